@@ -1,0 +1,1 @@
+"""Our Relax passes, one a file."""

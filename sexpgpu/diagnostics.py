@@ -1,0 +1,85 @@
+"""The error that carries a code to the user, and the report that gathers every fault of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field, frozen
+
+from .source import Span
+
+
+@frozen
+class Code:
+    """``summary`` is the docs heading; ``fix`` says what to do about it; ``exit`` is the process's exit status."""
+
+    name: str
+    summary: str
+    fix: str
+    exit: int = 1
+
+
+class UserError(Exception):
+    """The user's input is wrong, at ``span`` or, where there is no text to point at, at the file ``where``.
+
+    ``notes`` are other places of the same fault: (span, message) pairs. Everything else that is raised is our bug.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        span: Span | None,
+        message: str,
+        *notes: tuple[Span, str],
+        hint: str = "",
+        where: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.code, self.span, self.message, self.notes, self.hint = code, span, message, notes, hint
+        self.where = where or (span.place() if span else "")
+
+    def line(self) -> str:
+        """``error[CODE]: file:line:column: what (hint)``, always one line."""
+        where = f"{self.where}: " if self.where else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return printable(f"error[{self.code.name}]: {where}{self.message}{hint}")
+
+    def __str__(self) -> str:
+        """The line, then the source line with a caret, then every note in the same way."""
+        parts = [self.line()]
+        if self.span:
+            parts.append(indent(self.span.excerpt()))
+        for span, message in self.notes:
+            parts += [f"  note: {span.place()}: {message}", indent(span.excerpt())]
+        return "\n".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as data: places are 1-based line and column."""
+        out: dict[str, Any] = {"code": self.code.name, "message": self.message, "hint": self.hint, "where": self.where}
+        out["notes"] = [{"where": span.place(), "message": message} for span, message in self.notes]
+        return out
+
+
+def printable(text: str) -> str:
+    """``text`` on one line: control and format characters as escapes, so that no input can forge a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def indent(text: str) -> str:
+    return "\n".join("    " + line for line in text.replace("\t", " ").split("\n"))
+
+
+@define
+class Report:
+    """Every fault found so far. Code that finds one adds it and goes on where it can."""
+
+    errors: list[UserError] = field(factory=list)
+
+    def add(self, error: UserError) -> None:
+        """Keep ``error`` unless the same fault at the same place is there already."""
+        same = (error.code.name, error.where, error.message)
+        if all((e.code.name, e.where, e.message) != same for e in self.errors):
+            self.errors.append(error)
+
+    def __bool__(self) -> bool:
+        return bool(self.errors)

@@ -1,0 +1,7 @@
+"""The operator table: every family adds its rows on import."""
+
+from .spec import OPS, Op, cases
+
+__all__ = ["OPS", "Op", "cases"]
+
+from . import create, elementwise, index, linalg, logic, nn, random, reduce, shape  # noqa: E402, F401  (each fills OPS)

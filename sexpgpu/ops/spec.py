@@ -1,0 +1,130 @@
+"""What one operator is: a row. Rows are pure data; no heavy import is reachable from here.
+
+A column that needs a library is a function of that library's namespace, so a
+row can name ``r.exp`` without ``import tvm`` being anywhere in this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from attrs import field, frozen, validators
+
+from ..types import TensorType
+
+OPS: dict[str, Op] = {}
+
+# What a non-tensor argument may be; the tracer checks and converts by this word.
+KINDS = (
+    "int",  # a Python int
+    "number",  # int or float
+    "bool",
+    "ints",  # a vector or list of ints, or one int -> tuple[int, ...]
+    "shape",  # like ints, checked by types.check_shape
+    "dtype",  # a dtype keyword -> its name, "f32"
+    "data",  # a number, or nested vectors of numbers -> nested tuples
+)
+
+
+@frozen
+class Arg:
+    """One argument of an operator as the language calls it.
+
+    kind:     "tensor", "tensors" (the rest of the positional arguments, one or more) or one of KINDS
+    key:      given as ``:name value``, else by position
+    default:  REQUIRED, or the value when absent (a tensor argument may default to None: not given)
+    joins:    a tensor whose dtype must equal that of the operator's other joining tensors; a number given
+              there becomes a constant of that dtype. An index, condition or salt does not join.
+    number:   dtype that a bare number takes in a non-joining tensor argument (None: a number is refused)
+    """
+
+    name: str
+    kind: str
+    key: bool = False
+    default: Any = ...
+    joins: bool = True
+    number: str | None = None
+
+
+def tensor(name: str, **more: Any) -> Arg:
+    return Arg(name, "tensor", **more)
+
+
+def index(name: str, **more: Any) -> Arg:
+    """A tensor that does not join: ids, conditions, labels."""
+    return Arg(name, "tensor", joins=False, **more)
+
+
+def tensors(name: str) -> Arg:
+    return Arg(name, "tensors")
+
+
+def attr(name: str, kind: str, *default: Any) -> Arg:
+    """A positional non-tensor argument."""
+    return Arg(name, kind, default=default[0] if default else ...)
+
+
+def key(name: str, kind: str, *default: Any) -> Arg:
+    """A keyword non-tensor argument."""
+    return Arg(name, kind, key=True, default=default[0] if default else ...)
+
+
+@frozen
+class Op:
+    """One operator of the language.
+
+    A PRIMITIVE row has ``type`` and ``ref`` and ``relax``; a COMPOSITE row has ``expand`` and ``ref`` and is
+    rewritten in terms of other rows as it is built, so that no graph ever holds it.
+
+    args:    how the language calls it, in order
+    normal:  (types, attrs) -> attrs in normal form (axes counted from 0 and sorted, defaults made explicit)
+    type:    (*TensorType, **attrs) -> TensorType; TypeFault or ShapeFault tell the user what is wrong
+    ref:     (np, *arrays, **attrs) -> array; the meaning, and the oracle of every test
+    relax:   (r, *exprs, **attrs) -> relax.Expr; ``r`` is lowering's emitter namespace
+    vjp:     (b, dy, y, *xs, **attrs) -> one cotangent per input, None where there is none; the column is None where
+             no gradient exists, and ZERO_GRAD where it is zero everywhere (comparisons, argmax, floor)
+    number:  its meaning on plain numbers at trace time (Python's math); None where a tensor is needed
+    onnx:    (o, *names, **attrs) -> name, or None where ONNX has no such operator
+    expand:  (b, *xs, **attrs) -> Value
+    cases:   ((types, attrs), ...) inputs of the generated tests; a type is (dtype, shape) or (dtype, shape, low, high)
+             where values are drawn from [low, high)
+    grad_cases: like cases, for the gradient test; None: the float cases of ``cases``
+    tolerance: (rtol, atol) of Relax against ref, with the reason in a comment where it is not the default
+    """
+
+    name: str = field(validator=validators.matches_re(r"[a-z/=<+*-][a-z0-9=-]*"))
+    doc: str
+    group: str
+    args: tuple[Arg, ...]
+    ref: Callable[..., Any]
+    type: Callable[..., TensorType] | None = None
+    relax: Callable[..., Any] | None = None
+    vjp: Callable[..., Any] | None = None
+    normal: Callable[..., dict[str, Any]] | None = None
+    number: Callable[..., Any] | None = None
+    onnx: Callable[..., str] | None = None
+    expand: Callable[..., Any] | None = None
+    cases: tuple[Any, ...] = ()
+    grad_cases: tuple[Any, ...] | None = None
+    tolerance: tuple[float, float] = (2e-6, 2e-6)
+    internal: bool = False  # made by gradients and the simplifier only; no name in the language
+
+
+def ZERO_GRAD(b: Any, dy: Any, y: Any, *xs: Any, **attrs: Any) -> tuple[None, ...]:
+    """The gradient is zero everywhere it exists: no cotangent for any input."""
+    return (None,) * len(xs)
+
+
+def op(name: str, doc: str, **columns: Any) -> Op:
+    """Add a row; a name twice is a programming error."""
+    if name in OPS:
+        raise ValueError(f"operator {name!r} is declared twice")
+    OPS[name] = row = Op(name=name, doc=doc, **columns)
+    return row
+
+
+def cases() -> Iterator[tuple[Op, tuple[Any, ...]]]:
+    for row in OPS.values():
+        for case in row.cases:
+            yield row, case
