@@ -108,6 +108,7 @@ class Op:
     cases: tuple[Any, ...] = ()
     grad_cases: tuple[Any, ...] | None = None
     tolerance: tuple[float, float] = (2e-6, 2e-6)
+    folds: bool = False  # the language takes any number of operands and folds them from the left; the row takes two
     internal: bool = False  # made by gradients and the simplifier only; no name in the language
 
 

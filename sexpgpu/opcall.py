@@ -1,0 +1,224 @@
+"""Calling an operator row from the language: arguments bound to the row's, numbers made tensors, faults coded."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from . import codes
+from .diagnostics import UserError
+from .graph import Builder, GraphFull, Value
+from .ops import Op
+from .ops.spec import Arg
+from .source import Span
+from .types import DTYPES, ShapeFault, TypeFault, check_shape
+from .values import Call, Key, describe, is_number
+
+if TYPE_CHECKING:
+    from .trace import Tracer
+
+
+def signature(row: Op) -> str:
+    """``(sum x &key axes keepdims)``."""
+    place = " ".join(a.name + ("..." if a.kind == "tensors" else "") for a in row.args if not a.key)
+    keys = " ".join(a.name for a in row.args if a.key)
+    return f"({row.name} {place}{' &key ' + keys if keys else ''})".replace(" )", ")")
+
+
+def call_operator(t: Tracer, row: Op, call: Call) -> Any:
+    """The result of ``row`` on ``call``'s arguments: a number if all are numbers, else a tensor (or a tuple of them)."""
+    bound, spans = bind(row, call)
+    operands = [a for a in row.args if a.kind in ("tensor", "tensors")]
+    flat = [v for a in operands for v in listed(bound[a.name]) if v is not None]
+    if row.number and flat and all(is_number(v) or isinstance(v, bool) for v in flat):
+        return on_numbers(row, flat, bound, call.span)
+    attrs = {a.name: convert(a, bound[a.name], spans[a.name]) for a in row.args if a not in operands}
+    values = tensors(t.builder, row, operands, bound, spans, call.span)
+    return build(t.builder, row, values, attrs, call.span)
+
+
+def listed(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def bind(row: Op, call: Call) -> tuple[dict[str, Any], dict[str, Span]]:
+    """Argument names to values and places; defaults filled in."""
+    bound: dict[str, Any] = {}
+    spans: dict[str, Span] = {}
+    at = 0
+    for arg in (a for a in row.args if not a.key):
+        if arg.kind == "tensors":
+            end = next((i for i in range(at, len(call.args)) if isinstance(call.args[i], Key)), len(call.args))
+            if end > at:
+                bound[arg.name], spans[arg.name] = call.args[at:end], call.spans[at]
+            at = end
+        elif at < len(call.args) and (arg.default is ... or not starts_keywords(row, call.args[at])):
+            bound[arg.name], spans[arg.name] = call.args[at], call.spans[at]
+            at += 1
+    bind_keywords(row, call, at, bound, spans)
+    for arg in row.args:
+        if arg.name not in bound:
+            if arg.default is ...:
+                raise UserError(codes.CALL_COUNT, call.span, f"{row.name} needs {arg.name}", hint=signature(row))
+            bound[arg.name], spans[arg.name] = arg.default, call.span
+    return bound, spans
+
+
+def starts_keywords(row: Op, value: Any) -> bool:
+    return isinstance(value, Key) and any(a.key and a.name == value.name for a in row.args)
+
+
+def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: dict[str, Span]) -> None:
+    names = {a.name for a in row.args if a.key}
+    while at < len(call.args):
+        word = call.args[at]
+        if not isinstance(word, Key):
+            raise UserError(codes.CALL_COUNT, call.spans[at], f"{row.name} has too many arguments", hint=signature(row))
+        if word.name not in names:
+            raise UserError(codes.CALL_KEYWORD, call.spans[at], f"{row.name} does not take :{word.name}", hint=signature(row))
+        if at + 1 == len(call.args):
+            raise UserError(codes.CALL_KEYWORD, call.spans[at], f":{word.name} has no value", hint=signature(row))
+        if word.name in bound:
+            raise UserError(codes.FORM_DUPLICATE, call.spans[at], f":{word.name} is given twice",
+                            (spans[word.name], "it is given here first"))
+        bound[word.name], spans[word.name] = call.args[at + 1], call.spans[at + 1]
+        at += 2
+
+
+def on_numbers(row: Op, flat: list[Any], bound: dict[str, Any], span: Span) -> Any:
+    assert row.number
+    rest = [bound[a.name] for a in row.args if a.kind not in ("tensor", "tensors")]
+    try:
+        out = fold_numbers(row, flat) if row.folds else row.number(*flat, *rest)
+    except (ValueError, ZeroDivisionError, OverflowError, TypeError) as fault:
+        raise UserError(codes.CALL_VALUE, span, f"{row.name} of {', '.join(map(str, flat))}: {fault}") from None
+    if isinstance(out, complex) or (isinstance(out, float) and not math.isfinite(out)):
+        raise UserError(codes.CALL_VALUE, span, f"{row.name} of {', '.join(map(str, flat))} is not a finite number")
+    if isinstance(out, int) and not -(2**63) <= out < 2**63:
+        raise UserError(codes.CALL_VALUE, span, f"{row.name}: the integer does not fit 64 bits")
+    return out
+
+
+def fold_numbers(row: Op, flat: list[Any]) -> Any:
+    assert row.number
+    if len(flat) == 1:
+        return {"-": lambda x: -x, "/": lambda x: 1 / x}.get(row.name, lambda x: x)(flat[0])
+    out = flat[0]
+    for value in flat[1:]:
+        out = row.number(out, value)
+    return out
+
+
+def convert(arg: Arg, value: Any, span: Span) -> Any:
+    """A non-tensor argument in the form its kind asks for; None stays None where it is the default."""
+    if value is None and arg.default is None:
+        return None
+    made = CONVERT[arg.kind](value)
+    if made is None:
+        raise UserError(codes.CALL_VALUE, span, f"{arg.name} must be {WORDS[arg.kind]}, not {describe(value)}")
+    try:
+        return check_shape(made) if arg.kind == "shape" else made
+    except ShapeFault as fault:
+        raise UserError(codes.SHAPE_FIT, span, str(fault)) from None
+
+
+def an_int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def ints(value: Any) -> tuple[int, ...] | None:
+    out = tuple(map(an_int, listed(value)))
+    return None if any(v is None for v in out) else out  # type: ignore[return-value]
+
+
+def data(value: Any) -> Any:
+    if isinstance(value, tuple):
+        out = tuple(map(data, value))
+        return None if any(v is None for v in out) else out
+    return value if is_number(value) or isinstance(value, bool) else None
+
+
+CONVERT = {
+    "int": an_int,
+    "number": lambda v: v if is_number(v) else None,
+    "bool": lambda v: v if isinstance(v, bool) else None,
+    "ints": ints,
+    "shape": ints,
+    "dtype": lambda v: v.name if isinstance(v, Key) and v.name in DTYPES else None,
+    "data": data,
+}
+WORDS = {
+    "int": "an integer",
+    "number": "a number",
+    "bool": "true or false",
+    "ints": "an integer or a vector of integers",
+    "shape": "a vector of integers",
+    "dtype": f"a dtype ({' '.join(':' + d for d in DTYPES)})",
+    "data": "a number or nested vectors of numbers",
+}
+
+
+def tensors(b: Builder, row: Op, operands: list[Arg], bound: dict[str, Any], spans: dict[str, Span], span: Span) -> list[Value]:
+    """The tensor arguments in order; numbers take the joined dtype, or the one the argument states."""
+    b.span = span
+    joined = {v.type.dtype for a in operands if a.joins for v in listed(bound[a.name]) if isinstance(v, Value)}
+    out: list[Value] = []
+    for arg in operands:
+        for value in listed(bound[arg.name]):
+            if value is None and arg.default is None:
+                continue
+            dtype = (min(joined) if len(joined) == 1 else None) if arg.joins else arg.number
+            out.append(as_tensor(b, value, dtype, spans[arg.name], f"{row.name} needs a tensor for {arg.name}"))
+    return out
+
+
+def as_tensor(b: Builder, value: Any, dtype: str | None, span: Span, need: str) -> Value:
+    """``value`` as a tensor: itself, or a scalar of ``dtype`` for a number."""
+    if isinstance(value, Value):
+        return value
+    if isinstance(value, bool) and dtype in (None, "bool"):
+        return b.const(value, "bool")
+    if not is_number(value):
+        raise UserError(codes.TYPE_TENSOR, span, f"{need}, not {describe(value)}")
+    dtype = dtype or ("f32" if isinstance(value, float) else "i32")
+    return b.const(held(value, dtype, span), dtype)
+
+
+def held(value: int | float, dtype: str, span: Span) -> int | float:
+    """``value`` as a Python number of the dtype's kind, or E-TYPE-003 where the dtype cannot hold it."""
+    d = DTYPES[dtype]
+    if d.kind == "float":
+        limit = {"f32": 3.4028235677973366e38, "f16": 65520.0, "bf16": 3.3961775292304957e38, "f64": math.inf}[dtype]
+        if abs(value) >= limit:
+            raise UserError(codes.TYPE_NUMBER, span, f"{value} is too large for {dtype}")
+        return float(value)
+    low, high = (0, 2**d.bits) if d.kind == "uint" else (-(2 ** (d.bits - 1)), 2 ** (d.bits - 1))
+    if d.kind == "bool" or value != int(value) or not low <= value < high:
+        raise UserError(codes.TYPE_NUMBER, span, f"{value} cannot be held in {dtype}", hint="cast the tensor to a dtype that can")
+    return int(value)
+
+
+def build(b: Builder, row: Op, values: list[Value], attrs: dict[str, Any], span: Span) -> Any:
+    """The row's value, its faults as coded errors at ``span``."""
+    try:
+        if row.folds and len(values) != 2:
+            return fold(b, row, values)
+        return b(row.name, *values, **attrs)
+    except TypeFault as fault:
+        raise UserError(codes.TYPE_MIX, span, f"{row.name}: {fault}") from None
+    except ShapeFault as fault:
+        raise UserError(codes.SHAPE_FIT, span, f"{row.name}: {fault}") from None
+    except GraphFull as fault:
+        raise UserError(codes.FORM_LIMIT, span, str(fault)) from None
+
+
+def fold(b: Builder, row: Op, values: list[Value]) -> Value:
+    """``(+ a b c)`` from the left; ``(- x)`` is neg and ``(/ x)`` is 1/x, as in Common Lisp."""
+    if len(values) == 1:
+        if row.name == "-":
+            return b("neg", values[0])
+        return b("/", b.full(1, values[0].type), values[0]) if row.name == "/" else values[0]
+    out = values[0]
+    for value in values[1:]:
+        out = b(row.name, out, value)
+    return out

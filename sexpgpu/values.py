@@ -1,0 +1,182 @@
+"""What an expression can be at trace time: numbers, booleans, strings, None (nil), tuples (lists and vectors),
+and the classes here; a tensor is a graph.Value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+from .forms import Form
+from .graph import Value
+from .ops import Op
+from .source import Span
+
+if TYPE_CHECKING:
+    from .syntax import Params
+    from .trace import Tracer
+
+
+@frozen
+class Key:
+    """A keyword as a value; ``name`` is without the colon."""
+
+    name: str
+
+
+@frozen(eq=False)
+class Env:
+    """Local names, innermost first."""
+
+    names: Mapping[str, Any]
+    outer: Env | None = None
+
+    def find(self, name: str) -> Any:
+        """The value, or MISSING."""
+        env: Env | None = self
+        while env is not None:
+            if name in env.names:
+                return env.names[name]
+            env = env.outer
+        return MISSING
+
+    def all_names(self) -> Iterator[str]:
+        env: Env | None = self
+        while env is not None:
+            yield from env.names
+            env = env.outer
+
+
+@frozen(eq=False)
+class Scope:
+    """Where ``param`` declares: a path inside one model."""
+
+    model: Model
+    path: tuple[str, ...]
+
+    def name(self, leaf: str) -> str:
+        return "/".join((*self.path, leaf))
+
+
+@frozen(eq=False)
+class Closure:
+    """A lambda or defun. ``scope`` is the model scope it was made in, used when it is called outside that model."""
+
+    name: str
+    params: Params
+    body: tuple[Form, ...]
+    env: Env | None
+    scope: Scope | None
+    span: Span = field(repr=False)
+
+
+@frozen(eq=False)
+class Model:
+    """A defmodel; calling it enters its scope."""
+
+    name: str
+    params: Params
+    body: tuple[Form, ...]
+    is_frozen: bool
+    span: Span = field(repr=False)
+
+
+@frozen(eq=False)
+class Call:
+    """Arguments of one call, evaluated, each with its place."""
+
+    name: str
+    span: Span
+    args: tuple[Any, ...]
+    spans: tuple[Span, ...]
+
+
+@frozen(eq=False)
+class Builtin:
+    """A function of the language written in Python: ``least`` to ``most`` arguments (None: any number)."""
+
+    name: str
+    call: Callable[[Tracer, Call], Any]
+    least: int
+    most: int | None
+    signature: str
+    doc: str
+
+
+@frozen(eq=False)
+class Operator:
+    """A row of the operator table as a function."""
+
+    row: Op
+
+
+@frozen
+class Indices:
+    """``(indices N)``: a source of record numbers."""
+
+    count: int
+
+
+@frozen(eq=False)
+class Lookup:
+    """A batch or a ctx: names to values, made when they are first read.
+
+    ``read(name, span)`` gives the value, or MISSING where a name is absent but that is not an error (ctx).
+    """
+
+    title: str
+    read: Callable[[str, Span], Any]
+
+
+class Marker:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+MISSING = Marker("missing")
+POISON = Marker("poison")  # stands for a value whose fault was reported; what is made of it is poison too, silently
+
+FUNCTIONS = (Closure, Builtin, Operator, Model)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def describe(value: Any) -> str:
+    """What ``value`` is, for a message: ``f32[3 4]``, ``the number 3``, ``a function``."""
+    if isinstance(value, Value):
+        return str(value.type)
+    if value is None:
+        return "nil"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if is_number(value):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return f'the string "{value}"'
+    if isinstance(value, Key):
+        return f":{value.name}"
+    if isinstance(value, tuple):
+        return f"a list of {len(value)}"
+    if isinstance(value, Model):
+        return f"the model {value.name}"
+    if isinstance(value, FUNCTIONS):
+        return "a function"
+    if isinstance(value, Lookup):
+        return value.title
+    return f"(indices {value.count})" if isinstance(value, Indices) else repr(value)
+
+
+def plist(value: Any) -> dict[str, Any] | None:
+    """A plist as a dict in order, or None where ``value`` is not one: keywords and values in turn, no key twice."""
+    if not isinstance(value, tuple) or len(value) % 2:
+        return None
+    keys, values = value[::2], value[1::2]
+    if not all(isinstance(k, Key) for k in keys) or len(set(keys)) < len(keys):
+        return None
+    return dict(zip((k.name for k in keys), values, strict=True))
