@@ -16,6 +16,7 @@ from sexpgpu.graph import Graph, Value
 from sexpgpu.ops import OPS
 from sexpgpu.types import DTYPES, TensorType
 
+from .composed import COMPOSED
 from .kernels import KERNELS
 
 OURS = {dtype.numpy: name for name, dtype in DTYPES.items()}
@@ -51,8 +52,14 @@ class Namespace:
         return OURS[_dtype_text(self._typed(x).ty)]
 
     def kernel(self, name: str, *args: relax.Expr, **attrs: Any) -> relax.Expr:
-        """The tensor program ``name`` of KERNELS on ``args``; it is told ``out`` and ``attrs``."""
-        program, out = KERNELS[name], self.out
+        """The kernel ``name`` on ``args``: a tensor program of KERNELS, or a function of COMPOSED around one."""
+        if name in COMPOSED:
+            return COMPOSED[name](self, *args, **attrs)
+        return self.program(name, self.out, *args, **attrs)
+
+    def program(self, name: str, out: TensorType, *args: relax.Expr, **attrs: Any) -> relax.Expr:
+        """The tensor program ``name`` of KERNELS on ``args``; it is told ``out``, its result's type, and ``attrs``."""
+        program = KERNELS[name]
 
         def te(*tensors: Any) -> Any:
             return program(*tensors, out=out, **attrs)

@@ -6,6 +6,7 @@ that is being emitted. Every sum runs in one fixed order, so the bits of a resul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,95 @@ def kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return add
 
 
+def dims(out: TensorType) -> tuple[Any, ...]:
+    """The shape as TVM's own programs have it, with 64-bit sizes; mixed widths do not fuse."""
+    return tuple(tirx.const(n, "int64") for n in out.shape)
+
+
 @kernel("copy")
 def copy(x: te.Tensor, out: TensorType) -> te.Tensor:
     """``x`` in new memory."""
     return te.compute(x.shape, lambda *i: x(*i), "copy")
+
+
+@kernel("matmul")
+def matmul(a: te.Tensor, b: te.Tensor, out: TensorType, ta: bool = False, tb: bool = False) -> te.Tensor:
+    """[.., m, k] x [.., k, n] -> [.., m, n] with leading axes broadcast; ``ta`` reads a as [.., k, m], ``tb`` b as
+    [.., n, k]. Products and sums are in ``out``'s dtype, k ascending."""
+    acc = DTYPES[out.dtype].numpy
+    k = te.reduce_axis((0, a.shape[-2] if ta else a.shape[-1]), "k")
+
+    def product(*at: Any) -> Any:
+        *lead, i, j = at
+        left = a(*_lead(a, lead), *((k, i) if ta else (i, k)))
+        right = b(*_lead(b, lead), *((j, k) if tb else (k, j)))
+        return te.sum(left.astype(acc) * right.astype(acc), axis=k)
+
+    return te.compute(dims(out), product, "matmul")
+
+
+def _lead(x: te.Tensor, lead: list[Any]) -> list[Any]:
+    """The leading indices of ``x``, which may have fewer leading axes than the result, or axes of one element."""
+    own = len(x.shape) - 2
+    used = lead[len(lead) - own :]
+    return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(x.shape, used, strict=False)]
+
+
+PHILOX_ROUNDS = 10
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+LOW = 0xFFFFFFFF
+
+
+@kernel("philox")
+def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) -> te.Tensor:
+    """Philox4x32-10 (Salmon et al., SC 2011): element e of the flat result is word e % 4 of the block of counter
+    (e // 4, place, salt's low word, salt's high word) under the key ``seed``.
+
+    seed: u32[2], salt: i64[], place: u32[1]. The place is a tensor so that all draws of a shape share one kernel.
+    """
+    strides = [math.prod(out.shape[n + 1 :]) for n in range(out.rank)]
+
+    def word(*at: Any) -> Any:
+        flat = sum((i * n for i, n in zip(at, strides, strict=True)), tirx.const(0, "int64"))
+        block, names = _philox_block(_low(flat.astype("uint64") >> _u64(2)), seed, salt().astype("uint64"), place[0])
+        which = flat % 4
+        y = block[3]
+        for n in (2, 1, 0):
+            y = tirx.Select(which == n, block[n], y)
+        for name, value in reversed(names):
+            y = tirx.Let(name, value, y)
+        return y
+
+    return te.compute(dims(out), word, "philox")
+
+
+def _philox_block(index: Any, seed: te.Tensor, salt: Any, place: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """The four words of one counter, and the names they use, each with its value: a round uses every word of the
+    one before it twice, so without names the expression would grow as 2^rounds."""
+    names: list[tuple[Any, Any]] = []
+
+    def name(value: Any) -> Any:
+        names.append((tirx.Var(f"x{len(names)}", value.ty), value))
+        return names[-1][0]
+
+    c = [name(x) for x in (index, place, _low(salt), _low(salt >> _u64(32)))]
+    for n in range(PHILOX_ROUNDS):
+        # n * weyl is added to the key at once: repeated u32 additions are what TVM's simplifier cannot fold
+        k = [name(_low(seed[i].astype("uint64") + _u64(n * w & LOW))) for i, w in enumerate(PHILOX_WEYL)]
+        p, q = (name(c[i].astype("uint64") * _u64(m)) for i, m in zip((0, 2), PHILOX_MULTIPLIERS, strict=True))
+        c = [name(x) for x in (_high(q) ^ c[1] ^ k[0], _low(q), _high(p) ^ c[3] ^ k[1], _low(p))]
+    return c, names
+
+
+def _u64(number: int) -> Any:
+    return tirx.const(number, "uint64")
+
+
+def _low(x: Any) -> Any:
+    """The low 32 bits. Masked before the cast: TVM's simplifier fails on a u32 cast of what it knows to be larger."""
+    return (x & _u64(LOW)).astype("uint32")
+
+
+def _high(x: Any) -> Any:
+    return (x >> _u64(32)).astype("uint32")
