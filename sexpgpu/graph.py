@@ -77,6 +77,7 @@ class Builder:
         self.span: Span | None = None
         self.region = 0
         self.count = 0
+        self.evaluating = False  # a pass: dropout is the identity
 
     def input(self, name: str, type: TensorType) -> Value:
         return Value("", (), {}, type, name, self.span)

@@ -140,6 +140,8 @@ class Marker:
 MISSING = Marker("missing")
 POISON = Marker("poison")  # stands for a value whose fault was reported; what is made of it is poison too, silently
 
+BUILTINS: dict[str, Builtin] = {}  # filled by builtins.py
+
 FUNCTIONS = (Closure, Builtin, Operator, Model)
 
 

@@ -1,0 +1,161 @@
+"""The update graph (the optimizer, once a step) and the init graph (parameters and optimizer state from the seed)."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+from attrs import frozen
+
+from . import codes
+from .builtins import initial
+from .diagnostics import UserError
+from .graph import Value
+from .settings import Settings
+from .source import Span
+from .trace import Tracer, World
+from .training import TrainGraph, check_plist, ctx, known_counters
+from .types import TensorType
+from .values import FUNCTIONS, POISON, Key, describe, is_number, plist
+
+KEYS = ("state", "update", "clip-norm", "rate", "groups")
+
+
+@frozen
+class OptimizerEntry:
+    """One tensor of optimizer state, ``PARAMETER/key``."""
+
+    parameter: str
+    key: str
+    type: TensorType
+
+    @property
+    def name(self) -> str:
+        return f"{self.parameter}/{self.key}"
+
+
+@frozen(eq=False)
+class UpdateGraph(TrainGraph):
+    entries: tuple[OptimizerEntry, ...] = ()
+
+
+def trace_update(world: World, settings: Settings, train: TrainGraph) -> UpdateGraph:
+    """param, optimizer and gradient ports to the next param and optimizer, with grad_norm and, if stated, lr.
+
+    Gradients are scaled by 1/microbatches, then by min(1, clip / norm). A norm that is not finite leaves everything as
+    it was: the runner sees it in grad_norm and stops with the state of the last finished step.
+    """
+    t = Tracer(world, "update", "update")
+    world.counters = train.counters
+    top = world.run.optimizer
+    assert top
+    span = top.body[0].span
+    whole = check_optimizer(t.evaluate(top.body[0], None), span)
+    context = ctx(t, known_counters(t, world))
+    grads, norm = scaled_gradients(t, settings, train, whole, span)
+    finite = t.builder("<", norm, t.builder.const(float("inf"), "f32"))
+    outputs: list[tuple[str, str, Value]] = []
+    entries: list[OptimizerEntry] = []
+    for name in train.trained:
+        own = group_of(whole, name, span)
+        state, following = update_one(t, own, name, grads[name], context, span)
+        entries += [OptimizerEntry(name, k, v.type) for k, v in state.items()]
+        old = {("param", name): t.inputs["param", name], **{("optimizer", f"{name}/{k}"): v for k, v in state.items()}}
+        outputs += [(kind, n, t.builder("where", finite, following[kind, n], v)) for (kind, n), v in old.items()]
+    metrics = [("metric", "grad_norm", norm)]
+    if whole.get("rate") is not None:
+        metrics.append(("metric", "lr", rate(t, whole["rate"], context, span)))
+    return UpdateGraph(t, (*metrics, *outputs), train.trained, entries=tuple(entries))
+
+
+def check_optimizer(value: Any, span: Span) -> dict[str, Any]:
+    """An optimizer value as a dict: a plist of :state and :update, functions, and optional keys."""
+    made = plist(value) or {}
+    if not isinstance(made.get("state"), FUNCTIONS) or not isinstance(made.get("update"), FUNCTIONS):
+        raise UserError(codes.CONTRACT_OPTIMIZER, span, f"an optimizer is a plist with the functions :state and :update, not {describe(value)}")
+    for key in made:
+        if key not in KEYS:
+            raise UserError(codes.CONTRACT_OPTIMIZER, span, f"an optimizer has no :{key}", hint="its keys are " + " ".join(f":{k}" for k in KEYS))
+    clip = made.get("clip-norm")
+    if clip is not None and not (is_number(clip) and clip > 0):
+        raise UserError(codes.CONTRACT_OPTIMIZER, span, f":clip-norm must be a number above 0, not {describe(clip)}")
+    return made
+
+
+def group_of(whole: dict[str, Any], name: str, span: Span) -> dict[str, Any]:
+    """The optimizer of the first group whose :match pattern fits the parameter's name, or the whole run's."""
+    for group in whole.get("groups") or ():
+        entry = plist(group) or {}
+        if not isinstance(entry.get("match"), str) or "optimizer" not in entry:
+            raise UserError(codes.CONTRACT_OPTIMIZER, span, '"groups" holds plists of :match "pattern" and :optimizer')
+        if fnmatch.fnmatchcase(name, entry["match"]):
+            return check_optimizer(entry["optimizer"], span)
+    return whole
+
+
+def scaled_gradients(t: Tracer, settings: Settings, train: TrainGraph, whole: dict[str, Any], span: Span) -> tuple[dict[str, Value], Value]:
+    """Mean gradients over the microbatches, clipped; and their norm before clipping, sqrt of the sum of squares."""
+    b, types = t.builder, {n: t.world.parameters.found[n].type for n in train.trained}
+    b.span = span
+    grads = {n: t.port("gradient", n, types[n]) for n in train.trained}
+    if settings.microbatches > 1:
+        grads = {n: b("*", g, b.const(1.0 / settings.microbatches, "f32")) for n, g in grads.items()}
+    total = b.const(0.0, "f32")
+    for g in grads.values():
+        total = b("+", total, b("sum", b("*", g, g), axes=tuple(range(g.type.rank)), keepdims=False))
+    norm = b("sqrt", total)
+    clip = whole.get("clip-norm")
+    if clip is not None:
+        scale = b("min", b.const(1.0, "f32"), b("/", b.const(float(clip), "f32"), b("max", norm, b.const(1e-12, "f32"))))
+        grads = {n: b("*", g, scale) for n, g in grads.items()}
+    return grads, norm
+
+
+def update_one(t: Tracer, own: dict[str, Any], name: str, grad: Value, context: Any, span: Span):
+    """The state ports of one parameter, and its next values by (kind, name)."""
+    type = t.world.parameters.found[name].type
+    param = t.port("param", name, type)
+    state = {k: t.port("optimizer", f"{name}/{k}", v.type) for k, v in first_state(t.world, own, param, span).items()}
+    given = tuple(x for k, v in state.items() for x in (Key(k), v))
+    value = t.call(own["update"], param, grad, given, context, span=span)
+    entries = check_plist(value, codes.CONTRACT_OPTIMIZER, ":update", span)
+    want = {"param": type, **{k: v.type for k, v in state.items()}}
+    got = {k: v.type for k, v in entries.items()}
+    if value is not POISON and got != want:
+        shown = ", ".join(f":{k} {v}" for k, v in got.items())
+        raise UserError(codes.CONTRACT_OPTIMIZER, span, f":update of {name} returns {shown}; it must return " + ", ".join(f":{k} {v}" for k, v in want.items()))
+    following = {("param" if k == "param" else "optimizer", name if k == "param" else f"{name}/{k}"): v for k, v in entries.items()}
+    return state, following
+
+
+def first_state(world: World, own: dict[str, Any], param: Value, span: Span, tracer: Tracer | None = None) -> dict[str, Value]:
+    """What ``:state`` gives for a parameter, traced alone (for its types) or into ``tracer``."""
+    t = tracer or Tracer(world, "optimizer.state", "init")
+    return check_plist(t.call(own["state"], param, span=span), codes.CONTRACT_OPTIMIZER, ":state", span)
+
+
+def rate(t: Tracer, value: Any, context: Any, span: Span) -> Value:
+    made = t.call(value, context, span=span) if isinstance(value, FUNCTIONS) else value
+    if is_number(made):
+        return t.builder.const(float(made), "f32")
+    if not isinstance(made, Value) or made.type != TensorType((), "f32"):
+        raise UserError(codes.CONTRACT_RATE, span, f"the learning rate is {describe(made)}, not a number or a scalar f32")
+    return made
+
+
+def trace_init(world: World, entries: tuple[OptimizerEntry, ...]) -> TrainGraph:
+    """seed -> every parameter and every optimizer entry."""
+    t = Tracer(world, "init", "init")
+    values: dict[str, Value] = {}
+    outputs: list[tuple[str, str, Value]] = []
+    for name in sorted(world.parameters.found):
+        own = Tracer(world, f"param/{name}", "init", inputs=t.inputs)
+        values[name] = initial(world, world.parameters.found[name], own)
+        outputs.append(("param", name, values[name]))
+    assert world.run.optimizer
+    form = world.run.optimizer.body[0]
+    whole = check_optimizer(t.evaluate(form, None), form.span)
+    for name in dict.fromkeys(e.parameter for e in entries):
+        state = first_state(world, group_of(whole, name, form.span), values[name], form.span, t)
+        outputs += [("optimizer", f"{name}/{k}", v) for k, v in state.items()]
+    return TrainGraph(t, tuple(outputs))

@@ -1,0 +1,155 @@
+"""Phases: the graphs of a step, each a pure function of named ports. The last thing that knows no TVM.
+
+A run is: init once; then for each microbatch generate.init, generate.step x trips, generate.finish, train; then update
+once a step; eval.NAME for each pass. ``trace_run`` makes them all from a RunFile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from attrs import frozen
+
+from .bounds import field_bounds
+from .diagnostics import Report
+from .generate import Generator, trace_generator
+from .graph import Graph, Value
+from .identity import identity
+from .optimize import OptimizerEntry, trace_init, trace_update
+from .parameters import Parameter
+from .runfile import RunFile
+from .settings import Loader, Pass, Reader, Settings, read_settings
+from .simplify import simplify
+from .trace import Tracer, World
+from .training import TrainGraph, trace_pass, trace_train
+from .types import TensorType
+from .verify import verify
+
+PORT_KINDS = ("param", "optimizer", "gradient", "field", "generated", "state", "trip", "ctx", "counter", "seed", "metric", "diagnostic")
+
+
+@frozen
+class Port:
+    """One argument or result of a phase; ``kind`` is one of PORT_KINDS."""
+
+    kind: str
+    name: str
+    type: TensorType
+
+
+@frozen(eq=False)
+class Phase:
+    """``in_place``: (output, input) pairs; the compiler writes that output into that input's memory where it can."""
+
+    name: str
+    graph: Graph
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    in_place: tuple[tuple[int, int], ...]
+
+    @property
+    def function(self) -> str:
+        """Its symbol in the library."""
+        return re.sub(r"[^A-Za-z0-9]", "_", self.name)
+
+
+@frozen(eq=False)
+class Plan:
+    """A checked run: everything that the compiler, the interpreter and the manifest need.
+
+    ``bounds``: (loader, field) -> (low, high), what an integer field must satisfy, low <= x < high, so that no look-up
+    leaves its table. ``evaluates``: pass name -> whether the generator runs on its batches.
+    """
+
+    run: RunFile
+    settings: Settings
+    phases: tuple[Phase, ...]
+    trips: int | None
+    generated: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    optimizer: tuple[OptimizerEntry, ...]
+    evaluates: dict[str, bool]
+    bounds: dict[tuple[str, str], tuple[int, int]]
+    identity: dict[str, str]
+    diagnostics: tuple[str, ...]
+
+    def phase(self, name: str) -> Phase:
+        return next(p for p in self.phases if p.name == name)
+
+
+def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> Plan | None:
+    """The plan of a run, or None with every fault in ``report``. ``diagnostics``: names to keep beside the run's own."""
+    world = World(run, report)
+    settings = read_settings(world)
+    if settings is None:
+        return None
+    kept = tuple(dict.fromkeys((*settings.diagnostics, *diagnostics)))
+    reader = Reader(world)
+    generator = reader.attempt(trace_generator, reader, settings) if run.generate else Generator(None, {}, ())
+    train = reader.attempt(trace_train, world, settings, generator.made, kept) if generator else None
+    passes = {p.name: reader.attempt(trace_pass, world, settings, p, generator.made, kept) for p in settings.passes} if generator else {}
+    updates = reader.attempt(trace_update, world, settings, train) if train else None
+    init = reader.attempt(trace_init, world, updates.entries) if updates else None
+    if report or not (generator and train and updates and init):
+        return None
+    graphs = [("init", init), *generator.phases, ("train", train), ("update", updates), *((f"eval.{n}", g) for n, g in passes.items())]
+    phases = tuple(finish(name, graph) for name, graph in graphs)
+    return Plan(
+        run, settings, phases, generator.trips, tuple(generator.made), tuple(sorted_parameters(world, init)), updates.entries,
+        {n: bool(g.runs_generator) for n, g in passes.items()},
+        loader_bounds(phases, settings, settings.passes), identity(run), kept,
+    )
+
+
+def sorted_parameters(world: World, init: TrainGraph) -> list[Parameter]:
+    return [world.parameters.found[n] for n in sorted(world.parameters.found)]
+
+
+def finish(name: str, made: TrainGraph) -> Phase:
+    """A traced graph simplified and verified, its unused inputs dropped, its ports in their fixed order."""
+    t, outputs = made.tracer, made.outputs
+    keys = sorted(t.inputs, key=lambda k: (PORT_KINDS.index(k[0]), k[1]))
+    symbol = re.sub(r"[^A-Za-z0-9]", "_", name)
+    graph = Graph(symbol, tuple(t.inputs[k] for k in keys), tuple((f"{kind}:{n}", v) for kind, n, v in outputs))
+    verify(graph, f"tracing {name}")
+    graph = simplify(graph)
+    verify(graph, f"simplifying {name}")
+    needed = used(graph)
+    kept = [(k, v) for k, v in zip(keys, graph.inputs, strict=True) if v in needed]
+    graph = Graph(symbol, tuple(v for _, v in kept), graph.outputs)
+    inputs = tuple(Port(k[0], k[1], v.type) for k, v in kept)
+    ports = tuple(Port(kind, n, v.type) for (kind, n, _), (_, v) in zip(outputs, graph.outputs, strict=True))
+    return Phase(name, graph, inputs, ports, pairs(inputs, ports) if name in ("train", "update") else ())
+
+
+def used(graph: Graph) -> set[Value]:
+    return set(Graph("", (), graph.outputs).values())
+
+
+def pairs(inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> tuple[tuple[int, int], ...]:
+    """Outputs that replace an input of the same kind and name."""
+    at = {(p.kind, p.name): i for i, p in enumerate(inputs) if p.kind in ("param", "optimizer", "gradient")}
+    return tuple((o, at[(p.kind, p.name)]) for o, p in enumerate(outputs) if (p.kind, p.name) in at)
+
+
+def loader_bounds(phases: tuple[Phase, ...], settings: Settings, passes: tuple[Pass, ...]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Bounds by loader: what train and the generator ask of the training loaders, and each pass of its own."""
+    by_name = {p.name: p for p in phases}
+    generator = [p for n, p in by_name.items() if n.startswith("generate.")]
+    out: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def ask(loader: Loader, phases: list[Phase]) -> None:
+        for name, (low, high) in field_bounds(phases).items():
+            if name in loader.fields:
+                old = out.get((loader.name, name), (low, high))
+                out[(loader.name, name)] = (max(low, old[0]), min(high, old[1]))
+
+    for stage in settings.stages:
+        ask(settings.loaders[stage.loader], [*generator, by_name["train"]])
+    for p in passes:
+        ask(settings.loaders[p.loader], [*generator, by_name[f"eval.{p.name}"]])
+    return out
+
+
+__all__ = ["Phase", "Plan", "Port", "Tracer", "trace_run"]

@@ -1,0 +1,250 @@
+"""The plain values of a run file: loaders, passes, stages and defrun's settings. No tensor is made here."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from attrs import frozen
+
+from . import codes
+from .diagnostics import UserError
+from .forms import Form, Keyword, Literal, Symbol
+from .runfile import RunFile, Top
+from .source import Span
+from .trace import Tracer, World
+from .types import DTYPES, ShapeFault, TensorType, check_shape
+from .values import Indices, Key, Model, describe
+
+MAX_COUNT = 2**31 - 1
+
+
+@frozen
+class Loader:
+    """``fields``: name -> type of one record. ``sources`` is empty where ``count`` record numbers are the data."""
+
+    name: str
+    sources: tuple[str, ...]
+    count: int | None
+    batch: int
+    fields: dict[str, TensorType]
+    shuffle: bool
+    epochs: int | None
+    embed: bool
+    span: Span
+
+    def batched(self) -> dict[str, TensorType]:
+        return {n: TensorType((self.batch, *t.shape), t.dtype) for n, t in self.fields.items()}
+
+    def same_batches(self, other: Loader) -> bool:
+        return self.fields == other.fields and self.batch == other.batch
+
+
+@frozen
+class Pass:
+    name: str
+    loader: str
+    every: int
+    batches: int | None
+    top: Top
+
+
+@frozen
+class Stage:
+    """``steps`` or ``records`` ends it; both None: it lasts to the end of the run."""
+
+    name: str
+    steps: int | None
+    records: int | None
+    loader: str
+
+
+@frozen
+class Settings:
+    """defrun's keywords; ``stages`` is one stage over the whole run where there is no curriculum."""
+
+    name: str
+    model: Model
+    loader: str
+    seed: int
+    steps: int
+    microbatches: int
+    precision: str
+    log_every: int
+    checkpoint_every: int
+    diagnostics: tuple[str, ...]
+    loaders: dict[str, Loader]
+    passes: tuple[Pass, ...]
+    stages: tuple[Stage, ...]
+
+
+class Reader:
+    """Keyword values of top-level forms, evaluated and checked."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.tracer = Tracer(world, "settings", "settings")
+
+    def value(self, top: Top, key: str, default: Any = None) -> Any:
+        return self.tracer.evaluate(top.keys[key], None) if key in top.keys else default
+
+    def integer(self, top: Top, key: str, default: int | None, least: int = 1, most: int = MAX_COUNT) -> int | None:
+        value = self.value(top, key, default)
+        if key in top.keys and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most):
+            raise wrong(top.keys[key], key, f"an integer from {least} to {most}", value)
+        return value
+
+    def flag(self, top: Top, key: str, default: bool) -> bool:
+        value = self.value(top, key, default)
+        if not isinstance(value, bool):
+            raise wrong(top.keys[key], key, "true or false", value)
+        return value
+
+    def attempt(self, make: Any, *args: Any) -> Any:
+        """``make(*args)``, or None with its fault in the report."""
+        try:
+            return make(*args)
+        except UserError as error:
+            self.world.report.add(error)
+            return None
+
+
+def wrong(form: Form, key: str, want: str, value: Any) -> UserError:
+    return UserError(codes.FORM_VALUE, form.span, f":{key} must be {want}, not {describe(value)}")
+
+
+def read_settings(world: World) -> Settings | None:
+    """Everything, or None with every fault in the report."""
+    reader, run = Reader(world), world.run
+    assert run.run
+    loaders = {n: reader.attempt(read_loader, reader, top) for n, top in run.loaders.items()}
+    passes = tuple(reader.attempt(read_pass, reader, top) for top in run.passes.values())
+    model = reader.attempt(read_model, reader, run)
+    made = reader.attempt(read_run, reader, run.run, model, loaders, passes)
+    return made if made and not world.report else None
+
+
+def read_model(reader: Reader, run: RunFile) -> Model:
+    assert run.run
+    form = run.run.keys["model"]
+    value = reader.tracer.evaluate(form, None)
+    if not isinstance(value, Model):
+        raise wrong(form, "model", "the name of a defmodel", value)
+    reader.world.model = value
+    return value
+
+
+def read_run(reader: Reader, top: Top, model: Any, loaders: Any, passes: Any) -> Settings:
+    steps = reader.integer(top, "steps", None)
+    loader = name_of(top.keys["loader"], "loader", loaders)
+    stages = read_stages(reader, loader, loaders)
+    planned = [s.steps for s in stages]
+    if steps is None and stages and all(planned):
+        steps = sum(n for n in planned if n)
+    if steps is None:
+        raise UserError(codes.FORM_MISSING, top.form.span, "defrun needs :steps, or a curriculum whose stages all have :steps")
+    precision = reader.value(top, "precision", Key("f32"))
+    if precision != Key("f32"):
+        raise wrong(top.keys["precision"], "precision", ":f32 (the one precision of this version)", precision)
+    diagnostics = reader.value(top, "diagnostics", ())
+    if not isinstance(diagnostics, tuple) or not all(isinstance(d, Key) for d in diagnostics):
+        raise wrong(top.keys["diagnostics"], "diagnostics", "a list of keywords", diagnostics)
+    seed = reader.integer(top, "seed", 0, 0, 2**63 - 1)
+    counts = [reader.integer(top, k, d) for k, d in (("microbatches", 1), ("log-every", 10), ("checkpoint-every", 100))]
+    assert top.name and seed is not None and all(counts)
+    return Settings(
+        top.name, model, loader, seed, steps, counts[0], "f32", counts[1], counts[2],  # type: ignore[arg-type]
+        tuple(d.name for d in diagnostics), loaders, passes,
+        stages or (Stage("run", None, None, loader),),
+    )
+
+
+def name_of(form: Form, key: str, known: dict[str, Any]) -> str:
+    if isinstance(form, Symbol) and form.name in known:
+        return form.name
+    name = form.name if isinstance(form, Symbol | Keyword) else "this"
+    close = difflib.get_close_matches(name, list(known), 1)
+    raise UserError(codes.NAME_UNKNOWN, form.span, f":{key} names {name}, which is not defined",
+                    hint=f"did you mean {close[0]}?" if close else "")
+
+
+def read_stages(reader: Reader, loader: str, loaders: dict[str, Any]) -> tuple[Stage, ...]:
+    top = reader.world.run.curriculum
+    if top is None:
+        return ()
+    out = []
+    for form in top.body:
+        stage = stage_top(form)
+        steps, records = (reader.integer(stage, k, None, 1, 2**62) for k in ("steps", "records"))
+        if (steps is None) == (records is None):
+            raise UserError(codes.FORM_MISSING, form.span, "a stage has either :steps or :records")
+        own = name_of(stage.keys["loader"], "loader", loaders) if "loader" in stage.keys else loader
+        if loaders[own] and loaders[loader] and not loaders[own].same_batches(loaders[loader]):
+            raise UserError(codes.FORM_VALUE, stage.keys["loader"].span, f"{own} has other fields or another batch size than {loader}")
+        out.append(Stage(str(stage.name), steps, records, own))
+    return tuple(out)
+
+
+def stage_top(form: Any) -> Top:
+    """``(stage NAME :steps N ...)`` as a Top; its shape was checked by syntax.py."""
+    items = form.items
+    keys = {k.name: v for k, v in zip(items[2::2], items[3::2], strict=True)}
+    return Top("stage", items[1].name, form, keys, None, ())
+
+
+def read_pass(reader: Reader, top: Top) -> Pass:
+    every = reader.integer(top, "every", None)
+    loader = name_of(top.keys["loader"], "loader", reader.world.run.loaders)
+    assert top.name and every
+    return Pass(top.name, loader, every, reader.integer(top, "batches", None), top)
+
+
+def read_loader(reader: Reader, top: Top) -> Loader:
+    source = reader.value(top, "source")
+    sources = (source,) if isinstance(source, str) else source
+    count = source.count if isinstance(source, Indices) else None
+    if count is None and not (isinstance(sources, tuple) and sources and all(isinstance(s, str) for s in sources)):
+        raise wrong(top.keys["source"], "source", "a path, a list of paths or (indices N)", source)
+    fields = read_fields(reader, top)
+    if count is not None and list(fields.values()) != [TensorType((), "i64")]:
+        raise UserError(codes.DATA_FIELD, top.keys["fields"].span, "(indices N) has one field, [] :i64")
+    batch = reader.integer(top, "batch", None)
+    if count is not None and batch and count < batch:
+        raise UserError(codes.DATA_SOURCE, top.keys["source"].span, f"a batch needs {batch} records and there are {count}")
+    embed = reader.flag(top, "embed", False)
+    shuffle = reader.flag(top, "shuffle", True)
+    assert top.name and batch
+    return Loader(top.name, () if count is not None else sources, count, batch, fields, shuffle,  # type: ignore[arg-type]
+                  reader.integer(top, "epochs", None), embed, top.form.span)
+
+
+def read_fields(reader: Reader, top: Top) -> dict[str, TensorType]:
+    """``(list :row [seq] :i32 :stride [] :i32)``: name, shape and dtype of one record, in turn."""
+    form = top.keys["fields"]
+    value = reader.tracer.evaluate(form, None)
+    triples = list(zip(value[::3], value[1::3], value[2::3], strict=False)) if isinstance(value, tuple) else []
+    if not triples or len(value) % 3:
+        raise wrong(form, "fields", "a list of :name [shape] :dtype, in turn", value)
+    out: dict[str, TensorType] = {}
+    for name, shape, dtype in triples:
+        if not (isinstance(name, Key) and isinstance(shape, tuple) and isinstance(dtype, Key) and dtype.name in DTYPES):
+            raise wrong(form, "fields", f"a list of :name [shape] :dtype ({' '.join(':' + d for d in DTYPES)}), in turn", value)
+        if name.name in out:
+            raise UserError(codes.FORM_DUPLICATE, form.span, f"the field :{name.name} is given twice")
+        try:
+            out[name.name] = TensorType(check_shape(shape), dtype.name)
+        except (ShapeFault, TypeError) as fault:
+            raise UserError(codes.SHAPE_FIT, form.span, f"the field :{name.name}: {fault}") from None
+    return out
+
+
+def trips_of(reader: Reader, top: Top) -> int:
+    """E-GEN-005 unless an integer of 1 or more."""
+    form = top.keys["trips"]
+    value = reader.tracer.evaluate(form, None)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+        raise UserError(codes.GEN_TRIPS, form.span, f":trips is {describe(value)}", hint=f"give an integer from 1 to {MAX_COUNT}")
+    return value
+
+
+__all__ = ["Literal", "Loader", "Pass", "Reader", "Settings", "Stage", "read_settings", "trips_of"]

@@ -1,0 +1,397 @@
+"""The evaluator: a lambda of the run file, called on symbolic tensors, makes the values of one graph.
+
+A fault inside a binding, an argument or a body form is reported and its value becomes POISON, so that one trace
+reports every independent fault of a body.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from . import codes
+from .diagnostics import Report, UserError
+from .draws import place
+from .forms import Form, Keyword, Literal, Seq, Symbol
+from .graph import Builder, Value
+from .opcall import call_operator
+from .ops import OPS
+from .parameters import Parameters
+from .source import Span
+from .syntax import Params, parse_params, split_body
+from .types import TensorType
+from .values import BUILTINS, MISSING, POISON, Builtin, Call, Closure, Env, Key, Model, Operator, Scope, describe
+
+if TYPE_CHECKING:
+    from .runfile import Definition, RunFile
+
+MAX_DEPTH = 1200  # nested evaluations: about five Python frames each, inside the limit that cli.py sets
+MAX_STEPS = 3_000_000  # evaluations in one graph
+
+
+@define(eq=False)
+class World:
+    """What all graphs of a run share."""
+
+    run: RunFile
+    report: Report
+    parameters: Parameters = field(factory=Parameters)
+    model: Model | None = None  # what defrun binds to `model`
+    counters: tuple[str, ...] = ()  # what prepare declared, once train is traced
+
+
+class TraceBuilder(Builder):
+    """A Builder whose draws are keyed by the run's seed and by ``form`` and the draw's ordinal in it."""
+
+    def __init__(self, seed: Callable[[], Value], form: str) -> None:
+        super().__init__()
+        self.seed, self.form, self.drawn = seed, form, 0
+
+    def draw(self, shape: tuple[int, ...], salt: Value | int) -> Value:
+        """u32 random bits of ``shape``; ``salt`` is an i64 scalar."""
+        salt = salt if isinstance(salt, Value) else self.const(salt, "i64")
+        self.drawn += 1
+        return self("random-bits", self.seed(), salt, shape=shape, place=place(self.form, self.drawn - 1))
+
+
+@define(eq=False)
+class Tracer:
+    """One graph in the making.
+
+    form:   what its draws are keyed by, and what messages call it ("generate.init")
+    role:   init, generate, prepare, objective, pass or update: what the body may do (builtins.py asks)
+    inputs: (kind, name) -> the graph's input, made when it is first read
+    """
+
+    world: World
+    form: str
+    role: str
+    inputs: dict[tuple[str, str], Value] = field(factory=dict)
+    metrics: dict[str, tuple[Value, Span]] = field(factory=dict)
+    diagnostics: dict[str, tuple[Value, Span]] = field(factory=dict)
+    counters: dict[str, tuple[Value, Span]] = field(factory=dict)
+    builder: TraceBuilder = field(init=False)
+    scope: Scope | None = None
+    globals: dict[str, Any] = field(factory=dict)
+    depth: int = 0
+    steps: int = 0
+    regions: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.builder = TraceBuilder(lambda: self.port("seed", "", TensorType((2,), "u32")), self.form)
+
+    # -- inputs and faults -------------------------------------------------------------------------------------
+
+    def port(self, kind: str, name: str, type: TensorType) -> Value:
+        """The graph's input of that kind and name."""
+        key = (kind, name)
+        if key not in self.inputs:
+            self.inputs[key] = self.builder.input(f"{kind}:{name}", type)
+        return self.inputs[key]
+
+    def attempt(self, form: Form, env: Env | None) -> Any:
+        """The form's value, or POISON with its fault in the report."""
+        try:
+            return self.evaluate(form, env)
+        except UserError as error:
+            self.world.report.add(error)
+            return POISON
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
+    def evaluate(self, form: Form, env: Env | None) -> Any:
+        if isinstance(form, Literal):
+            return form.value
+        if isinstance(form, Keyword):
+            return Key(form.name)
+        if isinstance(form, Symbol):
+            return self.lookup(form, env)
+        assert isinstance(form, Seq)
+        if self.depth > MAX_DEPTH or self.steps > MAX_STEPS:
+            what = "nests" if self.depth > MAX_DEPTH else "expands"
+            raise UserError(codes.FORM_LIMIT, form.span, f"evaluation {what} too far: does this call itself?")
+        self.depth += 1
+        self.steps += 1
+        try:
+            return self.evaluate_seq(form, env)
+        finally:
+            self.depth -= 1
+
+    def evaluate_seq(self, form: Seq, env: Env | None) -> Any:
+        if form.bracket == "[":
+            values = tuple(self.attempt(item, env) for item in form.items)
+            return POISON if POISON in values else values
+        if not form.items:
+            return ()
+        head, rest = form.items[0], form.items[1:]
+        if isinstance(head, Symbol) and head.name in SPECIAL and (env is None or env.find(head.name) is MISSING):
+            return SPECIAL[head.name](self, form, env)
+        function = self.evaluate(head, env)
+        args = tuple(self.attempt(item, env) for item in rest)
+        if function is POISON or any(a is POISON for a in args):
+            return POISON
+        name = head.name if isinstance(head, Symbol) else "the function"
+        return self.apply(function, Call(name, form.span, args, tuple(item.span for item in rest)))
+
+    def lookup(self, symbol: Symbol, env: Env | None) -> Any:
+        local = env.find(symbol.name) if env else MISSING
+        if local is not MISSING:
+            return local
+        if symbol.name not in self.globals:
+            self.globals[symbol.name] = self.resolve(symbol, env)
+        return self.globals[symbol.name]
+
+    def resolve(self, symbol: Symbol, env: Env | None) -> Any:
+        name = symbol.name
+        definition = self.world.run.definitions.get(name)
+        if definition and not (definition.prelude and (name in BUILTINS or name in OPS)):
+            return self.define(definition)
+        if name == "model" and self.world.model:
+            return self.world.model
+        if name in BUILTINS:
+            return BUILTINS[name]
+        if name in OPS and not OPS[name].internal:
+            return Operator(OPS[name])
+        known = {*self.world.run.definitions, *BUILTINS, *OPS, *SPECIAL, *(env.all_names() if env else ())}
+        close = difflib.get_close_matches(name, sorted(known), 1)
+        raise UserError(codes.NAME_UNKNOWN, symbol.span, f"{name} is not defined", hint=f"did you mean {close[0]}?" if close else "")
+
+    def define(self, definition: Definition) -> Any:
+        form = definition.form
+        if definition.kind == "defmodel":
+            return self.world.parameters.model(definition)
+        if definition.kind == "defun":
+            assert definition.params
+            return Closure(definition.name, definition.params, definition.body, None, None, form.span)
+        self.globals[definition.name] = POISON  # a def that needs itself
+        return self.attempt(definition.body[-1], None)
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def apply(self, function: Any, call: Call) -> Any:
+        """The value of ``function`` on the evaluated arguments of ``call``."""
+        self.builder.span = call.span
+        if isinstance(function, Operator):
+            return call_operator(self, function.row, call)
+        if isinstance(function, Builtin):
+            return self.apply_builtin(function, call)
+        if isinstance(function, Closure):
+            scope = function.scope
+            inside = self.scope is not None and scope is not None and self.scope.model is scope.model
+            return self.run_body(function, call, function.env, self.scope if scope is None or inside else scope)
+        if isinstance(function, Model):
+            return self.run_body(function, call, None, Scope(function, (function.name,)))
+        raise UserError(codes.CALL_FUNCTION, call.span, f"{call.name} is {describe(function)}, not a function")
+
+    def apply_builtin(self, function: Builtin, call: Call) -> Any:
+        n = len(call.args)
+        if n < function.least or (function.most is not None and n > function.most):
+            raise UserError(codes.CALL_COUNT, call.span, f"{function.name} got {n} arguments", hint=function.signature)
+        return function.call(self, call)
+
+    def run_body(self, function: Closure | Model, call: Call, env: Env | None, scope: Scope | None) -> Any:
+        local = self.bind(function, call, env)
+        with self.in_scope(scope):
+            return self.body(function.body, local)
+
+    def body(self, forms: Sequence[Form], env: Env | None) -> Any:
+        """Every form in turn; the value of the last."""
+        for form in forms[:-1]:
+            self.attempt(form, env)
+        return self.evaluate(forms[-1], env)
+
+    @contextmanager
+    def in_scope(self, scope: Scope | None):
+        kept, self.scope = self.scope, scope
+        try:
+            yield
+        finally:
+            self.scope = kept
+
+    def call(self, function: Any, *args: Any, span: Span) -> Any:
+        """``function`` called by the compiler itself, at ``span``."""
+        return self.apply(function, Call("the function", span, args, (span,) * len(args)))
+
+    def bind(self, function: Closure | Model, call: Call, env: Env | None) -> Env:
+        p, name = function.params, function.name or "lambda"
+        n = len(p.names)
+        if len(call.args) < n or (len(call.args) > n and not p.keys and p.rest is None):
+            raise UserError(codes.CALL_COUNT, call.span, f"{name} takes {n} arguments and got {len(call.args)}",
+                            (function.span, f"{name} is defined here"), hint=shown(name, p))
+        names: dict[str, Any] = {s.name: v for s, v in zip(p.names, call.args, strict=False)}
+        if p.rest is not None:
+            return Env({**names, p.rest.name: call.args[n:]}, env)
+        return self.bind_keys(p, names, call, n, name, env)
+
+    def bind_keys(self, p: Params, names: dict[str, Any], call: Call, at: int, name: str, env: Env | None) -> Env:
+        takes = {s.name for s, _ in p.keys}
+        while at < len(call.args):
+            word = call.args[at]
+            if not isinstance(word, Key) or word.name not in takes:
+                raise UserError(codes.CALL_KEYWORD, call.spans[at], f"{name} does not take {describe(word)}", hint=shown(name, p))
+            if at + 1 == len(call.args):
+                raise UserError(codes.CALL_KEYWORD, call.spans[at], f":{word.name} has no value", hint=shown(name, p))
+            if word.name in names:
+                raise UserError(codes.FORM_DUPLICATE, call.spans[at], f":{word.name} is given twice")
+            names[word.name] = call.args[at + 1]
+            at += 2
+        made = Env(dict(names), env)
+        for symbol, default in p.keys:
+            if symbol.name not in names:
+                value = self.evaluate(default, made) if default is not None else None
+                made = Env({symbol.name: value}, made)
+        return made
+
+
+def shown(name: str, p: Params) -> str:
+    """``(linear x name out &key bias init)``."""
+    keys = "".join(f" {s.name}" for s, _ in p.keys)
+    rest = f" &rest {p.rest.name}" if p.rest else ""
+    return f"({' '.join([name, *(s.name for s in p.names)])}{' &key' + keys if keys else ''}{rest})"
+
+
+# -- special forms: they choose what is evaluated; syntax.py has checked their shape ---------------------------------
+
+SPECIAL: dict[str, Callable[[Tracer, Seq, Env | None], Any]] = {}
+
+
+def special(name: str):
+    def add(function: Callable[[Tracer, Seq, Env | None], Any]):
+        SPECIAL[name] = function
+        return function
+
+    return add
+
+
+@special("let")
+def let(t: Tracer, form: Seq, env: Env | None) -> Any:
+    names = {s.name: t.attempt(value, env) for s, value in bindings(form)}
+    return t.body(split_body(form.items[2:])[1], Env(names, env))
+
+
+@special("let*")
+def let_star(t: Tracer, form: Seq, env: Env | None) -> Any:
+    for s, value in bindings(form):
+        env = Env({s.name: t.attempt(value, env)}, env)
+    return t.body(split_body(form.items[2:])[1], env)
+
+
+def bindings(form: Seq):
+    pairs = form.items[1]
+    assert isinstance(pairs, Seq)
+    for pair in pairs.items:
+        assert isinstance(pair, Seq) and isinstance(pair.items[0], Symbol)
+        yield pair.items[0], pair.items[1]
+
+
+@special("lambda")
+def lambda_(t: Tracer, form: Seq, env: Env | None) -> Any:
+    params = form.items[1]
+    assert isinstance(params, Seq)
+    return Closure("", parse_params(params), tuple(split_body(form.items[2:])[1]), env, t.scope, form.span)
+
+
+@special("if")
+def if_(t: Tracer, form: Seq, env: Env | None) -> Any:
+    chosen = truth(t, form.items[1], env)
+    if chosen is POISON:
+        return POISON
+    if chosen:
+        return t.evaluate(form.items[2], env)
+    return t.evaluate(form.items[3], env) if len(form.items) > 3 else None
+
+
+@special("cond")
+def cond(t: Tracer, form: Seq, env: Env | None) -> Any:
+    for clause in form.items[1:]:
+        assert isinstance(clause, Seq)
+        chosen = truth(t, clause.items[0], env)
+        if chosen is POISON:
+            return POISON
+        if chosen:
+            return t.body(clause.items[1:] or clause.items, env)
+    return None
+
+
+def truth(t: Tracer, form: Form, env: Env | None) -> Any:
+    """False for nil and false, True for all else; a tensor is refused, since the choice is made at trace time."""
+    value = t.evaluate(form, env)
+    if isinstance(value, Value):
+        raise UserError(codes.TYPE_CONDITION, form.span, f"the condition is a tensor, {value.type}",
+                        hint="choose per element with (where condition a b)")
+    return value if value is POISON else value is not None and value is not False
+
+
+@special("and")
+def and_(t: Tracer, form: Seq, env: Env | None) -> Any:
+    return logic(t, form, env, "and", stops=lambda v: v is None or v is False, empty=True)
+
+
+@special("or")
+def or_(t: Tracer, form: Seq, env: Env | None) -> Any:
+    return logic(t, form, env, "or", stops=lambda v: v is not None and v is not False, empty=None)
+
+
+def logic(t: Tracer, form: Seq, env: Env | None, name: str, stops: Callable[[Any], bool], empty: Any) -> Any:
+    """Short-circuits on plain values; from the first tensor on, the operator of the same name, per element."""
+    value: Any = empty
+    for item in form.items[1:]:
+        following = t.evaluate(item, env)
+        if following is POISON:
+            return POISON
+        if isinstance(value, Value) or (isinstance(following, Value) and isinstance(value, bool) and item is not form.items[1]):
+            value = t.apply(Operator(OPS[name]), Call(name, form.span, (value, following), (form.span, item.span)))
+        else:
+            value = following
+        if not isinstance(value, Value) and stops(value):
+            return value
+    return value
+
+
+@special("->")
+def thread(t: Tracer, form: Seq, env: Env | None) -> Any:
+    value = t.evaluate(form.items[1], env)
+    for stage in form.items[2:]:
+        head, rest = (stage.items[0], stage.items[1:]) if isinstance(stage, Seq) and stage.bracket == "(" else (stage, ())
+        name = head.name if isinstance(head, Symbol) else "the function"
+        function = t.evaluate(head, env)
+        args = (value, *(t.attempt(item, env) for item in rest))
+        if function is POISON or any(a is POISON for a in args):
+            return POISON
+        value = t.apply(function, Call(name, stage.span, args, (stage.span, *(item.span for item in rest))))
+    return value
+
+
+@special("scope")
+def scope(t: Tracer, form: Seq, env: Env | None) -> Any:
+    name = t.evaluate(form.items[1], env)
+    if t.scope is None:
+        raise UserError(codes.PARAM_SCOPE, form.span, "scope stands outside a model")
+    text = parameter_name(name, form.items[1].span)
+    with t.in_scope(Scope(t.scope.model, (*t.scope.path, text))):
+        return t.body(form.items[2:], env)
+
+
+def parameter_name(value: Any, span: Span) -> str:
+    """A keyword or string as one part of a parameter's name."""
+    text = value.name if isinstance(value, Key) else value
+    if not isinstance(text, str) or not text or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in text):
+        raise UserError(codes.CALL_VALUE, span, f"a name is a keyword or string of A-Z a-z 0-9 _ . -, not {describe(value)}")
+    return text
+
+
+@special("checkpoint")
+def checkpoint(t: Tracer, form: Seq, env: Env | None) -> Any:
+    t.regions += 1
+    kept, t.builder.region = t.builder.region, t.regions
+    try:
+        return t.body(form.items[1:], env)
+    finally:
+        t.builder.region = kept
+
+
+from . import builtins  # noqa: E402, F401  (fills BUILTINS; it needs this module's names)
