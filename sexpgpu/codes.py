@@ -29,7 +29,8 @@ READ_BYTES = code("E-READ-009", "the text is not valid UTF-8, or holds a NUL", "
 READ_CHARACTER = code("E-READ-010", "a character is not allowed here", "Remove it, or put it in a string.")
 READ_SIZE = code("E-READ-011", "a source is too large or not a regular file", "Name a text file of at most 16 MiB.")
 READ_SYNTAX = code("E-READ-012", "this Lisp syntax is not part of the language", "Write it with plain lists.")
-READ_INCLUDE = code("E-READ-013", "an include is wrong", "Include each file once, by a path that exists, without a cycle.")
+READ_INCLUDE = code("E-READ-013", "an include is wrong", "Include a file by a relative path that exists, without a cycle.")
+READ_LIMIT = code("E-READ-014", "a file holds too many data, or too long a string or name", "Split it, or move it to a data file.")
 
 FORM_KEYWORD = code("E-FORM-001", "a form does not take this keyword", "Use one of the form's keywords.")
 FORM_MISSING = code("E-FORM-002", "a form lacks a part it needs", "Add the part.")

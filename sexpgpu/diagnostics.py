@@ -8,6 +8,8 @@ from attrs import define, field, frozen
 
 from .source import Span
 
+MAX_FAULTS = 100  # a reader or checker stops at so many in one file: nobody reads more, and time stays bounded
+
 
 @frozen
 class Code:
@@ -65,8 +67,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def shorten(text: str, limit: int = 40) -> str:
+    """``text``, its middle left out when it is longer than ``limit`` characters."""
+    return text if len(text) <= limit else f"{text[: limit // 2]}...{text[-limit // 4 :]}"
+
+
 def indent(text: str) -> str:
-    return "\n".join("    " + line for line in text.replace("\t", " ").split("\n"))
+    """``text`` set in; characters a terminal would act on become one space or dot each, so that carets stay in place."""
+    text = text.replace("\t", " ")
+    return "\n".join("    " + "".join(c if c.isprintable() else "\u00b7" for c in line) for line in text.split("\n"))
 
 
 @define

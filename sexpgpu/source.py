@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+EXCERPT = 120  # characters of a line shown on each side of a place
+
 
 @frozen
 class Source:
@@ -32,8 +34,12 @@ class Span:
         return f"{self.source.name}:{line}:{column}"
 
     def excerpt(self) -> str:
-        """The first line the span touches, carets under the part inside it."""
-        line, column = self.line_column()
-        text = self.source.text.split("\n")[line - 1]
-        width = max(1, min(self.end - self.start, len(text) - column + 1))
-        return f"{text}\n{' ' * (column - 1)}{'^' * width}"
+        """The first line the span touches, carets under the part inside it; of a long line, the part around it."""
+        whole = self.source.text
+        begin = whole.rfind("\n", 0, self.start) + 1
+        stop = whole.find("\n", self.start)
+        stop = len(whole) if stop < 0 else stop
+        left, right = max(begin, self.start - EXCERPT), min(stop, self.start + EXCERPT)
+        carets = "^" * max(1, min(self.end, right) - self.start)
+        before, after = "..." * (left > begin), "..." * (right < stop)
+        return f"{before}{whole[left:right]}{after}\n{' ' * (len(before) + self.start - left)}{carets}"
