@@ -1,0 +1,115 @@
+"""What ``sexpgpu inspect`` and ``sexpgpu diff`` say of artifacts. Reads bytes only: never loads native code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from . import tarball
+from .manifest import Loader, Manifest, Phase, Port
+from .structure import plain
+
+
+def to_json(artifact: tarball.Artifact) -> dict[str, Any]:
+    """The hash and the whole manifest, as data."""
+    return {"hash": f"sha256:{artifact.hash}", "manifest": plain(artifact.manifest)}
+
+
+def describe(artifact: tarball.Artifact) -> str:
+    """A page for a reader: the run, its phases, loaders, memory, targets and members."""
+    m = artifact.manifest
+    lines = [f"artifact   sha256:{artifact.hash}", *_run(m)]
+    lines += ["phases"] + [f"  {_phase(p)}" for p in m.phases]
+    lines += ["loaders"] + [f"  {_loader(entry)}" for entry in m.loaders]
+    lines += ["memory"] + [f"  {key.removesuffix('_bytes'):11} {size(n)}" for key, n in plain(m.memory).items()]
+    lines += ["targets"] + [f"  {t.name}: {t.machine}, {' '.join(t.cpu_flags) or 'no special instructions'}" for t in m.targets]
+    lines += ["members"] + [f"  {f.sha256[:16]}  {f.size:>12}  {f.path}" for f in m.files]
+    return "\n".join(lines)
+
+
+def _run(m: Manifest) -> list[str]:
+    run, tools = m.run, m.toolchain
+    count = sum(_elements(p.shape) for p in m.parameters)
+    frozen = sum(_elements(p.shape) for p in m.parameters if p.frozen)
+    return [
+        f"run        {run.name}: {run.steps} steps of {run.microbatches} microbatches, {run.precision}, seed {run.seed}",
+        f"model      {count} parameters in {len(m.parameters)} tensors, {frozen} frozen",
+        f"toolchain  sexpgpu {tools.sexpgpu}, tvm {tools.tvm}, tvm-ffi {tools.tvm_ffi}, linker {tools.linker}",
+        "passes     " + (", ".join(f"{p.name} every {p.every} steps" for p in m.step.passes) or "none"),
+        "stages     " + ", ".join(f"{s.name} ({_stage(s.steps, s.records)}, {s.loader})" for s in m.step.stages),
+        "generator  " + ("none" if m.step.trips is None else f"{m.step.trips} trips, makes {' '.join(m.step.generated)}"),
+    ]
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    out = 1
+    for n in shape:
+        out *= n
+    return out
+
+
+def _stage(steps: int | None, records: int | None) -> str:
+    return f"{steps} steps" if steps else f"{records} records" if records else "to the end"
+
+
+def _phase(p: Phase) -> str:
+    def kinds(ports: tuple[Port, ...]) -> str:
+        counts: dict[str, int] = {}
+        for port in ports:
+            counts[port.kind] = counts.get(port.kind, 0) + 1
+        return ", ".join(f"{n} {kind}" for kind, n in counts.items()) or "nothing"
+
+    return f"{p.name}: {kinds(p.inputs)} -> {kinds(p.outputs)}; {size(p.memory_bytes)}"
+
+
+def _loader(entry: Loader) -> str:
+    what = f"{entry.count} indices" if entry.kind == "indices" else " ".join(entry.sources)
+    fields = ", ".join(f"{f.name} {f.dtype}[{' '.join(map(str, f.shape))}]" for f in entry.fields)
+    words = [f"batch {entry.batch}", "shuffled" if entry.shuffle else "in order"]
+    words += ["embedded"] * bool(entry.embedded) + ([f"{entry.epochs} epochs"] if entry.epochs else [])
+    return f"{entry.name}: {what} ({', '.join(words)}): {fields}"
+
+
+def size(n: int) -> str:
+    """``n`` bytes in the unit that reads best."""
+    value = float(n)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def diff(a: tarball.Artifact, b: tarball.Artifact) -> str | None:
+    """The first difference of two artifacts in words: a manifest key, or a member; None when they are one."""
+    if a.hash == b.hash:
+        return None
+    left, right = plain(a.manifest), plain(b.manifest)
+    files_a, files_b = ({f["path"]: f for f in side.pop("files")} for side in (left, right))
+    for name in sorted(files_a.keys() | files_b.keys()):
+        if name not in files_b or name not in files_a:
+            return f"member {name}: only in the {'first' if name in files_a else 'second'}"
+        if files_a[name] != files_b[name]:
+            return f"member {name}: {_where(a.read(name), b.read(name))}"
+    return next(_differences(left, right, "manifest"))
+
+
+def _where(a: bytes, b: bytes) -> str:
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return f"{len(a)} and {len(b)} bytes, first different at byte {at}"
+
+
+def _differences(a: Any, b: Any, at: str) -> Iterator[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted(a.keys() | b.keys()):
+            yield from _differences(a.get(key), b.get(key), f"{at}.{key}")
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from _differences(x, y, f"{at}[{i}]")
+    elif a != b:
+        yield f"{at}: {_short(a)} and {_short(b)}"
+
+
+def _short(value: Any) -> str:
+    text = f"{len(value)} entries" if isinstance(value, list) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,249 @@
+"""The manifest: all that the runner knows of a run. Canonical JSON both ways; its sha256 is the artifact's hash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from . import canonical
+from .errors import ART_MANIFEST, ART_VERSION, RunError
+from .structure import build, plain
+
+FORMAT = "sexpgpu-artifact"
+VERSION = 1
+
+
+@frozen
+class Toolchain:
+    """Versions of what made the code: part of the hash, since the bytes depend on them."""
+
+    sexpgpu: str
+    tvm: str
+    tvm_ffi: str
+    linker: str
+
+
+@frozen
+class Identity:
+    """sha256, in hex, of each component that decides the trajectory."""
+
+    language: str
+    model: str
+    data: str
+    prepare: str
+    objective: str
+    generate: str
+    optimizer: str
+    run: str
+
+
+@frozen
+class Run:
+    """``log_every`` and ``checkpoint_every`` count steps; None: only at the end."""
+
+    name: str
+    seed: int
+    steps: int
+    microbatches: int
+    precision: str
+    log_every: int | None
+    checkpoint_every: int | None
+    identity: Identity
+
+
+@frozen
+class Tensor:
+    """``shape`` in elements, outermost axis first; ``dtype`` a key of tensors.DTYPES."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@frozen
+class Parameter:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    frozen: bool
+
+
+@frozen
+class Port:
+    """One input or output of a phase: what it is (``kind``), which one (``name``), and its type."""
+
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.kind, self.name
+
+
+@frozen
+class Phase:
+    """``function`` is the symbol in the library. ``in_place``: (output, input) pairs that share memory."""
+
+    name: str
+    function: str
+    stack: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    in_place: tuple[tuple[int, int], ...]
+    memory_bytes: int
+
+
+@frozen
+class Pass:
+    """An evaluation: every ``every`` finished steps, over ``batches`` batches (None: all full ones)."""
+
+    name: str
+    loader: str
+    every: int
+    batches: int | None
+    generate: bool
+
+
+@frozen
+class Stage:
+    """A stretch of training: ``steps`` steps, or until it took ``records`` records; both None: to the end."""
+
+    name: str
+    steps: int | None
+    records: int | None
+    loader: str
+
+
+@frozen
+class Step:
+    """``trips`` of the generator a microbatch (None: no generator); ``stages`` in order, at least one."""
+
+    trips: int | None
+    generated: tuple[str, ...]
+    passes: tuple[Pass, ...]
+    stages: tuple[Stage, ...]
+    diagnostics: tuple[str, ...]
+
+
+@frozen
+class Field:
+    """One field of a record; an integer x of it must satisfy low <= x < high, where they are given."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    low: int | None
+    high: int | None
+
+
+@frozen
+class Loader:
+    """``kind`` is files or indices. ``sources`` are paths as written; ``embedded`` members stand in for them."""
+
+    name: str
+    kind: str
+    sources: tuple[str, ...]
+    embedded: tuple[str, ...]
+    count: int | None
+    batch: int
+    shuffle: bool
+    epochs: int | None
+    fields: tuple[Field, ...]
+
+
+@frozen
+class Memory:
+    """The memory plan, in bytes."""
+
+    parameters_bytes: int
+    optimizer_bytes: int
+    gradients_bytes: int
+    train_bytes: int
+    generation_bytes: int
+
+
+@frozen
+class Target:
+    """A library and what its machine must have: ``cpu_flags`` in the words of /proc/cpuinfo."""
+
+    name: str
+    library: str
+    machine: str
+    cpu_flags: tuple[str, ...]
+
+
+@frozen
+class Runtime:
+    library: str
+
+
+@frozen
+class File:
+    """A member: its path, its size in bytes and its sha256 in hex."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@frozen
+class Manifest:
+    toolchain: Toolchain
+    run: Run
+    parameters: tuple[Parameter, ...]
+    optimizer: tuple[Tensor, ...]
+    phases: tuple[Phase, ...]
+    step: Step
+    loaders: tuple[Loader, ...]
+    memory: Memory
+    targets: tuple[Target, ...]
+    runtime: Runtime
+    files: tuple[File, ...] = ()
+    format: str = field(default=FORMAT)
+    version: int = VERSION
+
+    def phase(self, name: str) -> Phase | None:
+        return next((p for p in self.phases if p.name == name), None)
+
+    def loader(self, name: str) -> Loader:
+        return next(entry for entry in self.loaders if entry.name == name)
+
+    def training_loaders(self) -> tuple[str, ...]:
+        """Names of the loaders that training reads, in order of first use."""
+        return tuple(dict.fromkeys(stage.loader for stage in self.step.stages))
+
+    def to_bytes(self) -> bytes:
+        return canonical.dumps(plain(self))
+
+    @staticmethod
+    def from_bytes(data: bytes, where: str = "") -> Manifest:
+        """The manifest of ``data``; E-ART-007 when it is malformed, E-ART-009 when it is of another version."""
+        return read(data, where)
+
+
+def read(data: bytes, where: str = "") -> Manifest:
+    """Strict reading: canonical bytes, known version, known keys, right types, and parts that fit together."""
+    from .contract import check
+
+    try:
+        value = canonical.loads_canonical(data)
+        _check_version(value, where)
+        manifest = build(Manifest, value)
+        check(manifest)
+    except canonical.Malformed as error:
+        raise RunError(ART_MANIFEST, str(error), where) from None
+    return manifest
+
+
+def _check_version(value: object, where: str) -> None:
+    if not isinstance(value, Mapping) or value.get("format") != FORMAT:
+        raise canonical.Malformed(f"the manifest's format is not {FORMAT}")
+    version = value.get("version")
+    if type(version) is not int or version < 1:
+        raise canonical.Malformed("the manifest's version is not a positive integer")
+    if version != VERSION:
+        hint = "install a newer sexpgpu-run" if version > VERSION else "build the artifact again"
+        raise RunError(ART_VERSION, f"the artifact's format is version {version}, this runner reads {VERSION}", where, hint)

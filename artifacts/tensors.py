@@ -1,0 +1,158 @@
+"""dtypes, aligned arrays, and safetensors bytes: our own header checks first, then the official library."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import canonical
+from .errors import ENV_PACKAGE, RunError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# our name -> (NumPy's name, safetensors' name, bytes an element)
+DTYPES: dict[str, tuple[str, str, int]] = {
+    "f32": ("float32", "F32", 4),
+    "bf16": ("bfloat16", "BF16", 2),
+    "f16": ("float16", "F16", 2),
+    "f64": ("float64", "F64", 8),
+    "i8": ("int8", "I8", 1),
+    "u8": ("uint8", "U8", 1),
+    "i32": ("int32", "I32", 4),
+    "u32": ("uint32", "U32", 4),
+    "i64": ("int64", "I64", 8),
+    "bool": ("bool", "BOOL", 1),
+}
+OF_NUMPY = {numpy: ours for ours, (numpy, _, _) in DTYPES.items()}
+OF_SAFETENSORS = {theirs: ours for ours, (_, theirs, _) in DTYPES.items()}
+FLOATS = ("f32", "bf16", "f16", "f64")
+ALIGNMENT = 64
+MAX_HEADER, MAX_TENSORS = 16 * 2**20, 100_000
+NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+
+
+class BadTensors(ValueError):
+    """The bytes are not a safetensors file that we take; the message is the user's."""
+
+
+def dtype(name: str) -> np.dtype:
+    """NumPy's dtype of our dtype ``name`` (ml_dtypes is imported only for bf16)."""
+    import numpy as np
+
+    if name == "bf16":
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise RunError(ENV_PACKAGE, f"bf16 needs ml_dtypes: {error}", hint="pip install ml_dtypes") from None
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(DTYPES[name][0])
+
+
+def dtype_name(array: np.ndarray) -> str:
+    """Our name of ``array``'s dtype, or NumPy's where we have none (a byte-swapped one has its own)."""
+    if array.dtype.byteorder == ">":
+        return str(array.dtype.str)
+    return OF_NUMPY.get(array.dtype.name, array.dtype.name)
+
+
+def aligned(shape: tuple[int, ...], name: str) -> np.ndarray:
+    """An uninitialised array of our dtype ``name`` whose data starts at a multiple of ALIGNMENT bytes."""
+    import numpy as np
+
+    nbytes = math.prod(shape) * DTYPES[name][2]
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype(name)).reshape(shape)
+
+
+def dump(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """The safetensors bytes of ``tensors``, in the official library's order, without metadata."""
+    import numpy as np
+
+    try:
+        from safetensors import serialize
+    except ImportError as error:
+        raise RunError(ENV_PACKAGE, f"safetensors cannot be imported: {error}", hint="pip install safetensors") from None
+    return bytes(serialize({
+        name: {"dtype": DTYPES[dtype_name(a)][0], "shape": list(a.shape), "data": np.ascontiguousarray(a).tobytes()}
+        for name, a in tensors.items()
+    }))
+
+
+def load(data: bytes) -> dict[str, np.ndarray]:
+    """name -> array of the safetensors ``data``; BadTensors when they are not whole and plain. The arrays are read-only."""
+    import numpy as np
+    from safetensors import SafetensorError, deserialize
+
+    check(data)
+    try:
+        entries = deserialize(data)
+    except SafetensorError as error:
+        raise BadTensors(f"not safetensors: {error}") from None
+    out = {}
+    for name, entry in entries:
+        kind = dtype(OF_SAFETENSORS[entry["dtype"]])
+        out[name] = np.frombuffer(entry["data"], kind).reshape(entry["shape"])
+    return out
+
+
+def check(data: bytes) -> dict[str, Any]:
+    """The header of ``data``, once every name, dtype, size and offset in it is right and the whole file is covered."""
+    header = parse_header(data)
+    spans = sorted(_span(name, entry) for name, entry in header.items())
+    at, end = 0, len(data) - 8 - struct.unpack_from("<Q", data)[0]
+    for start, stop, name in spans:
+        if start != at:
+            raise BadTensors(f"{name} {'overlaps another tensor' if start < at else 'leaves a hole before it'}")
+        at = stop
+    if at != end:
+        raise BadTensors(f"cut short: {end} data bytes of {at}" if end < at else f"{end - at} bytes after the last tensor")
+    return header
+
+
+def parse_header(data: bytes) -> dict[str, Any]:
+    """Tensor entries by name, without the metadata."""
+    if len(data) < 8:
+        raise BadTensors(f"{len(data)} bytes are too few for safetensors")
+    size = struct.unpack_from("<Q", data)[0]
+    if size > MAX_HEADER:
+        raise BadTensors(f"its header is {size} bytes; the limit is {MAX_HEADER}")
+    if size > len(data) - 8:
+        raise BadTensors(f"cut short: its header of {size} bytes ends after the file")
+    try:
+        header = canonical.loads(data[8 : 8 + size])
+    except canonical.Malformed as error:
+        raise BadTensors(f"its header: {error}") from None
+    if not isinstance(header, dict):
+        raise BadTensors("its header is not an object")
+    header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise BadTensors(f"{len(header)} tensors; the limit is {MAX_TENSORS}")
+    return header
+
+
+def _span(name: str, entry: Any) -> tuple[int, int, str]:
+    """(start, stop, name) of a header entry, its byte count agreeing with its dtype and shape."""
+    quoted = json.dumps(name[:80])
+    if not NAME.fullmatch(name) or ".." in name.split("/"):
+        raise BadTensors(f"the tensor name {quoted} is not allowed")
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise BadTensors(f"{quoted} does not have dtype, shape and data_offsets")
+    if not isinstance(entry["dtype"], str) or entry["dtype"] not in OF_SAFETENSORS:
+        raise BadTensors(f"{quoted} has the dtype {str(entry['dtype'])[:20]}, which is not read")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or len(shape) > 8:
+        raise BadTensors(f"{quoted} has a shape or offsets that are not natural numbers")
+    nbytes = math.prod(shape) * DTYPES[OF_SAFETENSORS[entry["dtype"]]][2]
+    if offsets[1] - offsets[0] != nbytes:
+        raise BadTensors(f"{quoted} takes {nbytes} bytes, its offsets give {offsets[1] - offsets[0]}")
+    return offsets[0], offsets[1], name
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
