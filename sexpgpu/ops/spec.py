@@ -93,7 +93,7 @@ class Op:
     tolerance: (rtol, atol) of Relax against ref, with the reason in a comment where it is not the default
     """
 
-    name: str = field(validator=validators.matches_re(r"[a-z/=<+*-][a-z0-9=-]*"))
+    name: str = field(validator=validators.matches_re(r"[a-z/=<>+*-][a-z0-9=-]*"))
     doc: str
     group: str
     args: tuple[Arg, ...]

@@ -1,0 +1,205 @@
+"""Elementwise operators of one argument. The float ones take every float dtype; f16 and bf16 are computed in f32."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..types import TensorType
+from .elementwise import X, rounded, wraps
+from .rules import FLOATS, NUMBERS, SIGNED, held, need, unary
+from .spec import ZERO_GRAD, attr, op
+
+FLOAT = unary(FLOATS, hint="cast it to a float dtype first")
+TOLERANCE = (4e-6, 2e-6)  # two library functions of a few units in the last place each
+F32, POSITIVE = ([("f32", (3, 5))], {}), ([("f32", (3, 5), 0.1, 4.0)], {})
+SCALAR, BF16 = ([("f32", ())], {}), ([("bf16", (3, 7))], {})
+F64 = ([("f64", (7,), 0.1, 0.9)], {})
+
+
+def stable_sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def clip_expand(b: Any, x: Any, lo: float, hi: float) -> Any:
+    return b("min", b("max", x, b.const(lo, x.type.dtype)), b.const(hi, x.type.dtype))
+
+
+def clip_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    need(NUMBERS, types[0])
+    return {name: held(attrs[name], types[0].dtype) for name in ("lo", "hi")}
+
+
+op("neg", "The negative of each element; also written `(- x)`. The smallest integer is its own negative.",
+   group="arithmetic", args=X, type=unary(SIGNED, hint="an unsigned integer has no negative: cast it"),
+   ref=lambda np, x: np.negative(x),
+   relax=lambda r, x: r.kernel("wrap-subtract", r.const(0, r.dtype(x)), x) if wraps(r.dtype(x)) else r.negative(x),
+   vjp=lambda b, dy, y, x: (b("neg", dy),),
+   number=lambda x: -x,
+   onnx=lambda o, x: o("Neg", x),
+   cases=(F32, SCALAR, BF16, ([("i32", (9,), -9, 9)], {}), ([("i8", (300,), -128, 128)], {}), ([("i64", ())], {})))
+
+op("abs", "The magnitude of each element. The smallest integer is its own magnitude; the gradient at 0 is 0.",
+   group="arithmetic", args=X, type=unary(SIGNED, hint="it has no negative values"),
+   ref=lambda np, x: np.abs(x),
+   relax=lambda r, x: r.kernel("abs", x),
+   vjp=lambda b, dy, y, x: (b("*", dy, b("sign", x)),),
+   number=lambda x: abs(x),
+   onnx=lambda o, x: o("Abs", x),
+   cases=(F32, SCALAR, BF16, ([("i32", (9,), -9, 9)], {}), ([("i8", (300,), -128, 128)], {}), ([("i64", (3,))], {})))
+
+op("sign", "-1, 0 or 1 as each element is below, at or above 0; NaN stays NaN. The gradient is 0.",
+   group="arithmetic", args=X, type=unary(SIGNED, hint="it has no negative values"),
+   ref=lambda np, x: np.sign(x),
+   relax=lambda r, x: r.kernel("sign", x),
+   vjp=ZERO_GRAD,
+   number=lambda x: (x > 0) - (x < 0),
+   onnx=lambda o, x: o("Sign", x),
+   cases=(F32, SCALAR, BF16, ([("i32", (9,), -3, 3)], {}), ([("i64", ())], {})))
+
+op("exp", "e to the power of each element.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: np.exp(x)),
+   relax=lambda r, x: r.exp(x),
+   vjp=lambda b, dy, y, x: (b("*", dy, y),),
+   number=lambda x: math.exp(x),
+   onnx=lambda o, x: o("Exp", x),
+   cases=(F32, SCALAR, BF16, F64, ([("f16", (7,))], {})))
+
+op("log", "The natural logarithm of each element: -infinity at 0, NaN below.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: np.log(x)),
+   relax=lambda r, x: r.log(x),
+   vjp=lambda b, dy, y, x: (b("/", dy, x),),
+   number=lambda x: math.log(x),
+   onnx=lambda o, x: o("Log", x),
+   cases=(POSITIVE, F64, ([("f32", (), 0.1, 4.0)], {}), ([("bf16", (7,), 0.1, 4.0)], {})))
+
+op("log1p", "log(1 + x) of each element, accurate near 0.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: np.log1p(x)),
+   relax=lambda r, x: r.kernel("log1p", x),
+   vjp=lambda b, dy, y, x: (b("/", dy, b("+", x, b.const(1, x.type.dtype))),),
+   number=lambda x: math.log1p(x),
+   cases=(([("f32", (3, 5), -0.9, 4.0)], {}), ([("f32", (33,), -1e-5, 1e-5)], {}), ([("f64", (5,), -1e-9, 1e-9)], {}),
+          ([("f32", (), 1e9, 1e10)], {}), ([("bf16", (7,), -0.5, 4.0)], {})),
+   grad_cases=(([("f32", (3, 5), -0.7, 4.0)], {}),))
+
+op("expm1", "e to the power of each element, less 1, accurate near 0.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: np.expm1(x)),
+   relax=lambda r, x: r.kernel("expm1", x),
+   vjp=lambda b, dy, y, x: (b("*", dy, b("+", y, b.const(1, y.type.dtype))),),
+   number=lambda x: math.expm1(x),
+   cases=(F32, SCALAR, F64, BF16, ([("f32", (33,), -1e-5, 1e-5)], {}), ([("f32", (9,), -200.0, -10.0)], {})),
+   grad_cases=(F32,))
+
+op("sqrt", "The square root of each element: NaN below 0; the gradient at 0 is infinite.",
+   group="arithmetic", args=X, type=FLOAT,
+   ref=rounded(lambda np, x: np.sqrt(x)),
+   relax=lambda r, x: r.sqrt(x),
+   vjp=lambda b, dy, y, x: (b("/", dy, b("+", y, y)),),
+   number=lambda x: math.sqrt(x),
+   onnx=lambda o, x: o("Sqrt", x),
+   cases=(POSITIVE, F64, ([("f32", (), 0.1, 4.0)], {}), ([("bf16", (7,), 0.1, 4.0)], {})))
+
+op("rsqrt", "1 over the square root of each element.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: 1 / np.sqrt(x)),
+   relax=lambda r, x: r.rsqrt(x),
+   vjp=lambda b, dy, y, x: (b("*", dy, b("*", b.const(-0.5, y.type.dtype), b("*", y, b("*", y, y)))),),
+   number=lambda x: 1 / math.sqrt(x),
+   cases=(POSITIVE, F64, ([("f32", (), 0.1, 4.0)], {}), ([("bf16", (7,), 0.1, 4.0)], {})))
+
+op("square", "Each element times itself.",
+   group="arithmetic", args=X,
+   ref=lambda np, x: x * x,
+   expand=lambda b, x: b("*", x, x),
+   number=lambda x: x * x,
+   cases=(F32, SCALAR, ([("i32", (9,), -9, 9)], {})))
+
+op("sin", "The sine of each element, in radians.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: np.sin(x)),
+   relax=lambda r, x: r.sin(x),
+   vjp=lambda b, dy, y, x: (b("*", dy, b("cos", x)),),
+   number=lambda x: math.sin(x),
+   onnx=lambda o, x: o("Sin", x),
+   cases=(F32, SCALAR, F64, BF16))
+
+op("cos", "The cosine of each element, in radians.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: np.cos(x)),
+   relax=lambda r, x: r.cos(x),
+   vjp=lambda b, dy, y, x: (b("neg", b("*", dy, b("sin", x))),),
+   number=lambda x: math.cos(x),
+   onnx=lambda o, x: o("Cos", x),
+   cases=(F32, SCALAR, F64, BF16))
+
+op("tanh", "The hyperbolic tangent of each element.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: np.tanh(x)),
+   relax=lambda r, x: r.tanh(x),
+   vjp=lambda b, dy, y, x: (b("*", dy, b("-", b.const(1, y.type.dtype), b("*", y, y))),),
+   number=lambda x: math.tanh(x),
+   onnx=lambda o, x: o("Tanh", x),
+   cases=(F32, SCALAR, F64, BF16, ([("f32", (9,), -50.0, 50.0)], {})),
+   grad_cases=(F32,))
+
+op("sigmoid", "1 / (1 + e**-x) of each element.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: np.exp(-np.logaddexp(x.dtype.type(0), -x))),
+   relax=lambda r, x: r.sigmoid(x),
+   vjp=lambda b, dy, y, x: (b("*", dy, b("*", y, b("-", b.const(1, y.type.dtype), y))),),
+   number=stable_sigmoid,
+   onnx=lambda o, x: o("Sigmoid", x),
+   cases=(F32, SCALAR, F64, BF16, ([("f32", (9,), -150.0, 150.0)], {})),
+   grad_cases=(F32,))
+
+op("erf", "The error function of each element: 2/sqrt(pi) times the integral of e**(-t*t) from 0 to x.",
+   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   ref=rounded(lambda np, x: np.vectorize(math.erf, otypes=[float])(x).astype(x.dtype)),
+   relax=lambda r, x: r.erf(x),
+   vjp=lambda b, dy, y, x: (b("*", dy, b("*", b.const(2 / math.sqrt(math.pi), y.type.dtype),
+                                         b("exp", b("neg", b("*", x, x))))),),
+   number=lambda x: math.erf(x),
+   onnx=lambda o, x: o("Erf", x),
+   cases=(F32, SCALAR, F64, BF16))
+
+op("floor", "The largest whole number not above each element. The gradient is 0; of a number it is an integer.",
+   group="arithmetic", args=X, type=FLOAT,
+   ref=rounded(lambda np, x: np.floor(x)),
+   relax=lambda r, x: r.floor(x),
+   vjp=ZERO_GRAD,
+   number=lambda x: math.floor(x),
+   onnx=lambda o, x: o("Floor", x),
+   cases=(([("f32", (3, 5), -3.0, 3.0)], {}), SCALAR, F64, BF16))
+
+op("ceil", "The smallest whole number not below each element. The gradient is 0; of a number it is an integer.",
+   group="arithmetic", args=X, type=FLOAT,
+   ref=rounded(lambda np, x: np.ceil(x)),
+   relax=lambda r, x: r.ceil(x),
+   vjp=ZERO_GRAD,
+   number=lambda x: math.ceil(x),
+   onnx=lambda o, x: o("Ceil", x),
+   cases=(([("f32", (3, 5), -3.0, 3.0)], {}), SCALAR, F64, BF16))
+
+op("round", "The whole number nearest each element, the even one at a tie. The gradient is 0; of a number it is an "
+   "integer.",
+   group="arithmetic", args=X, type=FLOAT,
+   ref=rounded(lambda np, x: np.rint(x)),
+   relax=lambda r, x: r.round(x),
+   vjp=ZERO_GRAD,
+   number=lambda x: round(x),
+   onnx=lambda o, x: o("Round", x),
+   cases=(([("f32", (3, 5), -3.0, 3.0)], {}), SCALAR, F64, BF16))
+
+op("clip", "Each element, but not below the number `lo` nor above `hi`; NaN stays NaN. The gradient is 1 from lo to "
+   "hi and 0 outside.",
+   group="arithmetic", args=(*X, attr("lo", "number"), attr("hi", "number")),
+   normal=clip_normal,
+   ref=lambda np, x, lo, hi: np.minimum(np.maximum(x, x.dtype.type(lo)), x.dtype.type(hi)),
+   expand=clip_expand,
+   number=lambda x, lo, hi: min(max(x, lo), hi),
+   cases=(([("f32", (3, 5))], {"lo": -0.5, "hi": 0.75}), ([("f32", ())], {"lo": 0, "hi": 1}),
+          ([("i32", (9,), -9, 9)], {"lo": -2, "hi": 3})))
