@@ -1,0 +1,192 @@
+"""The driver: the one module that joins the language, the lowering, the schedules and the artifact."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from . import __version__, codes
+from .diagnostics import UserError
+from .phases import Phase, Plan, Port
+from .settings import Loader
+
+
+def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
+    """Plan to artifact at ``options.output``; what was made, for the command line to print."""
+    started = time.monotonic()
+    target = find_target(options.target)
+    from artifacts import tarball
+
+    tarball.check_output(options.output, options.file, options.force)
+    data = embedded(plan)
+    module_result, library, runtime = compile_plan(plan, target, options)
+    report = report_text(plan, module_result, target)
+    members = {
+        **{f"source/{name}": source.text.encode() for name, source in plan.run.sources},
+        **data,
+        "code/phases.so": library,
+        "runtime/libtvm_runtime.so": runtime,
+        "report.txt": report.encode(),
+    }
+    manifest = make_manifest(plan, module_result, target, data)
+    digest = tarball.write(options.output, manifest, members, options.force)
+    unscheduled = sorted(row.kernel for row in module_result.kernels if not row.rule)
+    return {
+        "hash": digest,
+        "target": target.name,
+        "kernels": len(module_result.kernels),
+        "unscheduled": unscheduled,
+        "bytes": Path(options.output).stat().st_size,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def need_extra() -> None:
+    """E-ENV-001 where the compiler is not installed."""
+    for package in ("apache-tvm", "ziglang"):
+        try:
+            version(package)
+        except PackageNotFoundError:
+            raise UserError(codes.ENV_MISSING, None, f"building needs {package}", hint="pip install 'sexpgpu[build]'") from None
+
+
+def find_target(name: str | None) -> Any:
+    need_extra()
+    from schedules.targets import DEFAULT, TARGETS
+
+    if name is not None and name not in TARGETS:
+        raise UserError(codes.TARGET_NAME, None, f"there is no target {name}", hint="one of " + " ".join(TARGETS))
+    return TARGETS[name or DEFAULT]
+
+
+def targets() -> dict[str, str]:
+    need_extra()
+    from schedules.targets import TARGETS
+
+    return {n: f"{t.machine}, needs {' '.join(t.cpu_flags)}" for n, t in TARGETS.items()}
+
+
+def embedded(plan: Plan) -> dict[str, bytes]:
+    """The files of loaders with ``:embed true``, by member path; E-DATA-001 where one cannot be read."""
+    out: dict[str, bytes] = {}
+    for loader in plan.settings.loaders.values():
+        if loader.embed:
+            for source in loader.sources:
+                out[member_of(loader, source)] = read_source(plan, loader, source)
+    return out
+
+
+def member_of(loader: Loader, source: str) -> str:
+    return f"data/{loader.name}/{Path(source).name}"
+
+
+def read_source(plan: Plan, loader: Loader, source: str) -> bytes:
+    path = Path(plan.run.path).parent / source
+    try:
+        return path.read_bytes()
+    except OSError as fault:
+        raise UserError(codes.DATA_SOURCE, loader.span, f"{path} cannot be embedded: {fault.strerror}",
+                        hint="make the data first, or leave :embed out") from None
+
+
+def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> tuple[Any, bytes, bytes]:
+    """The compiled module, its library's bytes and the runtime library's."""
+    import schedules
+    from lowering import emit, export, pipeline
+
+    runtime = export.runtime_library(target.machine, options.runtime)
+    module = emit.emit([p.graph for p in plan.phases])
+    pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
+    compiled = pipeline.compile(module, target.tvm_target(), schedules.scheduler(target), pairs, options.dump)
+    missed = sorted(row.kernel for row in compiled.kernels if not row.rule)
+    if missed and options.strict_schedules:
+        raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(missed)}")
+    return compiled, export.library(compiled, target.machine), runtime
+
+
+def report_text(plan: Plan, compiled: Any, target: Any) -> str:
+    """report.txt: the plan, then every kernel with the rule that took it and its calls in each phase."""
+    from .explain import explain, table
+
+    rows: list[tuple[str, ...]] = [("kernel", "rule", "calls")]
+    for row in sorted(compiled.kernels, key=lambda r: r.kernel):
+        uses = " ".join(f"{function}:{n}" for function, n in sorted(row.calls.items()))
+        rows.append((row.kernel, row.rule or "NONE", uses))
+    memory = [f"  {name:24} {size / 2**20:10.2f} MiB" for name, size in sorted(compiled.memory.items())]
+    return "\n".join([explain(plan), f"lowered for {target.name}", *table(rows), "", "memory a call", *memory]) + "\n"
+
+
+def make_manifest(plan: Plan, compiled: Any, target: Any, data: dict[str, bytes]) -> Any:
+    from artifacts import manifest as m
+
+    s = plan.settings
+    generator = [p for p in plan.phases if p.name.startswith("generate.")]
+    return m.Manifest(
+        toolchain=m.Toolchain(__version__, version("apache-tvm"), version("apache-tvm-ffi"), f"ld.lld of ziglang {version('ziglang')}"),
+        run=m.Run(s.name, s.seed, s.steps, s.microbatches, s.precision, s.log_every, s.checkpoint_every, m.Identity(**plan.identity)),
+        parameters=tuple(m.Parameter(p.name, p.type.shape, p.type.dtype, p.is_frozen) for p in plan.parameters),
+        optimizer=tuple(m.Tensor(e.name, e.type.shape, e.type.dtype) for e in plan.optimizer),
+        phases=tuple(phase_record(m, p, compiled) for p in plan.phases),
+        step=m.Step(
+            plan.trips,
+            plan.generated,
+            tuple(m.Pass(p.name, p.loader, p.every, p.batches, plan.evaluates[p.name]) for p in s.passes),
+            tuple(m.Stage(t.name, t.steps, t.records, t.loader) for t in s.stages),
+            tuple(n for n in plan.diagnostics if any(port.kind == "diagnostic" and port.name == n for p in plan.phases for port in p.outputs)),
+        ),
+        loaders=tuple(loader_record(m, plan, loader, data) for loader in s.loaders.values()),
+        memory=m.Memory(
+            sum(p.type.nbytes for p in plan.parameters),
+            sum(e.type.nbytes for e in plan.optimizer),
+            sum(port.type.nbytes for port in plan.phase("train").outputs if port.kind == "gradient"),
+            compiled.memory["train"],
+            max((compiled.memory[p.function] for p in generator), default=0),
+        ),
+        targets=(m.Target(target.name, "code/phases.so", target.machine, tuple(target.cpu_flags)),),
+        runtime=m.Runtime("runtime/libtvm_runtime.so"),
+        files=(),
+    )
+
+
+def phase_record(m: Any, phase: Phase, compiled: Any) -> Any:
+    def port(p: Port) -> Any:
+        return m.Port(p.kind, p.name, p.type.shape, p.type.dtype)
+
+    done = tuple(tuple(pair) for pair in compiled.in_place.get(phase.function, ()))
+    return m.Phase(phase.name, phase.function, 1, tuple(map(port, phase.inputs)), tuple(map(port, phase.outputs)), done,
+                   compiled.memory[phase.function])
+
+
+def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, bytes]) -> Any:
+    members = tuple(member_of(loader, s) for s in loader.sources) if loader.embed else ()
+    fields = tuple(
+        m.Field(n, t.shape, t.dtype, *plan.bounds.get((loader.name, n), (None, None))) for n, t in loader.fields.items()
+    )
+    return m.Loader(loader.name, "indices" if loader.count is not None else "files", loader.sources, members, loader.count,
+                    loader.batch, loader.shuffle, loader.epochs, fields)
+
+
+def inspect(path: str, form: str) -> str:
+    from artifacts import look
+
+    return look.as_json(path) if form == "json" else look.as_text(path)
+
+
+def verify(path: str) -> str:
+    from artifacts import look
+
+    return look.verify(path)
+
+
+def diff(path: str, other: str) -> str:
+    """The first difference of two artifacts in words, or ""."""
+    from artifacts import look
+
+    return look.diff(path, other)
+
+
+__all__ = ["build", "diff", "inspect", "json", "targets", "verify"]

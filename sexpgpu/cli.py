@@ -1,0 +1,202 @@
+"""``sexpgpu``: check, explain and build run files; look into artifacts. Thin: each command imports what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from . import __version__
+from .diagnostics import Report, UserError
+
+RECURSION = 12_000  # trace.MAX_DEPTH evaluations of about five frames, and room
+EXIT_USAGE, EXIT_BUG = 2, 70
+
+
+class Parser(argparse.ArgumentParser):
+    """One line and exit 2 for wrong usage, with the nearest flag or command."""
+
+    def error(self, message: str) -> NoReturn:
+        words = [o for a in self._actions for o in (*a.option_strings, *(a.choices or ()))]
+        wrong = message.rpartition(": ")[2].split()[:1]
+        wrong = [w.strip("'") for w in wrong] if "unrecognized" in message else [w.strip("'\"") for w in message.split("'")[1:2]]
+        close = difflib.get_close_matches(wrong[0], map(str, words), 1) if wrong else []
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        self.exit(EXIT_USAGE, f"error[E-CLI-001]: {self.prog}: {message}{hint}\n")
+
+
+def parser() -> Parser:
+    top = Parser("sexpgpu", description="Training runs as compiled artifacts.", allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"sexpgpu {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Parser:
+        made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        made.set_defaults(run=run)
+        made.add_argument("--output-format", choices=("text", "json"), default="text")
+        return made
+
+    check = command("check", run_check, "Report every fault of a run file; needs no compiler.")
+    check.add_argument("file")
+    explain = command("explain", run_explain, "Print a run's phases and their graphs.")
+    explain.add_argument("file")
+    build = command("build", run_build, "Compile a run file into one artifact.")
+    build.add_argument("file")
+    build.add_argument("-o", "--output", required=True, metavar="RUN.tar")
+    build.add_argument("--target", default=None, metavar="T", help="see sexpgpu targets; default: cpu-x86-64-v3")
+    build.add_argument("--force", action="store_true", help="replace an existing output")
+    build.add_argument("--diagnostic", action="append", default=[], metavar="NAME", help="keep this diagnostic in the artifact")
+    build.add_argument("--runtime", metavar="FILE", help="libtvm_runtime.so for a target of another machine")
+    build.add_argument("--strict-schedules", action="store_true", help="refuse a kernel that no schedule rule took")
+    build.add_argument("--dump", metavar="DIR", help="write the module after each pass")
+    inspect = command("inspect", run_inspect, "Print what an artifact holds; loads no code of it.")
+    inspect.add_argument("artifact")
+    verify = command("verify", run_verify, "Check every byte of an artifact against its manifest.")
+    verify.add_argument("artifact")
+    diff = command("diff", run_diff, "Name the first difference of two artifacts.")
+    diff.add_argument("artifact")
+    diff.add_argument("other")
+    command("targets", run_targets, "List the targets of --target.")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0, 1 wrong input, 2 usage, 3 environment, 4 artifact refused, 5 I/O, 70 our bug."""
+    sys.setrecursionlimit(RECURSION)
+    options = parser().parse_args(argv)
+    try:
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except UserError as error:
+        return show([error], options)
+    except KeyboardInterrupt:
+        return complain("stopped by SIGINT", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered has no reader
+        return 141
+    except Exception as error:
+        return unexpected(error, options)
+
+
+def unexpected(error: Exception, options: argparse.Namespace) -> int:
+    """A coded error of the artifact package, a failed write, or our bug."""
+    code = getattr(error, "code", None)
+    if code is not None and hasattr(code, "exit"):
+        as_json = options.output_format == "json" and hasattr(error, "to_json")
+        return complain(json.dumps(error.to_json()) if as_json else str(error), code.exit)  # type: ignore[attr-defined]
+    if os.environ.get("SEXPGPU_DEBUG") == "1":
+        raise error
+    if isinstance(error, OSError):
+        return complain(f"error[E-IO-001]: {error.filename or 'output'}: {error.strerror or error}", 5)
+    return complain(f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                    " (please report; SEXPGPU_DEBUG=1 shows the traceback)", EXIT_BUG)
+
+
+def complain(line: str, status: int) -> int:
+    print(line, file=sys.stderr)
+    return status
+
+
+def show(errors: Sequence[UserError], options: argparse.Namespace) -> int:
+    """Every error on stderr; the status of the first."""
+    for error in errors:
+        print(json.dumps(error.to_json()) if options.output_format == "json" else str(error), file=sys.stderr)
+    if len(errors) > 1 and options.output_format == "text":
+        print(f"{len(errors)} errors", file=sys.stderr)
+    return errors[0].code.exit
+
+
+def plan_of(path: str, report: Report, diagnostics: Sequence[str] = ()) -> Any:
+    """The checked plan, or None with the faults in ``report``, in the order of the text."""
+    from .phases import trace_run
+    from .runfile import load
+
+    run = load(path, report)
+    plan = trace_run(run, report, diagnostics) if run and not report else None
+    report.errors.sort(key=lambda e: (e.span.source.name, e.span.start) if e.span else ("", 0))
+    return plan
+
+
+def run_check(options: argparse.Namespace) -> int:
+    report = Report()
+    plan = plan_of(options.file, report)
+    if report:
+        return show(report.errors, options)
+    out = {"run": plan.settings.name, "phases": [p.name for p in plan.phases], "parameters": len(plan.parameters), "identity": plan.identity}
+    if options.output_format == "json":
+        print(json.dumps(out))
+    else:
+        print(f"{options.file}: ok: {out['run']}, {len(out['phases'])} phases, {out['parameters']} parameters")
+    return 0
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    from .explain import explain, phase_rows
+
+    report = Report()
+    plan = plan_of(options.file, report)
+    if report:
+        return show(report.errors, options)
+    if options.output_format == "json":
+        head, *rows = phase_rows(plan)
+        print(json.dumps([dict(zip(head, row, strict=True)) for row in rows]))
+    else:
+        print(explain(plan), end="")
+    return 0
+
+
+def run_build(options: argparse.Namespace) -> int:
+    from .build import build
+
+    report = Report()
+    plan = plan_of(options.file, report, options.diagnostic)
+    if report:
+        return show(report.errors, options)
+    built = build(plan, options)
+    if options.output_format == "json":
+        print(json.dumps(built))
+    else:
+        print(f"{options.output}: sha256:{built['hash']}")
+        print(f"  {built['kernels']} kernels for {built['target']}, {built['bytes']:,} bytes, {built['seconds']} s"
+              + (f"; no schedule rule took {', '.join(built['unscheduled'])}" if built["unscheduled"] else ""))
+    return 0
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    from .build import inspect
+
+    print(inspect(options.artifact, options.output_format), end="")
+    return 0
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    from .build import verify
+
+    found = verify(options.artifact)
+    print(json.dumps({"hash": found}) if options.output_format == "json" else f"{options.artifact}: ok: sha256:{found}")
+    return 0
+
+
+def run_diff(options: argparse.Namespace) -> int:
+    from .build import diff
+
+    found = diff(options.artifact, options.other)
+    print(json.dumps({"difference": found}) if options.output_format == "json" else found or "the same")
+    return 1 if found else 0
+
+
+def run_targets(options: argparse.Namespace) -> int:
+    from .build import targets
+
+    rows = targets()
+    print(json.dumps(rows) if options.output_format == "json" else "\n".join(f"{n:16} {text}" for n, text in rows.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

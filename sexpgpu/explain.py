@@ -1,0 +1,115 @@
+"""A plan as text: the run, its data, its phases and their graphs. ``sexpgpu explain`` prints it; so does report.txt."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from .graph import Graph, Value
+from .phases import Phase, Plan
+from .settings import Loader
+
+
+def explain(plan: Plan) -> str:
+    """The whole report, at most 100 columns wide."""
+    s = plan.settings
+    numbers = sum(p.type.size for p in plan.parameters)
+    frozen = sum(p.type.size for p in plan.parameters if p.is_frozen)
+    lines = [
+        f"run          {s.name}: {s.steps} steps x {s.microbatches} microbatches, seed {s.seed}, {s.precision}",
+        f"model        {s.model.name}: {len(plan.parameters)} parameters, {numbers:,} numbers"
+        + (f", {frozen:,} of them frozen" if frozen else ""),
+        *(f"data         {describe_loader(loader)}" for loader in s.loaders.values()),
+    ]
+    if plan.trips:
+        lines.append(f"generation   {plan.trips} trips a microbatch make {', '.join(plan.generated)}")
+    if s.passes:
+        lines.append("evaluation   " + "; ".join(f"{p.name} on {p.loader} every {p.every} steps" for p in s.passes))
+    lines += ["", *table(phase_rows(plan)), ""]
+    lines += ["training step", *(f"  {line}" for line in outline(plan))]
+    return "\n".join(lines) + "\n"
+
+
+def describe_loader(loader: Loader) -> str:
+    where = ", ".join(loader.sources) if loader.sources else f"{loader.count} record numbers"
+    fields = " ".join(f"{n} {t}" for n, t in loader.fields.items())
+    more = f"{', shuffled' if loader.shuffle else ''}{', in the artifact' if loader.embed else ''}"
+    return f"{loader.name}: {where}, batches of {loader.batch}{more}: {fields}"
+
+
+def phase_rows(plan: Plan) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [("phase", "calls a step", "inputs", "outputs", "operators", "Mflop", "live MiB")]
+    for phase in plan.phases:
+        operators = sum(1 for v in phase.graph.values() if v.op)
+        live = live_bytes(phase.graph) / 2**20
+        rows.append((phase.name, calls(plan, phase), str(len(phase.inputs)), str(len(phase.outputs)), str(operators),
+                     f"{flops(phase.graph) / 1e6:.2f}", f"{live:.2f}"))
+    return rows
+
+
+def calls(plan: Plan, phase: Phase) -> str:
+    m = plan.settings.microbatches
+    if phase.name == "generate.step":
+        return str(m * (plan.trips or 0))
+    if phase.name in ("generate.init", "generate.finish", "train"):
+        return str(m)
+    return {"update": "1", "init": "once"}.get(phase.name, "pass")
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns aligned: the first to the left, the rest to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
+
+
+def outline(plan: Plan) -> list[str]:
+    """The step's phases in order, each with its commonest operators."""
+    names = {p.name for p in plan.phases}
+    lines = [f"for each of {plan.settings.microbatches} microbatches"]
+    if plan.trips:
+        lines.append("  generate.init    " + histogram(plan.phase("generate.init").graph))
+        lines.append(f"  generate.step    {plan.trips} trips: " + histogram(plan.phase("generate.step").graph))
+    if "generate.finish" in names:
+        lines.append("  generate.finish  " + histogram(plan.phase("generate.finish").graph))
+    return [*lines, "  train            " + histogram(plan.phase("train").graph), "update             " + histogram(plan.phase("update").graph)]
+
+
+def histogram(graph: Graph, most: int = 8) -> str:
+    counts = Counter(v.op for v in graph.values() if v.op)
+    shown = " ".join(f"{n} {op}" for op, n in counts.most_common(most))
+    return shown + (" ..." if len(counts) > most else "") if counts else "its inputs as they are"
+
+
+def flops(graph: Graph) -> int:
+    """Multiplications and additions: 2 m n k for a matmul, one an element for all else but moves."""
+    return sum(2 * v.type.size * inner(v) if v.op == "matmul" else v.type.size for v in graph.values() if v.op and v.op not in MOVES)
+
+
+MOVES = {"reshape", "transpose", "broadcast", "full", "constant", "slice", "expand-dims", "squeeze", "stop-gradient"}
+
+
+def inner(v: Value) -> int:
+    """The summed dimension of a matmul."""
+    return v.args[0].type.shape[-2 if v.attrs.get("ta") else -1]
+
+
+def live_bytes(graph: Graph) -> int:
+    """The largest sum of values alive at once, in definition order, nothing fused: an upper estimate without inputs."""
+    values = graph.values()
+    last: dict[Value, float] = {}
+    for at, v in enumerate(values):
+        for a in v.args:
+            last[a] = at
+    for _, v in graph.outputs:
+        last[v] = math.inf
+    alive = peak = 0
+    dying: dict[float, list[Value]] = {}
+    for v, at in last.items():
+        dying.setdefault(at, []).append(v)
+    for at, v in enumerate(values):
+        if v.op:
+            alive += v.type.nbytes
+        peak = max(peak, alive)
+        alive -= sum(d.type.nbytes for d in dying.get(at, ()) if d.op)
+    return peak
