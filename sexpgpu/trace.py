@@ -55,7 +55,7 @@ class TraceBuilder(Builder):
         """u32 random bits of ``shape``; ``salt`` is an i64 scalar."""
         salt = salt if isinstance(salt, Value) else self.const(salt, "i64")
         self.drawn += 1
-        return self("random-bits", self.seed(), salt, shape=shape, place=place(self.form, self.drawn - 1))
+        return self("philox", self.seed(), salt, shape=shape, place=place(self.form, self.drawn - 1))
 
 
 @define(eq=False)

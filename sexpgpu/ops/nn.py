@@ -1,0 +1,301 @@
+"""Neural operators without parameters, and the control of gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..types import ShapeFault, TensorType, TypeFault, broadcast
+from .reduce import HALVES, halves_in_f32, in_f32, in_wide, mean
+from .rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
+from .spec import ZERO_GRAD, Arg, attr, index, key, op, tensor
+
+HINT = "cast it to a float dtype first"
+X = (tensor("x"),)
+AXIS = (tensor("x"), key("axis", "int", -1))
+FAR = -1e30  # a score that no finite one comes near: exp(FAR - score) is exactly 0
+F = [("f32", (3, 5))]
+FLOAT_CASES = ((F, {}), ([("f32", (40,), -30.0, 30.0)], {}), ([("f64", (2, 3))], {}), ([("bf16", (3, 7))], {}), ([("f16", (3, 7))], {}))
+AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"axis": 1}), ([("f32", (4, 40))], {}), ([("f64", (3, 5))], {}),
+              ([("bf16", (3, 40))], {}), ([("f16", (3, 40))], {}))
+
+
+# -- softmax --------------------------------------------------------------------------------------------------------
+
+
+def last_axis(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    return axis_attr(-1)(types, attrs)
+
+
+def widening(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``vjp`` column of one argument that computes bf16 and f16 in f32 and rounds the cotangent once."""
+
+    def vjp(b: Any, dy: Any, y: Any, x: Any, **attrs: Any) -> tuple[Any]:
+        if y.type.dtype not in HALVES:
+            return (f(b, dy, y, x, **attrs),)
+        wide = [b("cast", v, dtype="f32") for v in (dy, y, x)]
+        return (b("cast", f(b, *wide, **attrs), dtype=y.type.dtype),)
+
+    return vjp
+
+
+def softmax_ref(np: Any, x: Any, axis: int = -1) -> Any:
+    e = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return e / np.sum(e, axis=axis, keepdims=True)
+
+
+def log_softmax_ref(np: Any, x: Any, axis: int = -1) -> Any:
+    centred = x - np.max(x, axis=axis, keepdims=True)
+    return centred - np.log(np.sum(np.exp(centred), axis=axis, keepdims=True))
+
+
+def softmax_vjp(b: Any, dy: Any, y: Any, x: Any, axis: int) -> Any:
+    """y (dy - sum(y dy))"""
+    return b("*", y, b("-", dy, b("sum", b("*", dy, y), axes=(axis,), keepdims=True)))
+
+
+def log_softmax_vjp(b: Any, dy: Any, y: Any, x: Any, axis: int) -> Any:
+    """dy - softmax(x) sum(dy)"""
+    return b("-", dy, b("*", b("exp", y), b("sum", dy, axes=(axis,), keepdims=True)))
+
+
+op("softmax", "exp of each element over the sum of exp along `:axis`, the last by default. bf16 and f16 are computed in f32.",
+   group="neural", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
+   ref=halves_in_f32(softmax_ref),
+   relax=in_f32(lambda r, x, axis: r.nn.softmax(x, axis)),
+   vjp=widening(softmax_vjp),
+   onnx=lambda o, x, axis: o("Softmax", x, axis=axis),
+   cases=AXIS_CASES)
+
+op("log-softmax", "log of softmax along `:axis`, the last by default, without overflow. bf16 and f16 are computed in f32.",
+   group="neural", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
+   ref=halves_in_f32(log_softmax_ref),
+   relax=in_f32(lambda r, x, axis: r.nn.log_softmax(x, axis)),
+   vjp=widening(log_softmax_vjp),
+   onnx=lambda o, x, axis: o("LogSoftmax", x, axis=axis),
+   cases=AXIS_CASES)
+
+
+# -- activations ----------------------------------------------------------------------------------------------------
+
+
+def floats_only(f: Callable[..., Any]) -> Callable[..., Any]:
+    def expand(b: Any, x: Any, **attrs: Any) -> Any:
+        need(FLOATS, x.type, hint=HINT)
+        return f(b, x, **attrs)
+
+    return expand
+
+
+def relu(b: Any, x: Any) -> Any:
+    """Not ``x > 0``: so a NaN stays one, and the gradient at 0 is 0."""
+    zero = b.const(0, x.type.dtype)
+    return b("where", b("<=", x, zero), zero, x)
+
+
+def gelu(b: Any, x: Any) -> Any:
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))"""
+    def const(value: float) -> Any:
+        return b.const(value, x.type.dtype)
+
+    inner = b("*", x, b("+", const(1), b("*", const(0.044715), b("square", x))))
+    bent = b("tanh", b("*", const(math.sqrt(2 / math.pi)), inner))
+    return b("*", b("*", const(0.5), x), b("+", const(1), bent))
+
+
+def softplus(b: Any, x: Any) -> Any:
+    """max(x, 0) + log1p(exp(-|x|)), written so that the gradient at 0 is 1/2."""
+    zero = b.const(0, x.type.dtype)
+    positive = b(">", x, zero)
+    tail = b("log1p", b("exp", b("where", positive, b("neg", x), x)))
+    return b("+", b("where", positive, x, zero), tail)
+
+
+def gelu_ref(np: Any, x: Any) -> Any:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+HALF_ACTIVATION = (1e-2, 1e-2)
+
+op("relu", "x where it is positive, else 0. The gradient at 0 is 0.",
+   group="neural", args=X, expand=floats_only(relu), ref=lambda np, x: np.where(x <= 0, x.dtype.type(0), x), cases=FLOAT_CASES)
+
+op("gelu", "x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the tanh form of Hendrycks and Gimpel, arXiv:1606.08415.",
+   group="neural", args=X, expand=floats_only(in_wide(gelu)), ref=halves_in_f32(gelu_ref), cases=FLOAT_CASES)
+
+op("silu", "x sigmoid(x), also called swish.",
+   group="neural", args=X, expand=floats_only(in_wide(lambda b, x: b("*", x, b("sigmoid", x)))),
+   ref=halves_in_f32(lambda np, x: x / (1 + np.exp(-x))), cases=FLOAT_CASES)
+
+op("softplus", "log(1 + exp(x)), without overflow.",
+   group="neural", args=X, expand=floats_only(in_wide(softplus)), ref=halves_in_f32(lambda np, x: np.logaddexp(x, x.dtype.type(0))), cases=FLOAT_CASES)
+
+
+# -- normalization --------------------------------------------------------------------------------------------------
+
+
+def norm_attrs(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    axes = axes_of(attrs.get("axes", (-1,)), types[0].rank)
+    if not axes:
+        raise ShapeFault(":axes names no axis")
+    return {"axes": axes, "eps": float(attrs.get("eps", 1e-5))}
+
+
+def scale_of(b: Any, x: Any, axes: tuple[int, ...], eps: float) -> Any:
+    """1 / sqrt(mean(x^2) + eps) over ``axes``, kept as 1."""
+    return b("rsqrt", b("+", mean(b, b("square", x), axes, True), b.const(eps, x.type.dtype)))
+
+
+def rms_vjp(b: Any, dy: Any, y: Any, x: Any, axes: tuple[int, ...], eps: float) -> Any:
+    """With r the scale: r (dy - y mean(dy y))"""
+    along = b("*", y, mean(b, b("*", dy, y), axes, True))
+    return b("*", scale_of(b, x, axes, eps), b("-", dy, along))
+
+
+def normalize_vjp(b: Any, dy: Any, y: Any, x: Any, axes: tuple[int, ...], eps: float) -> Any:
+    """With r the scale of x - mean(x): r (dy - mean(dy) - y mean(dy y))"""
+    centred = b("-", x, mean(b, x, axes, True))
+    return rms_vjp(b, b("-", dy, mean(b, dy, axes, True)), y, centred, axes, eps)
+
+
+def rms_ref(np: Any, x: Any, axes: Any = (-1,), eps: float = 1e-5) -> Any:
+    return x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + x.dtype.type(eps))
+
+
+def normalize_ref(np: Any, x: Any, axes: Any = (-1,), eps: float = 1e-5) -> Any:
+    return rms_ref(np, x - np.mean(x, axis=axes, keepdims=True), axes, eps)
+
+
+NORM_ARGS = (tensor("x"), key("axes", "ints", (-1,)), key("eps", "number", 1e-5))
+NORM_CASES = ((F, {}), (F, {"axes": (0, 1)}), ([("f32", (2, 3, 40))], {"eps": 1e-3}), ([("f32", (2, 6, 3))], {"axes": 1}), ([("f64", (3, 5))], {}),
+              ([("bf16", (3, 40))], {}), ([("f16", (3, 40))], {}))
+
+for name, doc, ref, vjp in (
+    ("normalize", "(x - mean) / sqrt(variance + eps) over `:axes`, the last by default. bf16 and f16 are computed in f32.", normalize_ref, normalize_vjp),
+    ("rms-normalize", "x / sqrt(mean(x^2) + eps) over `:axes`, the last by default. bf16 and f16 are computed in f32.", rms_ref, rms_vjp),
+):
+    op(name, doc, group="neural", args=NORM_ARGS, normal=norm_attrs, type=unary(FLOATS, hint=HINT),
+       ref=halves_in_f32(ref),
+       relax=lambda r, x, axes, eps, name=name: r.kernel(name, x, axes=axes, eps=eps),
+       vjp=widening(vjp),
+       cases=NORM_CASES,
+       tolerance=(1e-5, 2e-6))  # the scale carries the roundings of two sums
+
+
+# -- attention and cross-entropy ------------------------------------------------------------------------------------
+
+
+def check_attention(q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None, causal: bool) -> None:
+    need(FLOATS, q, k, v, hint=HINT)
+    same_dtype(q, k, v)
+    if min(q.rank, k.rank, v.rank) < 2:
+        raise ShapeFault(f"q {q}, k {k} and v {v} must have rank 2 or more")
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeFault(f"q {q}, k {k} and v {v} must be [.. q d], [.. k d] and [.. k e]")
+    if causal and q.shape[-2] != k.shape[-2]:
+        raise ShapeFault(f":causal needs as many queries as keys, not {q.shape[-2]} and {k.shape[-2]}; give a :mask")
+    if mask:
+        need(BOOLS, mask, hint="a mask is true where a key is seen")
+        scores = (*broadcast(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+        if broadcast(scores, mask.shape) != scores:
+            raise ShapeFault(f"the mask {mask} does not broadcast to the scores, [{' '.join(map(str, scores))}]")
+
+
+def seen_mask(b: Any, n: int, mask: Any, causal: bool) -> Any:
+    """Which key each query sees, or None for all."""
+    if not causal:
+        return mask
+    earlier = b("<=", b("iota", shape=(n, n), axis=1, dtype="i32"), b("iota", shape=(n, n), axis=0, dtype="i32"))
+    return b("and", earlier, mask) if mask else earlier
+
+
+def attention(b: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    """Scores and their softmax are f32 where q is bf16 or f16."""
+    check_attention(q.type, k.type, v.type, mask.type if mask else None, causal)
+    dtype = q.type.dtype
+    inner = "f32" if dtype in HALVES else dtype
+    scores = b("cast", b("matmul", q, k, tb=True), dtype=inner)
+    scores = b("*", scores, b.const(1 / math.sqrt(q.type.shape[-1]), inner))
+    seen = seen_mask(b, q.type.shape[-2], mask, causal)
+    if seen:
+        scores = b("where", seen, scores, b.const(FAR, inner))
+    weights = b("softmax", scores, axis=-1)
+    if mask:  # a query may see nothing: then its softmax is uniform, and all of it is masked
+        weights = b("where", seen, weights, b.const(0, inner))
+    return b("matmul", b("cast", weights, dtype=dtype), v)
+
+
+def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
+    seen = np.ones(scores.shape[-2:], bool) if mask is None else mask
+    if causal:
+        seen = seen & np.tri(scores.shape[-2], dtype=bool)
+    return np.where(seen, softmax_ref(np, np.where(seen, scores, scores.dtype.type(FAR))), scores.dtype.type(0)) @ v
+
+
+op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor that broadcasts to [.. q k], is true "
+   "where a query sees a key; with `:causal` a query sees no later key. What is not seen weighs exactly 0; a query that sees nothing gives 0.",
+   group="neural", args=(tensor("q"), tensor("k"), tensor("v"), index("mask", key=True, default=None), key("causal", "bool", False)),
+   expand=attention, ref=halves_in_f32(attention_ref),
+   cases=(([("f32", (2, 3, 4)), ("f32", (2, 5, 4)), ("f32", (2, 5, 2))], {}), ([("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4))], {"causal": True}),
+          ([("f32", (3, 4)), ("f32", (5, 4)), ("f32", (5, 2)), ("bool", (3, 5))], {}), ([("f32", (2, 1, 4)), ("f32", (2, 5, 4)), ("f32", (2, 5, 4)), ("bool", (1, 5))], {}),
+          ([("f32", (2, 5, 4)), ("f32", (5, 4)), ("f32", (5, 2)), ("bool", (2, 1, 5))], {"causal": True})))
+
+
+def cross_entropy(b: Any, logits: Any, label: Any) -> Any:
+    """-log-softmax(logits)[label], f32 where the logits are bf16 or f16."""
+    need(FLOATS, logits.type, hint=HINT)
+    need(WHOLE, label.type, hint="labels are integers")
+    if label.type.shape != logits.type.shape[:-1] or not logits.type.rank:
+        raise ShapeFault(f"logits {logits.type} need labels of shape [{' '.join(map(str, logits.type.shape[:-1]))}], not {label.type}")
+    if logits.type.dtype in HALVES:
+        logits = b("cast", logits, dtype="f32")
+    picked = b("take-along", b("log-softmax", logits, axis=-1), b("reshape", label, shape=(*label.type.shape, 1)), axis=-1)
+    return b("neg", b("reshape", picked, shape=label.type.shape))
+
+
+def cross_entropy_ref(np: Any, logits: Any, label: Any) -> Any:
+    wide = logits.astype("float32") if logits.dtype.itemsize == 2 else logits
+    at = np.clip(label.astype("int64"), 0, logits.shape[-1] - 1)[..., None]
+    return -np.take_along_axis(log_softmax_ref(np, wide), at, -1)[..., 0]
+
+
+op("cross-entropy", "-log softmax(logits) at the label: logits [.. v], label [..] integers -> [..], f32 for bf16 and f16 logits. A label out of range is clamped.",
+   group="neural", args=(tensor("logits"), index("label")), expand=cross_entropy, ref=cross_entropy_ref,
+   cases=(([("f32", (3, 5)), ("i32", (3,), 0, 5)], {}), ([("f32", (2, 3, 7), -50.0, 50.0), ("u8", (2, 3), 0, 7)], {}), ([("f32", (5,)), ("i64", (), 0, 5)], {}),
+          ([("bf16", (3, 40)), ("i32", (3,), 0, 40)], {})))
+
+
+# -- dropout --------------------------------------------------------------------------------------------------------
+
+
+def dropout(b: Any, x: Any, salt: Any = None, rate: float = 0.0) -> Any:
+    need(FLOATS, x.type, hint=HINT)
+    if not 0 <= rate < 1:
+        raise ShapeFault(f"the rate is {rate}, but must be from 0 to less than 1")
+    if rate == 0:
+        return x
+    kept = b("<", b("random-uniform", *(() if salt is None else (salt,)), shape=x.type.shape), b.const(1 - rate, "f32"))
+    return b("where", kept, b("*", x, b.const(1 / (1 - rate), x.type.dtype)), b.const(0, x.type.dtype))
+
+
+def identity_rate(np: Any, x: Any, *salt: Any, rate: float = 0.0) -> Any:
+    """Dropout's mean over its draws: the tests check the draws by their distribution."""
+    return x
+
+
+op("dropout", "x with each element set to 0 with probability `rate`, and the others divided by 1 - rate.",
+   group="neural", args=(tensor("x"), attr("rate", "number"), index("salt", key=True, default=None, number="i64")),
+   expand=dropout, ref=identity_rate, cases=((F, {"rate": 0.0}),))
+
+
+# -- control of gradients -------------------------------------------------------------------------------------------
+
+op("stop-gradient", "x; no gradient flows through it.",
+   group="control", args=X, type=lambda x: x, ref=lambda np, x: x, relax=lambda r, x: x, vjp=ZERO_GRAD,
+   cases=((F, {}), ([("i32", (3,), 0, 9)], {}), ([("bool", (3,))], {})), grad_cases=())
+
+op("barrier", "x, never taken for equal to it: what a recomputed checkpoint body reads.",
+   group="control", internal=True, args=X, type=lambda x: x, ref=lambda np, x: x, relax=lambda r, x: x, vjp=lambda b, dy, y, x: (dy,),
+   cases=((F, {}), ([("bool", (3,))], {})))

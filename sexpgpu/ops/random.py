@@ -1,0 +1,133 @@
+"""Draws: pure functions of the run's seed, of their place in the run file, and of a salt.
+
+The integers are the same on every target. Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
+easy as 1, 2, 3", SC 2011. A 32-bit word gives 24 bits of a uniform float, all that f32 holds between 1/2 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..types import ShapeFault, TensorType, TypeFault
+from .rules import FLOATS, WHOLE, need
+from .spec import ZERO_GRAD, attr, index, key, op, tensor
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+MASK = 0xFFFFFFFF
+UNIT = 2.0**-24
+SHAPE, SALT = attr("shape", "shape"), index("salt", key=True, default=None, number="i64")
+SEEDED = [("u32", (2,), 0, 2**32), ("i64", (), -(2**62), 2**62)]
+
+
+def philox(np: Any, counter: Any, key: Any) -> Any:
+    """counter: u32[... 4], key: two integers -> u32[... 4], the block of each counter."""
+    c = [counter[..., i].astype("uint64") for i in range(4)]
+    for n in range(10):
+        k = [(int(k) + n * w) & MASK for k, w in zip(key, WEYL, strict=True)]
+        p, q = (c[i] * np.uint64(m) for i, m in zip((0, 2), MULTIPLIERS, strict=True))
+        low, high = np.uint64(MASK), np.uint64(32)
+        c = [(q >> high) ^ c[1] ^ np.uint64(k[0]), q & low, (p >> high) ^ c[3] ^ np.uint64(k[1]), p & low]
+    return np.stack(c, -1).astype("uint32")
+
+
+def bits_ref(np: Any, seed: Any, salt: Any, shape: tuple[int, ...], place: int) -> Any:
+    """Element e of the flat result is word e % 4 of the block of counter (e // 4, place, salt's low, salt's high word)."""
+    size = math.prod(shape)
+    salt = int(salt) & (2**64 - 1)
+    counter = np.zeros((-(-size // 4), 4), "uint32")
+    counter[:, 0] = np.arange(len(counter))
+    counter[:, 1:] = place, salt & MASK, salt >> 32
+    return philox(np, counter, seed).reshape(-1)[:size].reshape(shape)
+
+
+def bits_type(seed: TensorType, salt: TensorType, shape: tuple[int, ...], place: int) -> TensorType:
+    if seed != TensorType((2,), "u32"):
+        raise TypeFault(f"the seed is {seed}, not u32[2]")
+    if salt != TensorType((), "i64"):
+        raise TypeFault(f"the salt is {salt}, not an i64 scalar")
+    if math.prod(shape) > 2**34:
+        raise ShapeFault(f"a draw of {math.prod(shape)} elements; the limit is {2**34}")
+    return TensorType(tuple(shape), "u32")
+
+
+def salted(b: Any, salt: Any) -> Any:
+    """The salt as an i64 scalar, 0 when none is given."""
+    if salt is None:
+        return b.const(0, "i64")
+    need(WHOLE, salt.type, hint="a salt is an integer")
+    if salt.type.rank:
+        raise ShapeFault(f"the salt is {salt.type}, but must be a scalar")
+    return salt if salt.type.dtype == "i64" else b("cast", salt, dtype="i64")
+
+
+def bits(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
+    return b.draw(tuple(shape), salted(b, salt))
+
+
+def unit(b: Any, words: Any, above: int = 0) -> Any:
+    """The top 24 bits of each word, plus ``above``, as f32 times 2^-24: from [0, 1), or (0, 1] with 1 above. Exact."""
+    top = b("shift-right", words, b.const(8, "u32"))
+    top = b("+", top, b.const(above, "u32")) if above else top
+    return b("*", b("cast", top, dtype="f32"), b.const(UNIT, "f32"))
+
+
+def uniform(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
+    return unit(b, bits(b, salt, shape))
+
+
+def normal(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
+    """sqrt(-2 log u) cos(2 pi v), u from (0, 1] and v from [0, 1): Box and Muller 1958."""
+    u, v = unit(b, bits(b, salt, shape), above=1), uniform(b, salt, shape)
+    radius = b("sqrt", b("*", b.const(-2.0, "f32"), b("log", u)))
+    return b("*", radius, b("cos", b("*", b.const(2 * math.pi, "f32"), v)))
+
+
+def bernoulli(b: Any, p: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
+    need(FLOATS, p.type, hint="a probability is a float")
+    p = p if p.type.dtype == "f32" else b("cast", p, dtype="f32")
+    out = b("<", uniform(b, salt, shape), p)
+    if out.type.shape != tuple(shape):
+        raise ShapeFault(f"p is {p.type}, which does not broadcast to [{' '.join(map(str, shape))}]")
+    return out
+
+
+def categorical(b: Any, logits: Any, salt: Any = None) -> Any:
+    """argmax(logits - log(-log u)), u from (0, 1) (Gumbel's trick). u is at least 2^-25, so that noise lies between -2.9
+    and 16.7: a logit of -1e9 beside a usual one is never drawn."""
+    need(FLOATS, logits.type, hint="cast the logits to a float dtype")
+    if not logits.type.rank:
+        raise ShapeFault(f"the logits are {logits.type}, but need an axis to choose from")
+    u = b("max", uniform(b, salt, logits.type.shape), b.const(UNIT / 2, "f32"))
+    noise = b("neg", b("log", b("neg", b("log", u))))
+    wide = logits if logits.type.dtype == "f32" else b("cast", logits, dtype="f32")
+    return b("argmax", b("+", wide, noise), axis=-1)
+
+
+def no_ref(np: Any, *xs: Any, **attrs: Any) -> Any:
+    """A draw's value depends on its place; the tests check draws by their words and by their distribution."""
+    raise NotImplementedError
+
+
+op("philox", "u32 words of Philox4x32-10 under the seed, for the draw at `place` and the salt.",
+   group="draws", internal=True, args=(index("seed"), index("salt"), key("shape", "shape"), key("place", "int")), type=bits_type,
+   ref=bits_ref,
+   relax=lambda r, seed, salt, shape, place: r.kernel("philox", seed, salt, place=place),
+   vjp=ZERO_GRAD,
+   cases=((SEEDED, {"shape": (5, 3), "place": 7}), (SEEDED, {"shape": (), "place": 2**32 - 1}), (SEEDED, {"shape": (2, 2, 8), "place": 0})))
+
+op("random-bits", "u32 words, uniform. `:salt` is an integer scalar, 0 by default.",
+   group="draws", args=(SHAPE, SALT), expand=bits, ref=no_ref)
+
+op("random-uniform", "f32 from [0, 1), in steps of 2^-24.",
+   group="draws", args=(SHAPE, SALT), expand=uniform, ref=no_ref)
+
+op("random-normal", "f32 of mean 0 and variance 1 (Box-Muller).",
+   group="draws", args=(SHAPE, SALT), expand=normal, ref=no_ref)
+
+op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape.",
+   group="draws", args=(SHAPE, index("p", number="f32"), SALT), expand=bernoulli, ref=no_ref)
+
+op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits).",
+   group="draws", args=(tensor("logits"), SALT), expand=categorical, ref=no_ref)
