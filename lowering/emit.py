@@ -2,10 +2,15 @@
 
 What an operator becomes is said by its row's ``relax`` column; this file only walks the graph and hands the
 row the namespace ``r`` (see ``Namespace``).
+
+A product [.., m, k] x [k, n] is emitted as one [M, k] x [k, n], and what is done element by element to its result
+stays in that form too, so that it can join the product's kernel: a value may have a second, FLAT expression
+[M, n] beside its full one, and each is made from the other only when something asks for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +25,8 @@ from .composed import COMPOSED
 from .kernels import KERNELS
 
 OURS = {dtype.numpy: name for name, dtype in DTYPES.items()}
+ELEMENTWISE = ("arithmetic", "logic")  # groups of rows that only broadcast
+ELEMENTWISE_OPS = ("cast",)  # rows of other groups that do
 
 
 class Namespace:
@@ -40,8 +47,8 @@ class Namespace:
         """TVM's name of our dtype: "f32" -> "float32"."""
         return DTYPES[dtype].numpy
 
-    def const(self, number: float | int | bool, dtype: str) -> relax.Expr:
-        """A scalar of our ``dtype``, rounded once."""
+    def const(self, number: Any, dtype: str) -> relax.Expr:
+        """A scalar (or, of nested lists, a tensor) of our ``dtype``, rounded once."""
         return relax.const(number, self.dt(dtype))
 
     def shape(self, x: relax.Expr) -> tuple[int, ...]:
@@ -69,7 +76,7 @@ class Namespace:
 
     def _typed(self, x: relax.Expr) -> relax.Expr:
         """``x`` itself if it is a variable or constant, else the variable it is now bound to."""
-        return x if isinstance(x, relax.Var) or not isinstance(x, tvm.ir.Call) else self._builder.emit(x)
+        return self._builder.emit(x) if isinstance(x, tvm.ir.Call) else x
 
 
 def _dtype_text(type: relax.TensorType) -> str:
@@ -93,52 +100,105 @@ def emit(graphs: Sequence[Graph]) -> tvm.IRModule:
 
 
 def _function(builder: relax.BlockBuilder, graph: Graph) -> None:
-    made: dict[Value, relax.Expr] = {v: relax.Var(f"i{n}", tensor_type(v.type)) for n, v in enumerate(graph.inputs)}
-    outputs = {v for _, v in graph.outputs}
-    names = Namespace(builder)
-    with builder.function(graph.name, [made[v] for v in graph.inputs]):
+    inputs = [relax.Var(f"i{n}", tensor_type(v.type)) for n, v in enumerate(graph.inputs)]
+    with builder.function(graph.name, inputs):
+        emitter = _Emitter(builder, dict(zip(graph.inputs, inputs, strict=True)), {v for _, v in graph.outputs})
         with builder.dataflow():
             for value in graph.values():
                 if value.op:
-                    made[value] = _value(names, value, [made[a] for a in value.args], value in outputs)
-            returned = _returned(names, graph, made)
+                    emitter.value(value)
+            returned = emitter.returned(graph)
         builder.emit_func_output(relax.Tuple(returned))
 
 
-def _value(names: Namespace, value: Value, args: list[relax.Expr], is_output: bool) -> relax.Expr:
-    """Bind ``value``. An output is bound as one where it is made: TVM would turn a reshape that is a mere
-    intermediate into a view, and the view of an input must not be returned."""
-    row, builder = OPS[value.op], names._builder
-    assert row.relax is not None, value.op
-    names.out = value.type
-    expr = row.relax(names, *args, **value.attrs)
-    if isinstance(expr, relax.Var):  # the row gave back an argument, or a value it has bound
-        expr = names.kernel("copy", expr) if is_output else expr
-    bound = builder.emit_output(expr) if is_output else _bound(builder, expr)
-    _check(value, bound)
-    return bound
+class _Emitter:
+    """The expressions of one graph's values so far."""
+
+    def __init__(self, builder: relax.BlockBuilder, full: dict[Value, relax.Expr], outputs: set[Value]) -> None:
+        self.builder, self.names = builder, Namespace(builder)
+        self.made = full  # value -> expression of its own shape
+        self.flat: dict[Value, relax.Expr] = {}  # value -> expression of shape [M, n]
+        self.outputs = outputs
+
+    def value(self, value: Value) -> None:
+        """Bind ``value``, in the form that suits it; an output always in full."""
+        if self._keeps_flat(value):
+            self.flat[value] = self._apply(value, flat_type(value.type), self._flat_args(value))
+            if value in self.outputs:
+                self.made[value] = self.builder.emit_output(self.names.reshape(self.flat[value], value.type.shape))
+        elif value.op == "reshape" and value.args[0] in self.flat and value.type == flat_type(value.args[0].type):
+            self.made[value] = self._bind(self.flat[value.args[0]], value)
+        else:
+            self.made[value] = self._apply(value, value.type, [self.full(a) for a in value.args], value)
+
+    def full(self, value: Value) -> relax.Expr:
+        if value not in self.made:
+            self.made[value] = self.builder.emit(self.names.reshape(self.flat[value], value.type.shape))
+        return self.made[value]
+
+    def rows(self, value: Value) -> relax.Expr:
+        """The flat form."""
+        if value not in self.flat:
+            self.flat[value] = self.builder.emit(self.names.reshape(self.made[value], flat_type(value.type).shape))
+        return self.flat[value]
+
+    def _keeps_flat(self, value: Value) -> bool:
+        if value.type.rank < 3:
+            return False
+        if value.op == "matmul":
+            a, b = (x.type for x in value.args)
+            return a.rank > 2 and b.rank == 2 and not value.attrs.get("ta")
+        is_elementwise = OPS[value.op].group in ELEMENTWISE or value.op in ELEMENTWISE_OPS
+        return is_elementwise and any(a in self.flat for a in value.args) and all(_fits(a, value) for a in value.args)
+
+    def _flat_args(self, value: Value) -> list[relax.Expr]:
+        if value.op == "matmul":
+            return [self.rows(value.args[0]), self.full(value.args[1])]
+        return [self.rows(a) if a.type.rank > 1 else self.full(a) for a in value.args]
+
+    def _apply(self, value: Value, type: TensorType, args: list[relax.Expr], whole: Value | None = None) -> relax.Expr:
+        row = OPS[value.op]
+        assert row.relax is not None, value.op
+        self.names.out = type
+        expr = self._bind(row.relax(self.names, *args, **value.attrs), whole)
+        _check(value.op, type, expr)
+        return expr
+
+    def _bind(self, expr: relax.Expr, value: Value | None) -> relax.Expr:
+        """A variable or constant for ``expr``. An output is bound as one where it is made, and is never an alias: TVM
+        turns a reshape that is an intermediate into a view, and the view of an input must not be returned."""
+        if value is None or value not in self.outputs:
+            return self.builder.emit(expr) if isinstance(expr, tvm.ir.Call) else expr
+        if not isinstance(expr, tvm.ir.Call):
+            expr = self.names.program("copy", value.type, expr)
+        return self.builder.emit_output(expr)
+
+    def returned(self, graph: Graph) -> list[relax.Expr]:
+        """The output variables; an input, and a value returned twice, is copied."""
+        seen: set[Value] = set(graph.inputs)
+        returned = []
+        for _, value in graph.outputs:
+            expr = self.made[value]
+            if value in seen:
+                expr = self.builder.emit_output(self.names.program("copy", value.type, expr))
+            seen.add(value)
+            returned.append(expr)
+        return returned
 
 
-def _bound(builder: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
-    return builder.emit(expr) if isinstance(expr, tvm.ir.Call) else expr
+def flat_type(type: TensorType) -> TensorType:
+    """[.., m, n] -> [..*m, n]."""
+    return TensorType((math.prod(type.shape[:-1]), type.shape[-1]), type.dtype)
 
 
-def _check(value: Value, expr: relax.Expr) -> None:
+def _fits(arg: Value, value: Value) -> bool:
+    """Whether ``arg`` can join an elementwise operator in flat form: of the same shape, or a row, or a scalar."""
+    shape = value.type.shape
+    return arg.type.shape in (shape, shape[-1:], ())
+
+
+def _check(op: str, type: TensorType, expr: relax.Expr) -> None:
     """The row's ``type`` and ``relax`` columns must agree; a difference is a fault of the row."""
-    have = (tuple(int(n) for n in expr.ty.shape), OURS[_dtype_text(expr.ty)])
-    if have != (value.type.shape, value.type.dtype):
-        raise AssertionError(f"row {value.op!r}: relax gives {have[1]}{list(have[0])}, the type rule {value.type}")
-
-
-def _returned(names: Namespace, graph: Graph, made: dict[Value, relax.Expr]) -> list[relax.Expr]:
-    """The output variables; an input, and a value returned twice, is copied."""
-    seen: set[Value] = set(graph.inputs)
-    returned = []
-    for _, value in graph.outputs:
-        expr = made[value]
-        if value in seen:
-            names.out = value.type
-            expr = names._builder.emit_output(names.kernel("copy", expr))
-        seen.add(value)
-        returned.append(expr)
-    return returned
+    have = TensorType(tuple(int(n) for n in expr.ty.shape), OURS[_dtype_text(expr.ty)])
+    if have != type:
+        raise AssertionError(f"row {op!r}: relax gives {have}, the type rule {type}")

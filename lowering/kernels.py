@@ -74,7 +74,7 @@ def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) 
     """Philox4x32-10 (Salmon et al., SC 2011): element e of the flat result is word e % 4 of the block of counter
     (e // 4, place, salt's low word, salt's high word) under the key ``seed``.
 
-    seed: u32[2], salt: i64[], place: u32[1]. The place is a tensor so that all draws of a shape share one kernel.
+    seed: u32[2], salt: i64[], place: u32[1]. The place is data so that all draws of one shape share one kernel.
     """
     strides = [math.prod(out.shape[n + 1 :]) for n in range(out.rank)]
 

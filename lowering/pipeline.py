@@ -104,7 +104,7 @@ def compile(
     target: tvm.target.Target,
     scheduler: Scheduler,
     in_place: Mapping[str, Sequence[Pair]] | None = None,
-    dump: Path | None = None,
+    dump: Path | str | None = None,
 ) -> Compiled:
     """Compile every function of ``module`` for ``target``.
 
@@ -118,11 +118,15 @@ def compile(
         for n, (name, run) in enumerate(PASSES):
             module = run(module, state)
             if dump is not None:
-                dump.mkdir(parents=True, exist_ok=True)
-                (dump / f"{n:02}-{name}.py").write_text(module.script(show_meta=True))
+                _write(module, Path(dump) / f"{n:02}-{name}.py")
         executable = relax.build(module, target, relax_pipeline=None)
     done = {name: tuple(pairs) for name, pairs in state.done.items()}
     return Compiled(executable, target, done, _memory(state), _kernels(state))
+
+
+def _write(module: tvm.IRModule, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(module.script(show_meta=True), encoding="utf-8")
 
 
 def kernel_calls(module: tvm.IRModule) -> dict[str, dict[str, int]]:

@@ -17,13 +17,14 @@ Scheduler = Callable[[tirx.PrimFunc, tvm.target.Target], Any]
 class Kernel:
     """One compiled tensor program.
 
+    kernel:   its name
     rule:     the schedule rule that was used, "" for none
     failures: what went wrong in rules that were tried
     calls:    function symbol -> how many times one call of it runs this kernel
     workspace: bytes it allocates for itself on the heap, before the compiler shrinks them
     """
 
-    name: str
+    kernel: str
     rule: str
     failures: tuple[str, ...]
     calls: Mapping[str, int]
