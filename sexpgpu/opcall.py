@@ -32,7 +32,7 @@ def call_operator(t: Tracer, row: Op, call: Call) -> Any:
     flat = [v for a in operands for v in listed(bound[a.name]) if v is not None]
     if row.number and flat and all(is_number(v) or isinstance(v, bool) for v in flat):
         return on_numbers(row, flat, bound, call.span)
-    attrs = {a.name: convert(a, bound[a.name], spans[a.name]) for a in row.args if a not in operands}
+    attrs = {a.name: convert(a, bound[a.name], spans[a.name]) if a.name in spans else a.default for a in row.args if a not in operands}
     values = tensors(t.builder, row, operands, bound, spans, call.span)
     return build(t.builder, row, values, attrs, call.span)
 
@@ -42,7 +42,7 @@ def listed(value: Any) -> tuple[Any, ...]:
 
 
 def bind(row: Op, call: Call) -> tuple[dict[str, Any], dict[str, Span]]:
-    """Argument names to values and places; defaults filled in."""
+    """Argument names to values, defaults filled in; and the places of those that were given."""
     bound: dict[str, Any] = {}
     spans: dict[str, Span] = {}
     at = 0
@@ -60,7 +60,7 @@ def bind(row: Op, call: Call) -> tuple[dict[str, Any], dict[str, Span]]:
         if arg.name not in bound:
             if arg.default is ...:
                 raise UserError(codes.CALL_COUNT, call.span, f"{row.name} needs {arg.name}", hint=signature(row))
-            bound[arg.name], spans[arg.name] = arg.default, call.span
+            bound[arg.name] = arg.default
     return bound, spans
 
 
