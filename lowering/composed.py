@@ -22,4 +22,9 @@ def matmul(r: Any, a: relax.Expr, b: relax.Expr, ta: bool = False, tb: bool = Fa
     return r.astype(r.program("matmul", TensorType(r.out.shape, "f32"), a, b, ta=ta, tb=tb), r.dt(r.out.dtype))
 
 
-COMPOSED = {"matmul": matmul}
+def philox(r: Any, seed: relax.Expr, salt: relax.Expr, place: int) -> relax.Expr:
+    """See kernels.philox. The place is handed over as data, so that all draws of one shape share one kernel."""
+    return r.program("philox", r.out, seed, salt, r.const([place], "u32"))
+
+
+COMPOSED = {"matmul": matmul, "philox": philox}

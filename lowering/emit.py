@@ -21,6 +21,7 @@ from sexpgpu.graph import Graph, Value
 from sexpgpu.ops import OPS
 from sexpgpu.types import DTYPES, TensorType
 
+from . import kernels_elementwise  # noqa: F401  (fills KERNELS)
 from .composed import COMPOSED
 from .kernels import KERNELS
 

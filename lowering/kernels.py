@@ -80,7 +80,7 @@ def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) 
 
     def word(*at: Any) -> Any:
         flat = sum((i * n for i, n in zip(at, strides, strict=True)), tirx.const(0, "int64"))
-        block, names = _philox_block(_low(flat.astype("uint64") >> _u64(2)), seed, salt().astype("uint64"), place[0])
+        block, names = _philox_block(_low(flat.astype("uint64") >> _u64(2)), seed, salt().astype("uint64"), place(0))
         which = flat % 4
         y = block[3]
         for n in (2, 1, 0):
@@ -104,7 +104,7 @@ def _philox_block(index: Any, seed: te.Tensor, salt: Any, place: Any) -> tuple[l
     c = [name(x) for x in (index, place, _low(salt), _low(salt >> _u64(32)))]
     for n in range(PHILOX_ROUNDS):
         # n * weyl is added to the key at once: repeated u32 additions are what TVM's simplifier cannot fold
-        k = [name(_low(seed[i].astype("uint64") + _u64(n * w & LOW))) for i, w in enumerate(PHILOX_WEYL)]
+        k = [name(_low(seed(i).astype("uint64") + _u64(n * w & LOW))) for i, w in enumerate(PHILOX_WEYL)]
         p, q = (name(c[i].astype("uint64") * _u64(m)) for i, m in zip((0, 2), PHILOX_MULTIPLIERS, strict=True))
         c = [name(x) for x in (_high(q) ^ c[1] ^ k[0], _low(q), _high(p) ^ c[3] ^ k[1], _low(p))]
     return c, names

@@ -1,0 +1,102 @@
+"""A compiled module as the bytes of a shared library: the linker alone, with nothing of this machine in them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from . import elf
+from .pipeline import Compiled
+
+EMULATION = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux"}
+# No build id, no symbol names, one hash table and no lazy binding: the bytes depend on the objects only.
+LINK = ("ld.lld", "-shared", "--build-id=none", "-s", "--hash-style=gnu", "-z", "now")
+RUNTIME = "libtvm_runtime.so"
+RUNTIME_NEEDS = ("libtvm_ffi.so", "libc.so", "libm.so", "libdl.so", "libpthread.so", "libstdc++.so", "libgcc_s.so", "ld-linux")
+
+OURS = ("TVMFFI", "TVMBackend")  # the runtime's
+MEMORY = ("memcpy", "memmove", "memset", "memcmp")  # what LLVM makes of loops
+LIBM = frozenset(
+    "acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 exp10 expm1 fabs floor fma fmax fmin"
+    " fmod hypot ldexp log log10 log1p log2 nearbyint pow rint round sin sinh sqrt tan tanh trunc".split()
+)
+
+
+class LinkFault(RuntimeError):
+    """The linker refused, or the library is not what it should be: our bug, or a broken toolchain."""
+
+
+class RuntimeFault(ValueError):
+    """There is no runtime library for the machine; the message is the user's."""
+
+
+def library(compiled: Compiled, machine: str) -> bytes:
+    """The shared library of ``compiled`` for ``machine`` ("x86_64" or "aarch64"). Same module, same bytes.
+
+    Raises LinkFault.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "phases.so"
+        compiled.executable.export_library(str(path), fcompile=_linker(machine), workspace_dir=folder)
+        data = path.read_bytes()
+    check(data, machine)
+    return data
+
+
+def _linker(machine: str) -> Any:
+    def link(output: str, objects: Sequence[str], **_: Any) -> None:
+        command = [sys.executable, "-m", "ziglang", *LINK, "-m", EMULATION[machine], "-o", output, *objects]
+        done = subprocess.run(command, env={"PATH": "", "HOME": ""}, capture_output=True, text=True)
+        if done.returncode:
+            raise LinkFault(f"ld.lld: {done.stderr.strip()[-2000:]}")
+
+    link.object_format = "o"  # type: ignore[attr-defined]  (how TVM asks for plain objects)
+    return link
+
+
+def check(data: bytes, machine: str) -> None:
+    """Raise LinkFault unless ``data`` is a library for ``machine`` that wants only what every runner has."""
+    shared = elf.read(data)
+    if shared.machine != machine:
+        raise LinkFault(f"the library is for {shared.machine}, not {machine}")
+    foreign = [s for s in shared.undefined if not s.startswith(OURS) and s not in MEMORY and not is_libm(s)]
+    if foreign or shared.needed:
+        raise LinkFault(f"the library wants {' '.join((*foreign, *shared.needed))}, which a runner need not have")
+
+
+def is_libm(symbol: str) -> bool:
+    """Whether ``symbol`` is a function of the C mathematics library, f64 or (with a final f) f32."""
+    return symbol in LIBM or symbol.removesuffix("f") in LIBM
+
+
+def libm(data: bytes) -> tuple[str, ...]:
+    """The functions that the library takes from the C mathematics library of the machine it runs on, and whose bits
+    are therefore that machine's."""
+    return tuple(s for s in elf.read(data).undefined if is_libm(s))
+
+
+def runtime_library(machine: str, given: str | Path | None = None) -> bytes:
+    """libtvm_runtime.so for ``machine``: the file ``given``, else that of the installed wheel.
+
+    Raises RuntimeFault.
+    """
+    path = Path(given) if given is not None else Path(tvm.__file__).parent / "lib" / RUNTIME
+    try:
+        data = path.read_bytes()
+        shared = elf.read(data)
+    except OSError as fault:
+        raise RuntimeFault(f"{path} cannot be read: {fault.strerror}") from None
+    except elf.NotElf as fault:
+        raise RuntimeFault(f"{path} is {fault}") from None
+    if shared.machine != machine:
+        raise RuntimeFault(f"{path} is for {shared.machine}, and the target is {machine}: give its {RUNTIME}")
+    foreign = [n for n in shared.needed if not n.startswith(RUNTIME_NEEDS)]
+    if foreign or "libtvm_ffi.so" not in shared.needed:
+        raise RuntimeFault(f"{path} needs {' '.join(shared.needed)}: it is not the runtime of the tvm wheel")
+    return data

@@ -1,0 +1,268 @@
+"""Tensor programs of elementwise operators, where Relax has none or LLVM or TVM would take undefined behaviour for
+impossible: signed and unsigned overflow of 32 and 64 bits, division by zero, shifts past the width, casts that do
+not fit. No program here meets any of these.
+
+TVM's bounds analysis takes ``Cast`` for exact, so a cast that wraps is written with masks or ``reinterpret``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import te, tirx
+
+from sexpgpu.types import DTYPES, TensorType
+
+from .kernels import dims, kernel
+
+LOW = 0xFFFFFFFF
+
+
+def pointwise(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare the tensor program ``name`` by its scalar function (*elements, out) -> element; arguments broadcast."""
+
+    def add(scalar: Callable[..., Any]) -> Callable[..., Any]:
+        @kernel(name)
+        def program(*xs: te.Tensor, out: TensorType) -> te.Tensor:
+            def element(*i: Any) -> Any:
+                return scalar(*(at(x, i) for x in xs), out=out)
+
+            return te.compute(dims(out), element, name.replace("-", "_"))
+
+        return scalar
+
+    return add
+
+
+def at(x: te.Tensor, i: tuple[Any, ...]) -> Any:
+    """The element of ``x`` that broadcasts to place ``i`` of the result."""
+    own = i[len(i) - len(x.shape) :]
+    zero = tirx.const(0, "int64")
+    return x(*(zero if int(n) == 1 else j for n, j in zip(x.shape, own, strict=True)))
+
+
+def is_float(dtype: str) -> bool:
+    return DTYPES[dtype].kind == "float"
+
+
+def low(x: Any) -> Any:
+    """The low 32 bits of a 64-bit integer."""
+    return x & tirx.const(LOW, x.dtype)
+
+
+def narrow(x: Any, dtype: str) -> Any:
+    """An int64 or uint64 modulo 2**bits, as ``dtype`` of fewer bits."""
+    d = DTYPES[dtype]
+    kept = x & tirx.const(2**d.bits - 1, x.dtype)
+    if d.kind == "uint":
+        return kept.astype(d.numpy)
+    half = tirx.const(2 ** (d.bits - 1), "int64")
+    return ((kept.astype("int64") ^ half) - half).astype(d.numpy)
+
+
+def joined(high: Any, lo: Any) -> Any:
+    """The int64 of two int64, of which the low 32 bits count."""
+    return (high << tirx.const(32, "int64")) | low(lo)
+
+
+def halves(x: Any) -> tuple[Any, Any]:
+    """The high 32 bits of an int64, with its sign, and the low ones."""
+    return x >> tirx.const(32, "int64"), low(x)
+
+
+@pointwise("wrap-add")
+def wrap_add(x: Any, y: Any, out: TensorType) -> Any:
+    if out.dtype != "i64":
+        return narrow(x.astype("int64") + y.astype("int64"), out.dtype)
+    (xh, xl), (yh, yl) = halves(x), halves(y)
+    s = xl + yl
+    return joined(xh + yh + (s >> tirx.const(32, "int64")), s)
+
+
+@pointwise("wrap-subtract")
+def wrap_subtract(x: Any, y: Any, out: TensorType) -> Any:
+    if out.dtype != "i64":
+        return narrow(x.astype("int64") - y.astype("int64"), out.dtype)
+    (xh, xl), (yh, yl) = halves(x), halves(y)
+    s = xl - yl
+    return joined(xh - yh + (s >> tirx.const(32, "int64")), s)
+
+
+@pointwise("wrap-multiply")
+def wrap_multiply(x: Any, y: Any, out: TensorType) -> Any:
+    """The product of 64 bits is put together from products of 32 bits, which 64 unsigned bits hold."""
+    wide = "uint64" if out.dtype == "u32" else "int64"
+    if out.dtype != "i64":
+        return narrow(x.astype(wide) * y.astype(wide), out.dtype)
+    (xh, xl), (yh, yl) = ([low(h).astype("uint64") for h in halves(v)] for v in (x, y))
+    p = xl * yl
+    high = (p >> tirx.const(32, "uint64")) + low(xh * yl) + low(xl * yh)
+    return tirx.reinterpret("int64", (low(high) << tirx.const(32, "uint64")) | low(p))
+
+
+def safe_divisor(x: Any, y: Any, out: TensorType) -> Any:
+    """``y``, or 1 where x / y has no value or does not fit."""
+    one = tirx.const(1, x.dtype)
+    bad = y == tirx.const(0, x.dtype)
+    if out.kind == "int":
+        least = tirx.const(-(2 ** (DTYPES[out.dtype].bits - 1)), x.dtype)
+        bad = tirx.any(bad, tirx.all(y == tirx.const(-1, x.dtype), x == least))
+    return tirx.Select(bad, one, y)
+
+
+@pointwise("quot")
+def quot(x: Any, y: Any, out: TensorType) -> Any:
+    zero = tirx.const(0, x.dtype)
+    return tirx.Select(y == zero, zero, tirx.truncdiv(x, safe_divisor(x, y, out)))
+
+
+@pointwise("mod")
+def mod(x: Any, y: Any, out: TensorType) -> Any:
+    if DTYPES[out.dtype].bits == 16:
+        wide = TensorType(out.shape, "f32")
+        return mod(x.astype("float32"), y.astype("float32"), wide).astype(DTYPES[out.dtype].numpy)
+    zero = tirx.const(0, x.dtype)
+    r = tirx.fmod(x, y) if is_float(out.dtype) else tirx.truncmod(x, safe_divisor(x, y, out))
+    if out.kind == "uint":
+        return tirx.Select(y == zero, zero, r)
+    signed = tirx.Select(tirx.all(r != zero, (r < zero) != (y < zero)), r + y, r)
+    return signed if is_float(out.dtype) else tirx.Select(y == zero, zero, signed)
+
+
+def extremum(x: Any, y: Any, first: Any) -> Any:
+    """``x`` where it is NaN or ``first`` says so, else ``y``: then a NaN of either comes out."""
+    test = x.astype("float32") if x.dtype in ("float16", "bfloat16") else x
+    return tirx.Select(tirx.any(tirx.isnan(test), first), x, y)
+
+
+@pointwise("minimum")
+def minimum(x: Any, y: Any, out: TensorType) -> Any:
+    return extremum(x, y, x <= y)
+
+
+@pointwise("maximum")
+def maximum(x: Any, y: Any, out: TensorType) -> Any:
+    return extremum(x, y, x >= y)
+
+
+@pointwise("abs")
+def absolute(x: Any, out: TensorType) -> Any:
+    if is_float(out.dtype):
+        return tirx.abs(x)
+    zero = tirx.const(0, x.dtype)
+    minus = wrap_subtract(zero, x, out) if DTYPES[out.dtype].bits >= 32 else zero - x
+    return tirx.Select(x < zero, minus, x)
+
+
+@pointwise("sign")
+def sign(x: Any, out: TensorType) -> Any:
+    zero, one, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
+    return tirx.Select(x > zero, one, tirx.Select(x < zero, minus, x))
+
+
+def in_f32(scalar: Callable[[Any], Any]) -> Callable[..., Any]:
+    """f16 and bf16 computed in f32 and rounded once."""
+
+    def element(x: Any, out: TensorType) -> Any:
+        own = DTYPES[out.dtype]
+        return scalar(x.astype("float32")).astype(own.numpy) if own.bits == 16 else scalar(x)
+
+    return element
+
+
+def log1p(x: Any) -> Any:
+    """x log(u) / (u - 1) with u = 1 + x: the rounding of u cancels (HP-15C Advanced Functions Handbook, appendix)."""
+    one = tirx.const(1, x.dtype)
+    u = x + one
+    near = tirx.Select(u == one, x, tirx.log(u) * (x / (u - one)))
+    return tirx.Select(x >= one, tirx.log(u), near)
+
+
+def expm1(x: Any) -> Any:
+    """(u - 1) x / log(u) with u = e**x, by Kahan, for the same reason."""
+    one = tirx.const(1, x.dtype)
+    u = tirx.exp(x)
+    near = tirx.Select(u == one, x, (u - one) * (x / tirx.log(u)))
+    return tirx.Select(tirx.any(x >= one, u - one == -one), u - one, near)
+
+
+pointwise("log1p")(in_f32(log1p))
+pointwise("expm1")(in_f32(expm1))
+
+
+def within(y: Any, out: TensorType) -> tuple[Any, Any]:
+    """Whether an amount is from 0 to bits - 1, and the amount with only the bits of such a one."""
+    bits = DTYPES[out.dtype].bits
+    inside = y < tirx.const(bits, y.dtype)
+    if out.kind == "int":
+        inside = tirx.all(y >= tirx.const(0, y.dtype), inside)
+    return inside, y & tirx.const(bits - 1, y.dtype)
+
+
+@pointwise("shift-left")
+def shift_left(x: Any, y: Any, out: TensorType) -> Any:
+    inside, amount = within(y, out)
+    return tirx.Select(inside, x << amount, tirx.const(0, x.dtype))
+
+
+@pointwise("shift-right")
+def shift_right(x: Any, y: Any, out: TensorType) -> Any:
+    inside, amount = within(y, out)
+    most = tirx.const(DTYPES[out.dtype].bits - 1, x.dtype)
+    return tirx.Select(inside, x >> amount, x >> most if out.kind == "int" else tirx.const(0, x.dtype))
+
+
+@pointwise("saturate")
+def saturate(x: Any, out: TensorType) -> Any:
+    """A float truncated to an integer, held at the ends of the range; NaN, which no comparison holds for, gives 0."""
+    x = x.astype("float32") if x.dtype in ("float16", "bfloat16") else x
+    d = DTYPES[out.dtype]
+    least, above = (0, 2**d.bits) if d.kind == "uint" else (-(2 ** (d.bits - 1)), 2 ** (d.bits - 1))
+    low_end, high_end = tirx.const(float(least), x.dtype), tirx.const(float(above), x.dtype)
+    whole = tirx.Select(tirx.all(x >= low_end, x < high_end), x, tirx.const(0.0, x.dtype)).astype(d.numpy)
+    held = tirx.Select(x < low_end, tirx.const(least, d.numpy), whole)
+    return tirx.Select(x >= high_end, tirx.const(above - 1, d.numpy), held)
+
+
+@pointwise("wrap-cast")
+def wrap_cast(x: Any, out: TensorType) -> Any:
+    """An integer as another one, modulo 2**bits."""
+    d, signed = DTYPES[out.dtype], str(x.dtype).startswith("int")
+    have = int(str(x.dtype).lstrip("uint"))
+    if d.bits < have:
+        return narrow(x.astype("int64") if signed else x.astype("uint64"), out.dtype)
+    if signed == (d.kind == "int") or (not signed and d.bits > have):
+        return x.astype(d.numpy)
+    return tirx.reinterpret(d.numpy, x.astype(f"int{d.bits}") if signed else x)
+
+
+@kernel("iota")
+def iota(out: TensorType, axis: int) -> te.Tensor:
+    def element(*i: Any) -> Any:
+        d = DTYPES[out.dtype]
+        return i[axis].astype("float32").astype(d.numpy) if out.dtype in ("f16", "bf16") else i[axis].astype(d.numpy)
+
+    return te.compute(dims(out), element, "iota")
+
+
+@kernel("pad")
+def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | int | bool) -> te.Tensor:
+    def element(*i: Any) -> Any:
+        inside = [
+            side
+            for j, start, n in zip(i, before, x.shape, strict=True)
+            for side in (j >= start, j < start + int(n))
+        ]
+        filled = tirx.const(value, x.dtype)
+        return tirx.if_then_else(tirx.all(*inside), x(*(j - n for j, n in zip(i, before, strict=True))), filled)
+
+    return te.compute(dims(out), element, "pad")
+
+
+@kernel("flip")
+def flip(x: te.Tensor, out: TensorType, axes: tuple[int, ...]) -> te.Tensor:
+    def element(*i: Any) -> Any:
+        return x(*(int(n) - 1 - j if a in axes else j for a, (j, n) in enumerate(zip(i, x.shape, strict=True))))
+
+    return te.compute(dims(out), element, "flip")

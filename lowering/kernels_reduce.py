@@ -1,0 +1,193 @@
+"""Tensor programs of the reductions. KERNELS has the shape that kernels.py gives it: (te tensors..., out, **attrs).
+
+A float extremum is taken over integers of the same order. TVM's own starts from the largest finite float and drops a
+NaN, so that it would be wrong for a row of infinities and would hide a diverged run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import te, tirx
+
+from sexpgpu.types import TensorType
+
+SHORT_SCAN = 64  # a running sum of up to so many terms is summed anew for each element
+KEYS = {"float32": ("int32", 0x7FFFFFFF, 31, 0x7F800000), "float64": ("int64", 0x7FFFFFFFFFFFFFFF, 63, 0x7FF0000000000000)}
+
+
+def merge(at: Sequence[Any], over: Sequence[Any], axes: Sequence[int], rank: int, keepdims: bool) -> list[Any]:
+    """The place in an argument of ``rank``: ``over`` along ``axes``, ``at`` along the others."""
+    rest, inner = iter(at), iter(over)
+    out = []
+    for axis in range(rank):
+        if axis in axes:
+            out.append(next(inner))
+            if keepdims:
+                next(rest)
+        else:
+            out.append(next(rest))
+    return out
+
+
+def reduce_axes(x: te.Tensor, axes: Sequence[int]) -> list[Any]:
+    return [te.reduce_axis((0, x.shape[a]), f"k{a}") for a in axes]
+
+
+def widened(v: Any) -> Any:
+    """bf16 and f16 as f32, which holds them exactly."""
+    return v.astype("float32") if v.dtype in ("bfloat16", "float16") else v
+
+
+def to_key(v: Any, nan_largest: bool, merge_zeros: bool) -> Any:
+    """An integer in the order of the float ``v``: its bits, with the lower ones of a negative number turned over.
+    A NaN is the largest or the smallest of all; -0 is 0 if ``merge_zeros``, else just below it."""
+    v = widened(v)
+    dtype, low, sign, infinity = KEYS[v.dtype]
+    mask = tirx.const(low, dtype)
+    bits = tirx.reinterpret(dtype, v)
+    key = bits ^ ((bits >> tirx.const(sign, dtype)) & mask)
+    if merge_zeros:
+        key = tirx.Select(key.equal(tirx.const(-1, dtype)), tirx.const(0, dtype), key)
+    nan = tirx.const(low if nan_largest else -low - 1, dtype)
+    return tirx.Select((bits & mask) > tirx.const(infinity, dtype), nan, key)
+
+
+def from_key(key: Any, dtype: str) -> Any:
+    """The float of ``dtype`` whose key is ``key``; the largest and the smallest integer are NaNs."""
+    wide = dtype if dtype in KEYS else "float32"
+    _, low, sign, _ = KEYS[wide]
+    bits = key ^ ((key >> tirx.const(sign, key.dtype)) & tirx.const(low, key.dtype))
+    return tirx.reinterpret(wide, bits).astype(dtype)
+
+
+def extremum(largest: bool) -> Callable[..., te.Tensor]:
+    def program(x: te.Tensor, out: TensorType, axes: Sequence[int], keepdims: bool) -> te.Tensor:
+        over, take = reduce_axes(x, axes), te.max if largest else te.min
+
+        def best(*at: Any) -> Any:
+            return take(to_key(x(*merge(at, over, axes, len(x.shape), keepdims)), largest, False), axis=over)
+
+        keys = te.compute(out.shape, best, "key")
+        return te.compute(out.shape, lambda *at: from_key(keys(*at), x.dtype), "extremum")
+
+    return program
+
+
+def extreme_index(largest: bool) -> Callable[..., te.Tensor]:
+    """The smallest index at which the extremum stands: two plain reductions, so that their order cannot matter."""
+
+    def program(x: te.Tensor, out: TensorType, axis: int, keepdims: bool) -> te.Tensor:
+        rank, n = len(x.shape), int(x.shape[axis])
+        first, second = (te.reduce_axis((0, n), name) for name in ("k", "i"))
+        take = te.max if largest else te.min
+
+        def key(at: Sequence[Any], k: Any) -> Any:
+            v = x(*merge(at, [k], [axis], rank, keepdims))
+            return to_key(v, largest, True) if "float" in v.dtype else v
+
+        best = te.compute(out.shape, lambda *at: take(key(at, first.var), axis=first), "best")
+
+        def index(*at: Any) -> Any:
+            i = second.var.astype("int32")
+            return te.min(tirx.Select(key(at, second.var).equal(best(*at)), i, tirx.const(n, "int32")), axis=second)
+
+        return te.compute(out.shape, index, "index")
+
+    return program
+
+
+def cumsum(x: te.Tensor, out: TensorType, axis: int, reverse: bool) -> te.Tensor:
+    """Long sums are taken in blocks of about the root of the length: within the block, and over the blocks before it."""
+    acc = {"bfloat16": "float32", "float16": "float32", "int32": "uint32", "int64": "uint64"}.get(x.dtype, x.dtype)
+    n = int(x.shape[axis])
+    y = scan(lambda at: x(*at).astype(acc), out.shape, axis, reverse, acc)
+    if n > SHORT_SCAN:
+        y = blocked_scan(lambda at: x(*at).astype(acc), out.shape, axis, reverse, acc)
+    return y if acc == x.dtype else te.compute(out.shape, lambda *at: y(*at).astype(x.dtype), "round")
+
+
+def put(at: Sequence[Any], axis: int, i: Any) -> list[Any]:
+    return [*at[:axis], i, *at[axis + 1 :]]
+
+
+def scan(x: Callable[[Sequence[Any]], Any], shape: Sequence[int], axis: int, reverse: bool, acc: str, strict: bool = False) -> te.Tensor:
+    """Sums of the terms up to each place (from it on, if ``reverse``), without its own if ``strict``."""
+    k = te.reduce_axis((0, shape[axis]), "k")
+
+    def total(*at: Any) -> Any:
+        a, b = (at[axis], k.var) if reverse else (k.var, at[axis])
+        return te.sum(tirx.if_then_else(a < b if strict else a <= b, x(put(at, axis, k.var)), tirx.const(0, acc)), axis=k)
+
+    return te.compute(shape, total, "scan")
+
+
+def blocked_scan(x: Callable[[Sequence[Any]], Any], shape: Sequence[int], axis: int, reverse: bool, acc: str) -> te.Tensor:
+    n = shape[axis]
+    block = math.isqrt(n - 1) + 1
+    counts = put(shape, axis, -(-n // block))
+    k, j = (te.reduce_axis((0, block), name) for name in "kj")
+
+    def term(at: Sequence[Any], i: Any, wanted: Any) -> Any:
+        return tirx.if_then_else(tirx.all(wanted, i < n), x(put(at, axis, i)), tirx.const(0, acc))
+
+    def inner(*at: Any) -> Any:
+        place = at[axis] % block
+        return te.sum(term(at, at[axis] - place + j.var, j.var >= place if reverse else j.var <= place), axis=j)
+
+    totals = te.compute(counts, lambda *at: te.sum(term(at, at[axis] * block + k.var, tirx.const(True, "bool")), axis=k), "totals")
+    before = scan(lambda at: totals(*at), counts, axis, reverse, acc, strict=True)
+    inside = te.compute(shape, inner, "inside")
+    return te.compute(shape, lambda *at: before(*put(at, axis, at[axis] // block)) + inside(*at), "cumsum")
+
+
+def mean_square(x: Callable[[Sequence[Any]], Any], like: te.Tensor, axes: Sequence[int], name: str, square: bool) -> te.Tensor:
+    """The mean of ``x``, or of its square, over ``axes``, which the result lacks."""
+    over = reduce_axes(like, axes)
+    n = math.prod(int(like.shape[a]) for a in axes)
+    kept = [m for a, m in enumerate(like.shape) if a not in axes]
+
+    def total(*at: Any) -> Any:
+        v = x(merge(at, over, axes, len(like.shape), False))
+        return te.sum(v * v if square else v, axis=over)
+
+    sums = te.compute(kept, total, name)
+    return te.compute(kept, lambda *at: sums(*at) / tirx.const(n, sums.dtype), f"{name}_mean")
+
+
+def outer(at: Sequence[Any], axes: Sequence[int]) -> list[Any]:
+    return [i for a, i in enumerate(at) if a not in axes]
+
+
+def rms_normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> te.Tensor:
+    return scaled(lambda at: widened(x(*at)), x, axes, eps)
+
+
+def normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> te.Tensor:
+    """The variance is that of the centred values: a mean of squares less the square of the mean loses all digits."""
+    centre = mean_square(lambda at: widened(x(*at)), x, axes, "sum", False)
+    return scaled(lambda at: widened(x(*at)) - centre(*outer(at, axes)), x, axes, eps)
+
+
+def scaled(v: Callable[[Sequence[Any]], Any], x: te.Tensor, axes: Sequence[int], eps: float) -> te.Tensor:
+    """``v`` divided by the root of its mean square plus ``eps``."""
+    square = mean_square(v, x, axes, "squares", True)
+
+    def element(*at: Any) -> Any:
+        scale = tirx.rsqrt(square(*outer(at, axes)) + tirx.const(eps, square.dtype))
+        return (v(at) * scale).astype(x.dtype)
+
+    return te.compute(x.shape, element, "scaled")
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "reduce-max": extremum(True),
+    "reduce-min": extremum(False),
+    "argmax": extreme_index(True),
+    "argmin": extreme_index(False),
+    "cumsum": cumsum,
+    "normalize": normalize,
+    "rms-normalize": rms_normalize,
+}
