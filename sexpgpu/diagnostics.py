@@ -73,7 +73,7 @@ def shorten(text: str, limit: int = 40) -> str:
 
 
 def indent(text: str) -> str:
-    """``text`` set in; characters a terminal would act on become one space or dot each, so that carets stay in place."""
+    """``text`` set in; what a terminal would act on becomes one space or dot, so that carets stay in place."""
     text = text.replace("\t", " ")
     return "\n".join("    " + "".join(c if c.isprintable() else "\u00b7" for c in line) for line in text.split("\n"))
 

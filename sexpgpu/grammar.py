@@ -36,13 +36,19 @@ class Key:
     doc: str
     needed: bool = False
 
+    def shown(self) -> str:
+        """``:batch COUNT``, in brackets where it may be left out."""
+        text = f":{self.name} {self.kind.upper().split()[0]}"
+        return text if self.needed else f"[{text}]"
+
 
 @frozen
 class Row:
     """One form.
 
-    parts: what follows the head, in order: NAME (any name), WORD (a name that is safe in file names), PARAMS, PARAMS2 (a
-           lambda list of two), VALUE, VALUE?, VALUE*, TEXT (a string literal), BINDINGS, CLAUSE*, CALL*, STAGE*, KEYS, BODY
+    parts: what follows the head, in order: NAME (any name), WORD (a name that is safe in file names), PARAMS, PARAMS2
+           (a lambda list of two), VALUE, VALUE?, VALUE*, TEXT (a string literal), BINDINGS, CLAUSE*, CALL*, STAGE*,
+           KEYS, BODY
     place: "top", "special" (evaluated in its own way), "function" (called like any other), or "stage"
     fault: the code of an unknown or missing keyword, where the form has its own
     """
@@ -59,15 +65,23 @@ class Row:
 
     def signature(self) -> str:
         """``(defloader NAME :source value ... [:shuffle flag])``, as messages and the docs show it."""
-        shown = {"WORD": "NAME", "PARAMS": "(ARGUMENTS)", "PARAMS2": SIGNATURES.get(self.name, ""), "TEXT": '"FILE"',
-                 "BINDINGS": "((NAME VALUE) ...)", "CLAUSE*": "(TEST VALUE) ...", "CALL*": "(FUNCTION ...) ...",
-                 "STAGE*": "(stage NAME ...) ...", "VALUE?": "[VALUE]", "VALUE*": "VALUE ...", "BODY": "BODY ..."}  # fmt: skip
-        keys = " ".join(f":{k.name} {k.kind.upper().split()[0]}" if k.needed else f"[:{k.name} {k.kind.upper().split()[0]}]" for k in self.keys)
-        words = [keys if part == "KEYS" else shown.get(part, part) for part in self.parts.split()]
-        return f"({' '.join([self.name, *words])})"
+        shown = {**SHOWN, "PARAMS2": ARGUMENTS.get(self.name, ""), "KEYS": " ".join(k.shown() for k in self.keys)}
+        return f"({' '.join([self.name, *(shown.get(part, part) for part in self.parts.split())])})"
 
 
-SIGNATURES = {"defprepare": "(batch ctx)", "defobjective": "(inputs ctx)"}
+ARGUMENTS = {"defprepare": "(batch ctx)", "defobjective": "(inputs ctx)"}
+SHOWN = {
+    "WORD": "NAME",
+    "PARAMS": "(ARGUMENTS)",
+    "TEXT": '"FILE"',
+    "BINDINGS": "((NAME VALUE) ...)",
+    "CLAUSE*": "(TEST VALUE) ...",
+    "CALL*": "(FUNCTION ...) ...",
+    "STAGE*": "(stage NAME ...) ...",
+    "VALUE?": "[VALUE]",
+    "VALUE*": "VALUE ...",
+    "BODY": "BODY ...",
+}
 
 FORMS: dict[str, Row] = {
     row.name: row
@@ -89,11 +103,11 @@ FORMS: dict[str, Row] = {
             Key("epochs", "count", "times the records are gone through; without end unless given"),
             Key("embed", "flag", "true: the data travel in the artifact"),
         )),
-        Row("defgenerate", "top", "KEYS", "Makes records in each training step, before its training graph reads them.", (
+        Row("defgenerate", "top", "KEYS", "Makes records in each step, before its training graph reads them.", (
             Key("trips", "trips", "how many times :step runs, 1 or more", True),
             Key("init", "lambda of 2", "(lambda (batch ctx) ...) to the first state", True),
             Key("step", "lambda of 3", "(lambda (state trip ctx) ...) to the next state", True),
-            Key("finish", "lambda of 2", "(lambda (state ctx) ...) to what joins the batch; the last state unless given"),
+            Key("finish", "lambda of 2", "(lambda (state ctx) ...) to what joins the batch; else the last state does"),
         ), c.GEN_FORM),
         Row("defprepare", "top", "PARAMS2 BODY", "A batch to the objective's inputs, a plist of tensors."),
         Row("defobjective", "top", "PARAMS2 BODY", "The inputs to the loss, a scalar f32."),
@@ -126,19 +140,19 @@ FORMS: dict[str, Row] = {
         Row("let", "special", "BINDINGS BODY", "Names values, each computed without the others."),
         Row("let*", "special", "BINDINGS BODY", "Names values, each may use those before it."),
         Row("lambda", "special", "PARAMS BODY", "A function without a name."),
-        Row("if", "special", "VALUE VALUE VALUE?", "The second if the first is neither nil nor false, else the third or nil."),
+        Row("if", "special", "VALUE VALUE VALUE?", "The second unless the first is nil or false; then the third, or nil."),
         Row("cond", "special", "CLAUSE*", "The value of the first clause whose test is neither nil nor false, or nil."),
-        Row("and", "special", "VALUE*", "The first that is nil or false, else the last; of bool tensors, their conjunction."),
-        Row("or", "special", "VALUE*", "The first that is neither nil nor false, else the last; of bool tensors, their disjunction."),
-        Row("->", "special", "VALUE CALL*", "Threads a value: it becomes the first argument of the first call, and so on."),
+        Row("and", "special", "VALUE*", "The first that is nil or false, else the last; bool tensors per element."),
+        Row("or", "special", "VALUE*", "The first but nil and false, else the last; bool tensors per element."),
+        Row("->", "special", "VALUE CALL*", "Threads a value: it is the first argument of the first call, and so on."),
         Row("scope", "special", "VALUE BODY", "Nests the names of the parameters declared in its body."),
-        Row("checkpoint", "special", "BODY", "Its body's values are computed again in the backward pass instead of kept."),
+        Row("checkpoint", "special", "BODY", "Its body is computed again in the backward pass instead of kept."),
         # -- functions with a fixed way of writing
         Row("param", "function", "VALUE VALUE KEYS", "A parameter of the model around it, in the scope around it.", (
-            Key("init", "value", "zeros, ones, xavier, he, orthogonal, (constant x), (normal sd) or (uniform low high)", True),
+            Key("init", "value", "a function of the shape: zeros, xavier, (normal 0.02) ...", True),
         )),
-        Row("metric", "function", "VALUE VALUE", "Reports a scalar with every log line and pass: (metric :name scalar)."),
-        Row("diagnostic", "function", "VALUE VALUE", "Reports a tensor when it is selected: (diagnostic :name tensor)."),
+        Row("metric", "function", "VALUE VALUE", "Reports a scalar: (metric :name scalar)."),
+        Row("diagnostic", "function", "VALUE VALUE", "Reports a tensor, when selected: (diagnostic :name tensor)."),
         Row("counter", "function", "VALUE VALUE", "Adds a scalar to a running total: (counter :name scalar)."),
     )
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """A checkpoint's identity: digests, by component, of what decides the trajectory of a run.
 
-Layout, comments, docstrings, the order of definitions and of keywords, paths of data and the names of runs and loaders do
-not count; neither do ``:steps``, cadences, passes and diagnostics. So a run may be extended, or go on on another target.
+Layout, comments, docstrings, the order of definitions and of keywords, paths of data and the names of runs and loaders
+do not count; neither do ``:steps``, cadences, passes and diagnostics. So a run may be extended, or moved to another
+target.
 The data themselves are not looked at here: the runner adds their fingerprint.
 """
 
@@ -33,7 +34,9 @@ def canonical(form: Form) -> str:
     if isinstance(form, Keyword):
         return f":{form.name}"
     if isinstance(form, Literal):
-        return json.dumps(form.value) if isinstance(form.value, str) else CONSTANTS.get(repr(form.value), repr(form.value))
+        return (
+            json.dumps(form.value) if isinstance(form.value, str) else CONSTANTS.get(repr(form.value), repr(form.value))
+        )
     assert isinstance(form, Seq)
     items = form.items
     if start := DOCUMENTED.get(head_of(form)):
@@ -99,7 +102,7 @@ def definition(run: RunFile, d: Definition) -> str:
 
 
 def weights(d: Definition, form: Form) -> str:
-    """The digest of the file that ``form`` names, relative to the file of the definition; its name if it cannot be read."""
+    """The digest of the file that ``form`` names beside the definition's own file; its name if it cannot be read."""
     if isinstance(form, Literal) and isinstance(form.value, str):
         try:
             with open(os.path.join(os.path.dirname(d.form.span.source.name), form.value), "rb") as file:

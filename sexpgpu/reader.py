@@ -10,11 +10,23 @@ import errno
 import os
 import re
 import stat
-import unicodedata
 
 from attrs import define, field
 
 from . import codes as c
+from .atoms import (
+    CONSTANTS,
+    ESCAPE,
+    ESCAPES,
+    FLOAT,
+    FOREIGN,
+    INTEGER,
+    NOT_FINITE,
+    NUMBER_LIKE,
+    UNPLAIN,
+    character_name,
+    number_hint,
+)
 from .diagnostics import MAX_FAULTS, Code, Report, UserError, shorten
 from .forms import Form, Keyword, Literal, Seq, Symbol
 from .source import Source, Span
@@ -43,34 +55,6 @@ COLUMN_1 = re.compile(r"^[(\[]", re.MULTILINE)
 # Characters that make text look other than it reads, refused in strings and comments too: bidirectional controls
 # ("Trojan Source", CVE-2021-42574), line ends that only some editors show as such, NUL, lone surrogates.
 FORBIDDEN = re.compile("[\0\r\x85\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-INTEGER = re.compile(r"[+-]?[0-9]+")
-FLOAT = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-NUMBER_LIKE = re.compile(r"[+-]?\.?[0-9]")
-NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
-CONSTANTS = {"true": True, "false": False, "nil": None}
-UNPLAIN = {*CONSTANTS, "nan", "inf", "infinity"}
-ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
-
-# Syntax of other Lisps: (what an atom holds, what it is called, what to write instead). The first that matches is named.
-FOREIGN = [
-    (re.compile(r"^'"), "quote (')", "(list ...) makes a list, :name is a keyword"),
-    (re.compile(r"^`"), "backquote (`)", "there are no macros; (list ...) makes a list"),
-    (re.compile(r"^,"), "comma (,)", "there are no macros; data are separated by spaces"),
-    (re.compile(r"^#\."), "read-time evaluation (#.)", "def names a value"),
-    (re.compile(r"^#'"), "function quote (#')", "a function is named without it"),
-    (re.compile(r"^#$"), "vector syntax (#()", "[ ... ] makes a vector"),
-    (re.compile(r"#"), "dispatch syntax (#)", "a name does not hold #"),
-    (re.compile(r"\|"), "symbol quotes (|)", "a name does not hold |"),
-    (re.compile(r"^\.$"), "a dotted pair (.)", "(list a b) makes a list of two"),
-    (re.compile(r"^\.+$"), "a name of dots only", "write out what is left out"),
-    (re.compile(r"^:$"), "a colon alone", "a keyword is a colon and a name, :name"),
-    (re.compile(r".:"), "a colon inside a name", "names have no package; put a space before a keyword"),
-    (re.compile(r"[`',]"), "a quote or comma inside a name", "data are separated by spaces"),
-    (re.compile(r"[{}\\]"), "a brace or backslash", "lists are ( ), vectors [ ]"),
-    (re.compile(r"^&$"), "an ampersand alone", "&key and &rest stand in lambda lists"),
-]
 
 
 def read_file(path: str, report: Report) -> Source | None:
@@ -141,7 +125,7 @@ def at_byte(shown: Source, data: bytes, offset: int) -> Span:
 
 
 def read(source: Source, report: Report) -> list[Form]:
-    """The sound top-level forms of ``source``, in order; every fault is added to ``report``, in the order of the text."""
+    """The sound top-level forms of ``source``; every fault is added to ``report``. Both in the order of the text."""
     reader = Reader(source)
     for match in FORBIDDEN.finditer(source.text):
         reader.character(match.start())
@@ -193,14 +177,15 @@ class Reader:
 
     def character(self, at: int) -> None:
         """E-READ-010: the character at offset ``at`` may not stand there."""
-        char = self.source.text[at]
-        name = unicodedata.name(char, "") or CONTROLS.get(char, unicodedata.category(char))
-        self.fault(c.READ_CHARACTER, at, at + 1, f"the character U+{ord(char):04X} ({name}) is not allowed here")
+        name = character_name(self.source.text[at])
+        self.fault(c.READ_CHARACTER, at, at + 1, f"the character {name} is not allowed here")
 
     def add(self, form: Form) -> None:
         self.data += 1
         if self.data > MAX_DATA:
-            self.fault(c.READ_LIMIT, form.span.start, form.span.end, f"a file may hold {MAX_DATA} data, and this is one more")
+            self.fault(
+                c.READ_LIMIT, form.span.start, form.span.end, f"a file may hold {MAX_DATA} data, and this is one more"
+            )
             self.stack, self.pos = [], len(self.source.text)
         elif self.deep:
             return
@@ -243,7 +228,9 @@ class Reader:
             return self.unterminated("string", start, line.start())
         self.alone()
         if len(text) - 2 > MAX_STRING:
-            self.fault(c.READ_LIMIT, start, start + 1, f"a string has {len(text) - 2} characters; the limit is {MAX_STRING}")
+            self.fault(
+                c.READ_LIMIT, start, start + 1, f"a string has {len(text) - 2} characters; the limit is {MAX_STRING}"
+            )
         self.add(Literal(self.unescape(text[1:-1], start + 1), span=Span(self.source, start, self.pos)))
 
     def quote(self, _: str, start: int) -> None:
@@ -300,9 +287,21 @@ class Reader:
         if named:
             self.fault(c.READ_SYNTAX, start, self.pos, f"{named[0]} is not part of the language", hint=named[1])
         elif NOT_FINITE.fullmatch(text):
-            self.fault(c.READ_FLOAT, start, self.pos, f"{text} is not a finite number", hint="mask with a large finite one, -1e9")
+            self.fault(
+                c.READ_FLOAT,
+                start,
+                self.pos,
+                f"{text} is not a finite number",
+                hint="mask with a large finite one, -1e9",
+            )
         elif NUMBER_LIKE.match(text):
-            self.fault(c.READ_SYNTAX, start, self.pos, f"{shorten(text)} is neither a number nor a name", hint=number_hint(text))
+            self.fault(
+                c.READ_SYNTAX,
+                start,
+                self.pos,
+                f"{shorten(text)} is neither a number nor a name",
+                hint=number_hint(text),
+            )
         elif len(text) > MAX_NAME:
             self.fault(c.READ_LIMIT, start, self.pos, f"a name has {len(text)} characters; the limit is {MAX_NAME}")
         else:
@@ -316,7 +315,13 @@ class Reader:
         for match in ESCAPE.finditer(text):
             if match.group(1) not in ESCAPES:
                 at = start + match.start()
-                self.fault(c.READ_SYNTAX, at, at + 2, f"the escape {match.group()} is not known", hint='escapes are \\" \\\\ \\n \\t')
+                self.fault(
+                    c.READ_SYNTAX,
+                    at,
+                    at + 2,
+                    f"the escape {match.group()} is not known",
+                    hint='escapes are \\" \\\\ \\n \\t',
+                )
         return ESCAPE.sub(lambda match: ESCAPES.get(match.group(1), ""), text)
 
     # ---- recovery
@@ -334,7 +339,9 @@ class Reader:
         """``bracket`` closes another kind. It closes the nearest of its own kind that is open, else the innermost."""
         opening, begun, _ = self.stack[-1]
         note = (Span(self.source, begun, begun + 1), f"this {opening} is open")
-        self.fault(c.READ_CLOSE, start, start + 1, f"{bracket} does not close {opening}", note, hint=f"write {PAIR[opening]}")
+        self.fault(
+            c.READ_CLOSE, start, start + 1, f"{bracket} does not close {opening}", note, hint=f"write {PAIR[opening]}"
+        )
         kinds = [PAIR[entry[0]] for entry in self.stack]
         if bracket in kinds:
             del self.stack[len(kinds) - kinds[::-1].index(bracket) :]
@@ -344,14 +351,18 @@ class Reader:
         if not self.recover and COLUMN_1.search(self.source.text, self.stack[0][1] + 1):
             return self.restart("bracket")
         bracket, start, _ = self.stack[0]
-        inner = [(Span(self.source, at, at + 1), "this one inside it is open too") for _, at, _ in self.stack[-1:] if at != start]
+        inner = [
+            (Span(self.source, at, at + 1), "this one inside it is open too")
+            for _, at, _ in self.stack[-1:]
+            if at != start
+        ]
         if not self.deep:
             where = "before the next form" if end < len(self.source.text) else "before the end of the file"
             self.fault(c.READ_UNCLOSED, start, start + 1, f"{bracket} is not closed {where}", *inner)
         self.stack, self.deep = [], 0
 
     def unterminated(self, what: str, start: int, after: int) -> None:
-        """A string or comment begun at ``start`` does not end: go on at the first bracket in column 1 from ``after``."""
+        """A string or comment begun at ``start`` does not end: go on at the first column-1 bracket from ``after``."""
         self.fault(c.READ_UNTERMINATED, start, min(after, start + 2), f"this {what} does not end")
         following = COLUMN_1.search(self.source.text, after)
         self.pos = following.start() if following else len(self.source.text)
@@ -365,18 +376,5 @@ class Reader:
         self.stack, self.deep = [], 0
 
 
-CONTROLS = {"\t": "TAB", "\n": "LINE FEED", "\r": "CARRIAGE RETURN", "\f": "FORM FEED", "\v": "LINE TABULATION", "\0": "NULL", "\x1b": "ESCAPE"}
-
-
 def starts_line(text: str, at: int) -> bool:
     return at == 0 or text[at - 1] == "\n"
-
-
-def number_hint(text: str) -> str:
-    if re.fullmatch(r"[+-]?\.[0-9]+([eE][+-]?[0-9]+)?", text):
-        return f"write {shorten(text.replace('.', '0.', 1))}"
-    if re.fullmatch(r"[+-]?[0-9]+/[0-9]+", text):
-        return f"write (/ {shorten(text.replace('/', ' '))})"
-    if re.fullmatch(r"[+-]?[0-9]+\.([eE][+-]?[0-9]+)?", text):
-        return f"write {shorten(text.replace('.', '.0', 1))}"
-    return "a name does not begin like a number"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ NEEDED = ("defrun", "defobjective", "defprepare", "defoptimizer", "defloader")
 
 @frozen
 class Definition:
-    """A ``def``, ``defun`` or ``defmodel``. ``body`` of a ``def`` is its one value; ``prelude``: it ships with the package."""
+    """A ``def``, ``defun`` or ``defmodel``. A ``def``'s ``body`` is its one value; ``prelude``: the package's own."""
 
     name: str
     kind: str
@@ -158,7 +159,9 @@ class Files:
         text = form.items[1]
         assert isinstance(text, Literal) and isinstance(text.value, str)
         if not text.value or os.path.isabs(text.value):
-            return self.wrong(text.span, f'"{text.value}" is not a relative path', hint="an include is relative to its own file")
+            return self.wrong(
+                text.span, f'"{text.value}" is not a relative path', hint="an include is relative to its own file"
+            )
         return self.load(os.path.normpath(os.path.join(os.path.dirname(path), text.value)), text.span)
 
     def wrong(self, span: Span | None, message: str, hint: str = "") -> list[Seq]:
@@ -181,6 +184,9 @@ class Sorter:
         if head in DEFINITIONS:
             assert parts.name
             made = Definition(parts.name, head, form, parts.params, parts.body, parts.keys, prelude)
+            if parts.name == "model" and not prelude:
+                message = "model is the name that defrun gives to the run's model"
+                self.report.add(UserError(c.NAME_TWICE, name_span(form), message, hint="choose another name"))
             old = self.definitions.get(parts.name)
             if old and old.prelude == prelude:
                 self.twice(c.NAME_TWICE, form, old.form, f"{parts.name} is defined")
@@ -190,8 +196,8 @@ class Sorter:
         if head in ("defloader", "defpass"):
             table = self.loaders if head == "defloader" else self.passes
             assert top.name
-            if top.name in table:
-                self.twice(c.NAME_TWICE, form, table[top.name].form, f"the {head[3:]} {top.name} is defined")
+            if old := next((t for n, t in table.items() if symbol(n) == symbol(top.name)), None):
+                self.twice(c.NAME_TWICE, form, old.form, f"the {head[3:]} {top.name} is defined")
             table[top.name] = top
             return
         if head in self.single:
@@ -199,11 +205,18 @@ class Sorter:
         self.single.setdefault(head, top)
 
     def twice(self, code: Code, form: Seq, first: Seq, message: str) -> None:
-        self.report.add(UserError(code, name_span(form), f"{message} twice", (name_span(first), "it is given here first")))
+        self.report.add(
+            UserError(code, name_span(form), f"{message} twice", (name_span(first), "it is given here first"))
+        )
 
     def run_file(self, path: str, sources: tuple[tuple[str, Source], ...]) -> RunFile:
         single = {name: self.single.get(head) for head, name in SINGLE.items()}
         return RunFile(path, sources, self.definitions, self.loaders, self.passes, **single)
+
+
+def symbol(name: str) -> str:
+    """What of a name is left in a function of the library: ``a-b`` and ``a_b`` would be one."""
+    return re.sub(r"[^A-Za-z0-9]", "_", name)
 
 
 def name_span(form: Seq) -> Span:
@@ -217,7 +230,9 @@ def complete(run: RunFile, report: Report) -> None:
     there = {"defloader": bool(run.loaders), **{head: getattr(run, name) is not None for head, name in SINGLE.items()}}
     for head in NEEDED:
         if not there[head]:
-            report.add(UserError(c.FORM_ABSENT, None, f"the run has no {head}", where=run.path, hint=FORMS[head].signature()))
+            report.add(
+                UserError(c.FORM_ABSENT, None, f"the run has no {head}", where=run.path, hint=FORMS[head].signature())
+            )
 
 
 def resolve(run: RunFile, report: Report) -> None:
@@ -227,7 +242,11 @@ def resolve(run: RunFile, report: Report) -> None:
         assert isinstance(value, Symbol)
         known: Iterable[str] = models if key == "model" else run.loaders
         if value.name not in known:
-            what = "is defined, but not by defmodel" if key == "model" and value.name in run.definitions else f"is not a {key} of this run"
+            what = (
+                "is defined, but not by defmodel"
+                if key == "model" and value.name in run.definitions
+                else f"is not a {key} of this run"
+            )
             report.add(UserError(c.NAME_UNKNOWN, value.span, f"{value.name} {what}", hint=closest(value.name, known)))
 
 
