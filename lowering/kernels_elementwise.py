@@ -17,6 +17,7 @@ from sexpgpu.types import DTYPES, TensorType
 from .kernels import dims, kernel
 
 LOW = 0xFFFFFFFF
+SHORT = ("float16", "bfloat16")
 
 
 def pointwise(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -42,19 +43,29 @@ def at(x: te.Tensor, i: tuple[Any, ...]) -> Any:
     return x(*(zero if int(n) == 1 else j for n, j in zip(x.shape, own, strict=True)))
 
 
+def name_of(x: Any) -> str:
+    """TVM's name of an element's dtype."""
+    return str(x.ty.dtype)
+
+
+def num(value: float | int, like: Any) -> Any:
+    """``value`` in the dtype of the element ``like``."""
+    return tirx.const(value, name_of(like))
+
+
 def is_float(dtype: str) -> bool:
     return DTYPES[dtype].kind == "float"
 
 
 def low(x: Any) -> Any:
     """The low 32 bits of a 64-bit integer."""
-    return x & tirx.const(LOW, x.dtype)
+    return x & num(LOW, x)
 
 
 def narrow(x: Any, dtype: str) -> Any:
     """An int64 or uint64 modulo 2**bits, as ``dtype`` of fewer bits."""
     d = DTYPES[dtype]
-    kept = x & tirx.const(2**d.bits - 1, x.dtype)
+    kept = x & num(2**d.bits - 1, x)
     if d.kind == "uint":
         return kept.astype(d.numpy)
     half = tirx.const(2 ** (d.bits - 1), "int64")
@@ -103,36 +114,37 @@ def wrap_multiply(x: Any, y: Any, out: TensorType) -> Any:
 
 def safe_divisor(x: Any, y: Any, out: TensorType) -> Any:
     """``y``, or 1 where x / y has no value or does not fit."""
-    one = tirx.const(1, x.dtype)
-    bad = y == tirx.const(0, x.dtype)
+    one = num(1, x)
+    bad = y == num(0, x)
     if out.kind == "int":
-        least = tirx.const(-(2 ** (DTYPES[out.dtype].bits - 1)), x.dtype)
-        bad = tirx.any(bad, tirx.all(y == tirx.const(-1, x.dtype), x == least))
+        least = num(-(2 ** (DTYPES[out.dtype].bits - 1)), x)
+        bad = tirx.any(bad, tirx.all(y == num(-1, x), x == least))
     return tirx.Select(bad, one, y)
 
 
 @pointwise("quot")
 def quot(x: Any, y: Any, out: TensorType) -> Any:
-    zero = tirx.const(0, x.dtype)
+    zero = num(0, x)
     return tirx.Select(y == zero, zero, tirx.truncdiv(x, safe_divisor(x, y, out)))
 
 
 @pointwise("mod")
 def mod(x: Any, y: Any, out: TensorType) -> Any:
+    """Of floats ``Mod`` is C's fmod, exact; TVM cannot lower its ``fmod`` for LLVM."""
     if DTYPES[out.dtype].bits == 16:
         wide = TensorType(out.shape, "f32")
         return mod(x.astype("float32"), y.astype("float32"), wide).astype(DTYPES[out.dtype].numpy)
-    zero = tirx.const(0, x.dtype)
-    r = tirx.fmod(x, y) if is_float(out.dtype) else tirx.truncmod(x, safe_divisor(x, y, out))
+    zero = num(0, x)
+    r = tirx.Mod(x, y) if is_float(out.dtype) else tirx.truncmod(x, safe_divisor(x, y, out))
     if out.kind == "uint":
         return tirx.Select(y == zero, zero, r)
-    signed = tirx.Select(tirx.all(r != zero, (r < zero) != (y < zero)), r + y, r)
+    signed = tirx.Select(tirx.any(tirx.all(r < zero, y > zero), tirx.all(r > zero, y < zero)), r + y, r)
     return signed if is_float(out.dtype) else tirx.Select(y == zero, zero, signed)
 
 
 def extremum(x: Any, y: Any, first: Any) -> Any:
     """``x`` where it is NaN or ``first`` says so, else ``y``: then a NaN of either comes out."""
-    test = x.astype("float32") if x.dtype in ("float16", "bfloat16") else x
+    test = x.astype("float32") if name_of(x) in SHORT else x
     return tirx.Select(tirx.any(tirx.isnan(test), first), x, y)
 
 
@@ -150,14 +162,14 @@ def maximum(x: Any, y: Any, out: TensorType) -> Any:
 def absolute(x: Any, out: TensorType) -> Any:
     if is_float(out.dtype):
         return tirx.abs(x)
-    zero = tirx.const(0, x.dtype)
+    zero = num(0, x)
     minus = wrap_subtract(zero, x, out) if DTYPES[out.dtype].bits >= 32 else zero - x
     return tirx.Select(x < zero, minus, x)
 
 
 @pointwise("sign")
 def sign(x: Any, out: TensorType) -> Any:
-    zero, one, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
+    zero, one, minus = (num(n, x) for n in (0, 1, -1))
     return tirx.Select(x > zero, one, tirx.Select(x < zero, minus, x))
 
 
@@ -173,7 +185,7 @@ def in_f32(scalar: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def log1p(x: Any) -> Any:
     """x log(u) / (u - 1) with u = 1 + x: the rounding of u cancels (HP-15C Advanced Functions Handbook, appendix)."""
-    one = tirx.const(1, x.dtype)
+    one = num(1, x)
     u = x + one
     near = tirx.Select(u == one, x, tirx.log(u) * (x / (u - one)))
     return tirx.Select(x >= one, tirx.log(u), near)
@@ -181,7 +193,7 @@ def log1p(x: Any) -> Any:
 
 def expm1(x: Any) -> Any:
     """(u - 1) x / log(u) with u = e**x, by Kahan, for the same reason."""
-    one = tirx.const(1, x.dtype)
+    one = num(1, x)
     u = tirx.exp(x)
     near = tirx.Select(u == one, x, (u - one) * (x / tirx.log(u)))
     return tirx.Select(tirx.any(x >= one, u - one == -one), u - one, near)
@@ -194,33 +206,33 @@ pointwise("expm1")(in_f32(expm1))
 def within(y: Any, out: TensorType) -> tuple[Any, Any]:
     """Whether an amount is from 0 to bits - 1, and the amount with only the bits of such a one."""
     bits = DTYPES[out.dtype].bits
-    inside = y < tirx.const(bits, y.dtype)
+    inside = y < num(bits, y)
     if out.kind == "int":
-        inside = tirx.all(y >= tirx.const(0, y.dtype), inside)
-    return inside, y & tirx.const(bits - 1, y.dtype)
+        inside = tirx.all(y >= num(0, y), inside)
+    return inside, y & num(bits - 1, y)
 
 
 @pointwise("shift-left")
 def shift_left(x: Any, y: Any, out: TensorType) -> Any:
     inside, amount = within(y, out)
-    return tirx.Select(inside, x << amount, tirx.const(0, x.dtype))
+    return tirx.Select(inside, x << amount, num(0, x))
 
 
 @pointwise("shift-right")
 def shift_right(x: Any, y: Any, out: TensorType) -> Any:
     inside, amount = within(y, out)
-    most = tirx.const(DTYPES[out.dtype].bits - 1, x.dtype)
-    return tirx.Select(inside, x >> amount, x >> most if out.kind == "int" else tirx.const(0, x.dtype))
+    most = num(DTYPES[out.dtype].bits - 1, x)
+    return tirx.Select(inside, x >> amount, x >> most if out.kind == "int" else num(0, x))
 
 
 @pointwise("saturate")
 def saturate(x: Any, out: TensorType) -> Any:
     """A float truncated to an integer, held at the ends of the range; NaN, which no comparison holds for, gives 0."""
-    x = x.astype("float32") if x.dtype in ("float16", "bfloat16") else x
+    x = x.astype("float32") if name_of(x) in SHORT else x
     d = DTYPES[out.dtype]
     least, above = (0, 2**d.bits) if d.kind == "uint" else (-(2 ** (d.bits - 1)), 2 ** (d.bits - 1))
-    low_end, high_end = tirx.const(float(least), x.dtype), tirx.const(float(above), x.dtype)
-    whole = tirx.Select(tirx.all(x >= low_end, x < high_end), x, tirx.const(0.0, x.dtype)).astype(d.numpy)
+    low_end, high_end = num(float(least), x), num(float(above), x)
+    whole = tirx.Select(tirx.all(x >= low_end, x < high_end), x, num(0.0, x)).astype(d.numpy)
     held = tirx.Select(x < low_end, tirx.const(least, d.numpy), whole)
     return tirx.Select(x >= high_end, tirx.const(above - 1, d.numpy), held)
 
@@ -228,8 +240,8 @@ def saturate(x: Any, out: TensorType) -> Any:
 @pointwise("wrap-cast")
 def wrap_cast(x: Any, out: TensorType) -> Any:
     """An integer as another one, modulo 2**bits."""
-    d, signed = DTYPES[out.dtype], str(x.dtype).startswith("int")
-    have = int(str(x.dtype).lstrip("uint"))
+    d, signed = DTYPES[out.dtype], name_of(x).startswith("int")
+    have = int(name_of(x).lstrip("uint"))
     if d.bits < have:
         return narrow(x.astype("int64") if signed else x.astype("uint64"), out.dtype)
     if signed == (d.kind == "int") or (not signed and d.bits > have):

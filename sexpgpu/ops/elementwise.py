@@ -35,6 +35,18 @@ def rounded(f: Callable[..., Any]) -> Callable[..., Any]:
     return ref
 
 
+def rounded_relax(name: str) -> Callable[..., Any]:
+    """``relax.op`` ``name``, in f32 for f16 and bf16, which TVM's functions do not all take."""
+
+    def relax(r: Any, *xs: Any) -> Any:
+        own = r.dtype(xs[0])
+        if own not in ("f16", "bf16"):
+            return getattr(r, name)(*xs)
+        return r.astype(getattr(r, name)(*(r.astype(x, "float32") for x in xs)), r.dt(own))
+
+    return relax
+
+
 def wraps(dtype: str) -> bool:
     """LLVM may take the overflow of these for impossible, so that they need programs of their own."""
     return DTYPES[dtype].kind in WHOLE and DTYPES[dtype].bits >= 32
@@ -194,7 +206,7 @@ op("pow", "x to the power y, floats, broadcast. The gradient to y is 0 where x i
    "where y is 0.",
    group="arithmetic", args=XY, type=joined(FLOATS, hint="cast it to a float dtype first"),
    ref=rounded(lambda np, x, y: np.power(x, y)),
-   relax=lambda r, x, y: r.power(x, y),
+   relax=rounded_relax("power"),
    vjp=pow_vjp,
    number=power,
    onnx=lambda o, x, y: o("Pow", x, y),

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..types import DTYPES, ShapeFault, TensorType, axis_of, broadcast, check_shape
-from .rules import axes_of, axis_attr, held, int_range, numpy_dtype, same_dtype
+from .rules import WHOLE, axes_of, axis_attr, held, int_range, numpy_dtype, same_dtype
 from .spec import attr, key, op, tensor, tensors
 
 X = (tensor("x"),)
@@ -154,6 +154,10 @@ def pad_type(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -
     return TensorType(check_shape(n + a + z for n, (a, z) in zip(x.shape, widths, strict=True)), x.dtype)
 
 
+def pad_relax(r: Any, x: Any, widths: tuple[tuple[int, int], ...], value: float) -> Any:
+    return r.kernel("pad", x, before=tuple(a for a, _ in widths), value=value) if widths else x
+
+
 def pad_vjp(b: Any, dy: Any, y: Any, x: Any, widths: tuple[tuple[int, int], ...], value: float) -> tuple[Any]:
     for axis, (before, after) in enumerate(widths):
         if before or after:
@@ -193,7 +197,7 @@ def flip_relax(r: Any, x: Any, axes: tuple[int, ...]) -> Any:
 
 def cast_ref(np: Any, x: Any, dtype: str) -> Any:
     """Float to integer: truncated, held at the ends of the range, NaN to 0."""
-    if DTYPES[dtype].kind not in ("int", "uint") or x.dtype.kind in "iub":
+    if DTYPES[dtype].kind not in WHOLE or x.dtype.kind in "iub":
         return x.astype(numpy_dtype(np, dtype))
     x = x.astype("float64")
     low, high = int_range(dtype)
@@ -206,8 +210,10 @@ def cast_relax(r: Any, x: Any, dtype: str) -> Any:
     have = r.dtype(x)
     if have == dtype:
         return x
-    if DTYPES[have].kind == "float" and DTYPES[dtype].kind in ("int", "uint"):
+    if DTYPES[have].kind == "float" and DTYPES[dtype].kind in WHOLE:
         return r.kernel("saturate", x)
+    if DTYPES[have].kind in WHOLE and DTYPES[dtype].kind in WHOLE:
+        return r.kernel("wrap-cast", x)
     return r.astype(x, r.dt(dtype))
 
 
@@ -299,7 +305,7 @@ op("slice", "The elements of x from `:from` (0 by default) up to, without, `:to`
 op("pad", "x with `value` (0 by default) around it: `widths` is a vector of [before after] for each axis.",
    group="shape", args=(*X, attr("widths", "data"), key("value", "number", 0)), normal=pad_normal, type=pad_type,
    ref=lambda np, x, widths, value: np.pad(x, widths, constant_values=x.dtype.type(value)) if widths else x,
-   relax=lambda r, x, widths, value: r.kernel("pad", x, before=tuple(a for a, _ in widths), value=value),
+   relax=lambda r, x, widths, value: pad_relax(r, x, widths, value),
    vjp=pad_vjp,
    cases=(([("f32", (3, 4))], {"widths": ((1, 2), (0, 3))}), ([("f32", (3,))], {"widths": ((0, 0),), "value": 1.5}),
           ([("i32", (2, 2))], {"widths": ((1, 0), (0, 1)), "value": -1}), ([("bool", (3,))], {"widths": ((2, 2),)}),
