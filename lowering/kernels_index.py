@@ -1,4 +1,4 @@
-"""Tensor programs of the index rows. KERNELS has the shape that kernels.py gives it: (te tensors..., out, **attrs).
+"""Tensor programs of the index rows.
 
 Indices are clamped or tested here, so that no program reads or writes outside a tensor, and what is added at one place
 is added in the order of its index by one thread.
@@ -7,7 +7,7 @@ is added in the order of its index by one thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import te, tirx
@@ -15,6 +15,9 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from sexpgpu.types import TensorType
+
+from .kernels import kernel
+from .kernels_reduce import dtype_of
 
 SERIAL = 16384  # updates below which starting threads costs more than they save
 PANEL = 64  # columns a thread takes at a time
@@ -38,11 +41,13 @@ def broadcast_at(x: te.Tensor, at: Sequence[Any]) -> Any:
     return x(*(number(0) if n == 1 else i for n, i in zip(sizes(x), at, strict=True)))
 
 
+@kernel("gather")
 def gather(table: te.Tensor, ids: te.Tensor, out: TensorType) -> te.Tensor:
     rank, n = len(ids.shape), sizes(table)[0]
     return te.compute(out.shape, lambda *at: table(clamp(ids(*at[:rank]), n), *at[rank:]), "gather")
 
 
+@kernel("take-along")
 def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> te.Tensor:
     n = sizes(x)[axis]
 
@@ -53,10 +58,11 @@ def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> te.T
     return te.compute(out.shape, element, "take_along")
 
 
+@kernel("scatter-along")
 def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> te.Tensor:
     """Each place along ``axis`` sums, in order, the elements of dy whose index is that place."""
     many, n = sizes(dy)[axis], out.shape[axis]
-    acc = "float32" if out.dtype in ("bf16", "f16") else dy.dtype
+    acc = "float32" if out.dtype in ("bf16", "f16") else dtype_of(dy)
 
     def part(at: Sequence[Any], j: Any) -> Any:
         there = [*at[:axis], j, *at[axis + 1 :]]
@@ -64,15 +70,17 @@ def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> 
         return tirx.Select(hit, dy(*there).astype(acc), tirx.const(0, acc))
 
     if many == 1:
-        return te.compute(out.shape, lambda *at: part(at, number(0)).astype(dy.dtype), "scatter_along")
+        return te.compute(out.shape, lambda *at: part(at, number(0)).astype(dtype_of(dy)), "scatter_along")
     j = te.reduce_axis((0, many), "j")
     y = te.compute(out.shape, lambda *at: te.sum(part(at, j.var), axis=j), "scatter_along")
-    return y if acc == dy.dtype else te.compute(out.shape, lambda *at: y(*at).astype(dy.dtype), "round")
+    return y if acc == dtype_of(dy) else te.compute(out.shape, lambda *at: y(*at).astype(dtype_of(dy)), "round")
 
 
-def scatter_add(base: te.Tensor, ids: te.Tensor, updates: te.Tensor, out: TensorType) -> te.Tensor:
-    """One thread owns a panel of columns and goes through all updates in order. base must be of f32, f64 or integers."""
-    rows, columns, count = out.shape[0], math.prod(out.shape[1:]), math.prod(sizes(ids))
+@kernel("scatter-add")
+def scatter_add(base: te.Tensor, ids: te.Tensor, updates: te.Tensor, out: TensorType, columns: int) -> te.Tensor:
+    """base [rows*columns], ids [count], updates [count*columns] -> [rows*columns]. One thread owns a panel of columns and
+    goes through all updates in order. Of f32, f64 or integers."""
+    rows, count = sizes(base)[0] // columns, sizes(ids)[0]
     panel = columns if columns * count < SERIAL else max(d for d in range(1, PANEL + 1) if columns % d == 0)
 
     def program(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
@@ -80,26 +88,24 @@ def scatter_add(base: te.Tensor, ids: te.Tensor, updates: te.Tensor, out: Tensor
         with IRBuilder() as ib:
             loop = T.serial if panel == columns else T.parallel
             with loop(0, number(columns // panel)) as p:
+                first = p * panel
                 with T.serial(0, number(rows)) as i, T.serial(0, number(panel)) as c:
-                    y[i * columns + p * panel + c] = x[i * columns + p * panel + c]
+                    y[i * columns + first + c] = x[i * columns + first + c]
                 with T.serial(0, number(count)) as t:
                     i = at[t].astype("int64")
                     with T.If(tirx.all(i >= 0, i < rows)), T.Then(), T.serial(0, number(panel)) as c:
-                        here = i * columns + p * panel + c
-                        y[here] = wrapped_sum(y[here], dy[t * columns + p * panel + c])
+                        y[i * columns + first + c] = wrapped_sum(y[i * columns + first + c], dy[t * columns + first + c])
             return ib.get()
 
-    flat = [tirx.decl_buffer((math.prod(sizes(x)),), x.dtype, name) for x, name in zip((base, ids, updates), "xid", strict=True)]
-    result = tirx.decl_buffer((rows * columns,), base.dtype, "y")
-    return te.extern([out.shape], [base, ids, updates], program, "scatter_add", base.dtype, in_buffers=flat, out_buffers=[result])
+    return te.extern([base.shape], [base, ids, updates], program, "scatter_add", dtype_of(base))
 
 
 def wrapped_sum(x: Any, y: Any) -> Any:
     """x + y; signed integers are added unsigned, since LLVM takes their overflow for impossible."""
-    dtype = str(x.ty.dtype)
+    dtype = dtype_of(x)
     if dtype not in ("int32", "int64"):
         return x + y
-    return (x.astype("u" + dtype) + y.astype("u" + dtype)).astype(dtype)
+    return tirx.reinterpret(dtype, tirx.reinterpret("u" + dtype, x) + tirx.reinterpret("u" + dtype, y))
 
 
 def window_start(at: te.Tensor, starts: Sequence[int], axis: int, whole: Sequence[int], part: Sequence[int]) -> list[Any]:
@@ -109,6 +115,7 @@ def window_start(at: te.Tensor, starts: Sequence[int], axis: int, whole: Sequenc
     return out
 
 
+@kernel("write-window")
 def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, starts: Sequence[int], axis: int) -> te.Tensor:
     first = window_start(at, starts, axis, sizes(x), sizes(part))
 
@@ -120,16 +127,7 @@ def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, 
     return te.compute(out.shape, element, "write_window")
 
 
+@kernel("read-window")
 def read_window(x: te.Tensor, at: te.Tensor, out: TensorType, starts: Sequence[int], axis: int) -> te.Tensor:
     first = window_start(at, starts, axis, sizes(x), out.shape)
     return te.compute(out.shape, lambda *i: x(*(a + b for a, b in zip(i, first, strict=True))), "read_window")
-
-
-KERNELS: dict[str, Callable[..., Any]] = {
-    "gather": gather,
-    "take-along": take_along,
-    "scatter-along": scatter_along,
-    "scatter-add": scatter_add,
-    "write-window": write_window,
-    "read-window": read_window,
-}

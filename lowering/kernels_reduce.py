@@ -1,4 +1,4 @@
-"""Tensor programs of the reductions. KERNELS has the shape that kernels.py gives it: (te tensors..., out, **attrs).
+"""Tensor programs of the reductions.
 
 A float extremum is taken over integers of the same order. TVM's own starts from the largest finite float and drops a
 NaN, so that it would be wrong for a row of infinities and would hide a diverged run.
@@ -14,8 +14,15 @@ from tvm import te, tirx
 
 from sexpgpu.types import TensorType
 
+from .kernels import kernel
+
 SHORT_SCAN = 64  # a running sum of up to so many terms is summed anew for each element
 KEYS = {"float32": ("int32", 0x7FFFFFFF, 31, 0x7F800000), "float64": ("int64", 0x7FFFFFFFFFFFFFFF, 63, 0x7FF0000000000000)}
+
+
+def dtype_of(x: Any) -> str:
+    """TVM's name of the dtype of a te tensor or of an element's expression."""
+    return str((x.dtype if isinstance(x, te.Tensor) else x.ty).dtype)
 
 
 def merge(at: Sequence[Any], over: Sequence[Any], axes: Sequence[int], rank: int, keepdims: bool) -> list[Any]:
@@ -38,14 +45,14 @@ def reduce_axes(x: te.Tensor, axes: Sequence[int]) -> list[Any]:
 
 def widened(v: Any) -> Any:
     """bf16 and f16 as f32, which holds them exactly."""
-    return v.astype("float32") if v.dtype in ("bfloat16", "float16") else v
+    return v.astype("float32") if dtype_of(v) in ("bfloat16", "float16") else v
 
 
 def to_key(v: Any, nan_largest: bool, merge_zeros: bool) -> Any:
     """An integer in the order of the float ``v``: its bits, with the lower ones of a negative number turned over.
     A NaN is the largest or the smallest of all; -0 is 0 if ``merge_zeros``, else just below it."""
     v = widened(v)
-    dtype, low, sign, infinity = KEYS[v.dtype]
+    dtype, low, sign, infinity = KEYS[dtype_of(v)]
     mask = tirx.const(low, dtype)
     bits = tirx.reinterpret(dtype, v)
     key = bits ^ ((bits >> tirx.const(sign, dtype)) & mask)
@@ -58,8 +65,8 @@ def to_key(v: Any, nan_largest: bool, merge_zeros: bool) -> Any:
 def from_key(key: Any, dtype: str) -> Any:
     """The float of ``dtype`` whose key is ``key``; the largest and the smallest integer are NaNs."""
     wide = dtype if dtype in KEYS else "float32"
-    _, low, sign, _ = KEYS[wide]
-    bits = key ^ ((key >> tirx.const(sign, key.dtype)) & tirx.const(low, key.dtype))
+    whole, low, sign, _ = KEYS[wide]
+    bits = key ^ ((key >> tirx.const(sign, whole)) & tirx.const(low, whole))
     return tirx.reinterpret(wide, bits).astype(dtype)
 
 
@@ -71,9 +78,13 @@ def extremum(largest: bool) -> Callable[..., te.Tensor]:
             return take(to_key(x(*merge(at, over, axes, len(x.shape), keepdims)), largest, False), axis=over)
 
         keys = te.compute(out.shape, best, "key")
-        return te.compute(out.shape, lambda *at: from_key(keys(*at), x.dtype), "extremum")
+        return te.compute(out.shape, lambda *at: from_key(keys(*at), dtype_of(x)), "extremum")
 
     return program
+
+
+kernel("reduce-max")(extremum(True))
+kernel("reduce-min")(extremum(False))
 
 
 def extreme_index(largest: bool) -> Callable[..., te.Tensor]:
@@ -86,7 +97,7 @@ def extreme_index(largest: bool) -> Callable[..., te.Tensor]:
 
         def key(at: Sequence[Any], k: Any) -> Any:
             v = x(*merge(at, [k], [axis], rank, keepdims))
-            return to_key(v, largest, True) if "float" in v.dtype else v
+            return to_key(v, largest, True) if "float" in dtype_of(v) else v
 
         best = te.compute(out.shape, lambda *at: take(key(at, first.var), axis=first), "best")
 
@@ -99,14 +110,19 @@ def extreme_index(largest: bool) -> Callable[..., te.Tensor]:
     return program
 
 
+kernel("argmax")(extreme_index(True))
+kernel("argmin")(extreme_index(False))
+
+
+@kernel("cumsum")
 def cumsum(x: te.Tensor, out: TensorType, axis: int, reverse: bool) -> te.Tensor:
     """Long sums are taken in blocks of about the root of the length: within the block, and over the blocks before it."""
-    acc = {"bfloat16": "float32", "float16": "float32", "int32": "uint32", "int64": "uint64"}.get(x.dtype, x.dtype)
+    acc = {"bfloat16": "float32", "float16": "float32", "int32": "uint32", "int64": "uint64"}.get(dtype_of(x), dtype_of(x))
     n = int(x.shape[axis])
     y = scan(lambda at: x(*at).astype(acc), out.shape, axis, reverse, acc)
     if n > SHORT_SCAN:
         y = blocked_scan(lambda at: x(*at).astype(acc), out.shape, axis, reverse, acc)
-    return y if acc == x.dtype else te.compute(out.shape, lambda *at: y(*at).astype(x.dtype), "round")
+    return y if acc == dtype_of(x) else te.compute(out.shape, lambda *at: y(*at).astype(dtype_of(x)), "round")
 
 
 def put(at: Sequence[Any], axis: int, i: Any) -> list[Any]:
@@ -154,17 +170,19 @@ def mean_square(x: Callable[[Sequence[Any]], Any], like: te.Tensor, axes: Sequen
         return te.sum(v * v if square else v, axis=over)
 
     sums = te.compute(kept, total, name)
-    return te.compute(kept, lambda *at: sums(*at) / tirx.const(n, sums.dtype), f"{name}_mean")
+    return te.compute(kept, lambda *at: sums(*at) / tirx.const(n, dtype_of(sums)), f"{name}_mean")
 
 
 def outer(at: Sequence[Any], axes: Sequence[int]) -> list[Any]:
     return [i for a, i in enumerate(at) if a not in axes]
 
 
+@kernel("rms-normalize")
 def rms_normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> te.Tensor:
     return scaled(lambda at: widened(x(*at)), x, axes, eps)
 
 
+@kernel("normalize")
 def normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> te.Tensor:
     """The variance is that of the centred values: a mean of squares less the square of the mean loses all digits."""
     centre = mean_square(lambda at: widened(x(*at)), x, axes, "sum", False)
@@ -176,18 +194,7 @@ def scaled(v: Callable[[Sequence[Any]], Any], x: te.Tensor, axes: Sequence[int],
     square = mean_square(v, x, axes, "squares", True)
 
     def element(*at: Any) -> Any:
-        scale = tirx.rsqrt(square(*outer(at, axes)) + tirx.const(eps, square.dtype))
-        return (v(at) * scale).astype(x.dtype)
+        scale = tirx.rsqrt(square(*outer(at, axes)) + tirx.const(eps, dtype_of(square)))
+        return (v(at) * scale).astype(dtype_of(x))
 
     return te.compute(x.shape, element, "scaled")
-
-
-KERNELS: dict[str, Callable[..., Any]] = {
-    "reduce-max": extremum(True),
-    "reduce-min": extremum(False),
-    "argmax": extreme_index(True),
-    "argmin": extreme_index(False),
-    "cumsum": cumsum,
-    "normalize": normalize,
-    "rms-normalize": rms_normalize,
-}

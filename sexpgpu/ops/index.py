@@ -7,10 +7,11 @@ in the order of its index, never atomically, so the bits of a gradient do not de
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..types import ShapeFault, TensorType, axis_of, broadcast
-from .reduce import halves_in_f32
+from .reduce import HALVES, halves_in_f32
 from .rules import NUMBERS, WHOLE, int_range, need, same_dtype
 from .spec import attr, index, key, op, tensor
 
@@ -61,6 +62,16 @@ def scatter_ref(np: Any, base: Any, ids: Any, updates: Any) -> Any:
     return out
 
 
+def scatter_relax(r: Any, base: Any, ids: Any, updates: Any) -> Any:
+    """On flat tensors. bf16 and f16 are added up in f32 and rounded once."""
+    shape, dtype = r.shape(base), r.dtype(base)
+    base, ids, updates = (r.reshape(x, (math.prod(r.shape(x)),)) for x in (base, ids, updates))
+    if dtype in HALVES:
+        base, updates = r.astype(base, "float32"), r.astype(updates, "float32")
+    out = r.reshape(r.kernel("scatter-add", base, ids, updates, columns=math.prod(shape[1:])), shape)
+    return r.astype(out, r.dt(dtype)) if dtype in HALVES else out
+
+
 def scatter_vjp(b: Any, dy: Any, y: Any, base: Any, ids: Any, updates: Any) -> tuple[Any, None, Any]:
     """An update whose id is out of range was dropped, and gets 0."""
     low, high = int_range(ids.type.dtype)
@@ -86,7 +97,7 @@ op("gather", "Rows of a table by number: table [n ...], ids any shape -> [ids...
 op("scatter-add", "Base [n ...] with updates [ids... ...] added at the rows `ids`, in their order; an id out of range is dropped.",
    group="index", args=(tensor("base"), index("ids"), tensor("updates")), type=scattered,
    ref=halves_in_f32(scatter_ref),
-   relax=lambda r, base, ids, updates: r.kernel("scatter-add", base, ids, updates),
+   relax=scatter_relax,
    vjp=scatter_vjp,
    cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8), ("f32", (2, 4, 3))], {}), ([("f32", (5,)), ("i64", (40,), 0, 5), ("f32", (40,))], {}),
           ([("i32", (5, 2, 2)), ("u8", (30,), 0, 9), ("i32", (30, 2, 2))], {}), ([("f64", (4, 200)), ("u32", (20,), 0, 6), ("f64", (20, 200))], {}),
