@@ -56,16 +56,16 @@ def need_extra() -> None:
 
 def find_target(name: str | None) -> Any:
     need_extra()
-    from schedules.targets import DEFAULT, TARGETS
+    from schedules import TARGETS, host_default
 
     if name is not None and name not in TARGETS:
         raise UserError(codes.TARGET_NAME, None, f"there is no target {name}", hint="one of " + " ".join(TARGETS))
-    return TARGETS[name or DEFAULT]
+    return TARGETS[name] if name else host_default()
 
 
 def targets() -> dict[str, str]:
     need_extra()
-    from schedules.targets import TARGETS
+    from schedules import TARGETS
 
     return {n: f"{t.machine}, needs {' '.join(t.cpu_flags)}" for n, t in TARGETS.items()}
 
@@ -95,13 +95,15 @@ def read_source(plan: Plan, loader: Loader, source: str) -> bytes:
 
 def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> tuple[Any, bytes, bytes]:
     """The compiled module, its library's bytes and the runtime library's."""
+    import tvm
+
     import schedules
     from lowering import emit, export, pipeline
 
     runtime = export.runtime_library(target.machine, options.runtime)
     module = emit.emit([p.graph for p in plan.phases])
     pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
-    compiled = pipeline.compile(module, target.tvm_target(), schedules.scheduler(target), pairs, options.dump)
+    compiled = pipeline.compile(module, tvm.target.Target(dict(target.tvm)), lambda func, _: schedules.first(func, target), pairs, options.dump)
     missed = sorted(row.kernel for row in compiled.kernels if not row.rule)
     if missed and options.strict_schedules:
         raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(missed)}")
@@ -171,22 +173,25 @@ def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, bytes]) ->
 
 
 def inspect(path: str, form: str) -> str:
-    from artifacts import look
+    from artifacts import inspect, tarball
 
-    return look.as_json(path) if form == "json" else look.as_text(path)
+    artifact = tarball.open(path)
+    return json.dumps(inspect.to_json(artifact), indent=1) if form == "json" else inspect.describe(artifact)
 
 
 def verify(path: str) -> str:
-    from artifacts import look
+    """The hash of an artifact whose every byte is as its manifest says."""
+    from artifacts import tarball
 
-    return look.verify(path)
+    tarball.verify(path)
+    return tarball.open(path).hash
 
 
 def diff(path: str, other: str) -> str:
     """The first difference of two artifacts in words, or ""."""
-    from artifacts import look
+    from artifacts import inspect, tarball
 
-    return look.diff(path, other)
+    return inspect.diff(tarball.open(path), tarball.open(other)) or ""
 
 
 __all__ = ["build", "diff", "inspect", "json", "targets", "verify"]

@@ -170,7 +170,7 @@ def run_build(options: argparse.Namespace) -> int:
 def run_inspect(options: argparse.Namespace) -> int:
     from .build import inspect
 
-    print(inspect(options.artifact, options.output_format), end="")
+    print(inspect(options.artifact, options.output_format))
     return 0
 
 

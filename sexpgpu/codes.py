@@ -86,5 +86,6 @@ DATA_SOURCE = code("E-DATA-001", "a loader's source cannot be used", "Name .npz,
 DATA_FIELD = code("E-DATA-002", "a loader's field does not fit its source", "Match the field's name, shape and dtype to the file.")
 
 TARGET_NAME = code("E-TARGET-001", "no such target", "See sexpgpu targets.", 2)
+TARGET_SCHEDULE = code("E-TARGET-002", "a kernel has no schedule", "Leave --strict-schedules out, or report the kernel.")
 ENV_MISSING = code("E-ENV-001", "a part that this command needs is not installed", "Install the extra named.", 3)
 IO_WRITE = code("E-IO-001", "a file cannot be written", "Check the path, its permissions and the free space.", 5)

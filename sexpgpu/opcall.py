@@ -32,7 +32,7 @@ def call_operator(t: Tracer, row: Op, call: Call) -> Any:
     flat = [v for a in operands for v in listed(bound[a.name]) if v is not None]
     if row.number and flat and all(is_number(v) or isinstance(v, bool) for v in flat):
         return on_numbers(row, flat, bound, call.span)
-    attrs = {a.name: convert(a, bound[a.name], spans[a.name]) if a.name in spans else a.default for a in row.args if a not in operands}
+    attrs = {a.name: convert(a, bound[a.name], spans[a.name][0]) if a.name in spans else a.default for a in row.args if a not in operands}
     values = tensors(t.builder, row, operands, bound, spans, call.span)
     return build(t.builder, row, values, attrs, call.span)
 
@@ -41,19 +41,22 @@ def listed(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def bind(row: Op, call: Call) -> tuple[dict[str, Any], dict[str, Span]]:
+Spans = dict[str, tuple[Span, ...]]
+
+
+def bind(row: Op, call: Call) -> tuple[dict[str, Any], Spans]:
     """Argument names to values, defaults filled in; and the places of those that were given."""
     bound: dict[str, Any] = {}
-    spans: dict[str, Span] = {}
+    spans: Spans = {}
     at = 0
     for arg in (a for a in row.args if not a.key):
         if arg.kind == "tensors":
             end = next((i for i in range(at, len(call.args)) if isinstance(call.args[i], Key)), len(call.args))
             if end > at:
-                bound[arg.name], spans[arg.name] = call.args[at:end], call.spans[at]
+                bound[arg.name], spans[arg.name] = call.args[at:end], call.spans[at:end]
             at = end
         elif at < len(call.args) and (arg.default is ... or not starts_keywords(row, call.args[at])):
-            bound[arg.name], spans[arg.name] = call.args[at], call.spans[at]
+            bound[arg.name], spans[arg.name] = call.args[at], (call.spans[at],)
             at += 1
     bind_keywords(row, call, at, bound, spans)
     for arg in row.args:
@@ -68,7 +71,7 @@ def starts_keywords(row: Op, value: Any) -> bool:
     return isinstance(value, Key) and any(a.key and a.name == value.name for a in row.args)
 
 
-def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: dict[str, Span]) -> None:
+def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: Spans) -> None:
     names = {a.name for a in row.args if a.key}
     while at < len(call.args):
         word = call.args[at]
@@ -80,8 +83,8 @@ def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: di
             raise UserError(codes.CALL_KEYWORD, call.spans[at], f":{word.name} has no value", hint=signature(row))
         if word.name in bound:
             raise UserError(codes.FORM_DUPLICATE, call.spans[at], f":{word.name} is given twice",
-                            (spans[word.name], "it is given here first"))
-        bound[word.name], spans[word.name] = call.args[at + 1], call.spans[at + 1]
+                            (spans[word.name][0], "it is given here first"))
+        bound[word.name], spans[word.name] = call.args[at + 1], (call.spans[at + 1],)
         at += 2
 
 
@@ -158,17 +161,17 @@ WORDS = {
 }
 
 
-def tensors(b: Builder, row: Op, operands: list[Arg], bound: dict[str, Any], spans: dict[str, Span], span: Span) -> list[Value]:
+def tensors(b: Builder, row: Op, operands: list[Arg], bound: dict[str, Any], spans: Spans, span: Span) -> list[Value]:
     """The tensor arguments in order; numbers take the joined dtype, or the one the argument states."""
     b.span = span
     joined = {v.type.dtype for a in operands if a.joins for v in listed(bound[a.name]) if isinstance(v, Value)}
     out: list[Value] = []
     for arg in operands:
-        for value in listed(bound[arg.name]):
-            if value is None and arg.default is None:
-                continue
-            dtype = (min(joined) if len(joined) == 1 else None) if arg.joins else arg.number
-            out.append(as_tensor(b, value, dtype, spans[arg.name], f"{row.name} needs a tensor for {arg.name}"))
+        if bound[arg.name] is None and arg.default is None:
+            continue
+        dtype = (min(joined) if len(joined) == 1 else None) if arg.joins else arg.number
+        for value, place in zip(listed(bound[arg.name]), spans[arg.name], strict=True):
+            out.append(as_tensor(b, value, dtype, place, f"{row.name} needs a tensor"))
     return out
 
 

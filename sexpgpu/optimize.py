@@ -52,6 +52,7 @@ def trace_update(world: World, settings: Settings, train: TrainGraph) -> UpdateG
     span = top.body[0].span
     whole = check_optimizer(t.evaluate(top.body[0], None), span)
     context = ctx(t, known_counters(t, world))
+    metrics = [("metric", "lr", rate(t, whole["rate"], context, span))] if whole.get("rate") is not None else []
     grads, norm = scaled_gradients(t, settings, train, whole, span)
     finite = t.builder("<", norm, t.builder.const(float("inf"), "f32"))
     outputs: list[tuple[str, str, Value]] = []
@@ -59,13 +60,12 @@ def trace_update(world: World, settings: Settings, train: TrainGraph) -> UpdateG
     for name in train.trained:
         own = group_of(whole, name, span)
         state, following = update_one(t, own, name, grads[name], context, span)
+        if following is None:
+            continue
         entries += [OptimizerEntry(name, k, v.type) for k, v in state.items()]
         old = {("param", name): t.inputs["param", name], **{("optimizer", f"{name}/{k}"): v for k, v in state.items()}}
         outputs += [(kind, n, t.builder("where", finite, following[kind, n], v)) for (kind, n), v in old.items()]
-    metrics = [("metric", "grad_norm", norm)]
-    if whole.get("rate") is not None:
-        metrics.append(("metric", "lr", rate(t, whole["rate"], context, span)))
-    return UpdateGraph(t, (*metrics, *outputs), train.trained, entries=tuple(entries))
+    return UpdateGraph(t, (("metric", "grad_norm", norm), *metrics, *outputs), train.trained, entries=tuple(entries))
 
 
 def check_optimizer(value: Any, span: Span) -> dict[str, Any]:
@@ -121,7 +121,9 @@ def update_one(t: Tracer, own: dict[str, Any], name: str, grad: Value, context: 
     entries = check_plist(value, codes.CONTRACT_OPTIMIZER, ":update", span)
     want = {"param": type, **{k: v.type for k, v in state.items()}}
     got = {k: v.type for k, v in entries.items()}
-    if value is not POISON and got != want:
+    if value is POISON:
+        return state, None
+    if got != want:
         shown = ", ".join(f":{k} {v}" for k, v in got.items())
         raise UserError(codes.CONTRACT_OPTIMIZER, span, f":update of {name} returns {shown}; it must return " + ", ".join(f":{k} {v}" for k, v in want.items()))
     following = {("param" if k == "param" else "optimizer", name if k == "param" else f"{name}/{k}"): v for k, v in entries.items()}

@@ -94,7 +94,9 @@ class Tracer:
         return self.inputs[key]
 
     def attempt(self, form: Form, env: Env | None) -> Any:
-        """The form's value, or POISON with its fault in the report."""
+        """The form's value, or POISON with its fault in the report. A fault in the prelude goes on to the user's call."""
+        if in_prelude(form.span):
+            return self.evaluate(form, env)
         try:
             return self.evaluate(form, env)
         except UserError as error:
@@ -195,8 +197,14 @@ class Tracer:
 
     def run_body(self, function: Closure | Model, call: Call, env: Env | None, scope: Scope | None) -> Any:
         local = self.bind(function, call, env)
-        with self.in_scope(scope):
-            return self.body(function.body, local)
+        try:
+            with self.in_scope(scope):
+                return self.body(function.body, local)
+        except UserError as error:
+            if error.span is None or not in_prelude(error.span) or in_prelude(call.span):
+                raise
+            note = (error.span, f"{call.name} does it here")
+            raise UserError(error.code, call.span, error.message, note, *error.notes, hint=error.hint) from None
 
     def body(self, forms: Sequence[Form], env: Env | None) -> Any:
         """Every form in turn; the value of the last."""
@@ -245,6 +253,10 @@ class Tracer:
                 value = self.evaluate(default, made) if default is not None else None
                 made = Env({symbol.name: value}, made)
         return made
+
+
+def in_prelude(span: Span) -> bool:
+    return span.source.name.startswith("prelude/")
 
 
 def shown(name: str, p: Params) -> str:

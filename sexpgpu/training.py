@@ -82,7 +82,8 @@ def trace_loss(t: Tracer, prepare: Any, objective: Any, data: Lookup, counters: 
     t.role, t.builder.form, t.builder.drawn = role, f"{t.form}/objective", 0
     loss = t.call(objective, inputs, ctx(t, counters), span=spans[1])
     if loss is not POISON and not (isinstance(loss, Value) and loss.type == TensorType((), "f32")):
-        raise UserError(codes.CONTRACT_LOSS, getattr(loss, "span", None) or spans[1], f"objective returns {describe(loss)}, not a scalar f32")
+        place = objective.body[-1].span if isinstance(objective, Closure) else spans[1]
+        raise UserError(codes.CONTRACT_LOSS, place, f"objective returns {describe(loss)}, not a scalar f32")
     return loss
 
 
