@@ -1,0 +1,92 @@
+"""Which folds are matrix products: ``C[b.., i.., j..] += A[b.., i.., k..] * B[b.., k.., j..]`` in any order of axes.
+
+Axes are sorted by who uses them: both factors (batch or depth), only A (rows), only B (columns). So a plain product, either
+operand transposed, a batch on one side or both, and an einsum with two operands are one case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from .emit import Expr, Load
+from .stages import Axis, Program, Stage, loads, variables
+
+NARROW = 8  # columns below which lanes along them are mostly empty
+SHORT = 16  # depth below which lanes along the depth are
+
+
+@attrs.frozen(eq=False)
+class Contraction:
+    """``a`` and ``b``: the factors' expressions. Extents of the groups: m rows, n columns, k deep, batch."""
+
+    stage: Stage
+    a: Expr
+    b: Expr
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+
+    @property
+    def m(self) -> int:
+        return prod(axis.extent for axis in self.rows)
+
+    @property
+    def n(self) -> int:
+        return prod(axis.extent for axis in self.columns)
+
+    @property
+    def k(self) -> int:
+        return self.stage.depth
+
+    @property
+    def count(self) -> int:
+        return prod(axis.extent for axis in self.batch)
+
+
+def read_contraction(program: Program, stage: Stage) -> Contraction | None:
+    """The stage as a matrix product worth a register tile, else None."""
+    if stage.fold is None or stage.fold.kind != "sum" or not isinstance(stage.value, tirx.Mul) or not stage.space:
+        return None
+    if str(stage.buffer.dtype) not in ("float32", "float64"):
+        return None
+    left, right = stage.value.a, stage.value.b
+    last = stage.space[-1].var
+    if last not in variables(right):
+        left, right = right, left
+    used_a, used_b = variables(left), variables(right)
+    if not loads(left) or not loads(right) or any(not ({a.var} & used_a and {a.var} & used_b) for a in stage.reduce):
+        return None
+    if last in used_a:
+        return None
+    pick = lambda a, b: tuple(x for x in stage.space if (x.var in used_a, x.var in used_b) == (a, b))  # noqa: E731
+    found = Contraction(stage, left, right, pick(True, True), pick(True, False), pick(False, True))
+    return found if _covers(found) and _pays(found) else None
+
+
+def _covers(found: Contraction) -> bool:
+    return len(found.batch) + len(found.rows) + len(found.columns) == len(found.stage.space)
+
+
+def _pays(found: Contraction) -> bool:
+    """A row reduction reads each operand once and is better for a handful of columns or rows along the depth."""
+    if found.k < SHORT:
+        return found.n >= NARROW
+    if found.n < NARROW and walks(found.a, found.stage.reduce):
+        return False
+    return not (found.m < 4 and walks(found.b, found.stage.reduce))
+
+
+def walks(factor: Expr, axes: Sequence[Axis]) -> bool:
+    """Is the factor's memory contiguous along one of ``axes``?"""
+    last = [variables(x.indices[-1]) for x in loads(factor) if len(x.indices)]
+    return any(axis.var in names for axis in axes for names in last)
+
+
+def plain_load(factor: Expr) -> Any:
+    """The BufferLoad that the factor is, or None."""
+    return factor if isinstance(factor, Load) else None

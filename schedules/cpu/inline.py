@@ -1,0 +1,204 @@
+"""Values that never reach memory: which buffers are virtual, and how a value is written out at one point.
+
+A point of a nest binds each virtual value it needs once (``Bind`` statements before the store), so that a value read by two
+later stages is neither computed twice nor written as a tree that doubles with every stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Var
+from tvm.sym import Analyzer
+
+from .emit import Call, Expr, Load, Stmt, is_int
+from .stages import Program, Stage, loads, stage_loads, variables
+
+Known = Callable[[Sequence[Expr]], Expr]
+
+COSTLY = 8  # a division or a function counts this much beside an addition
+_FREE = {"prim.if_then_else", "tirx.reinterpret"}
+_IF = tirx.if_then_else(tirx.Var("c", "bool"), 1, 0).op
+
+
+def cost(expr: Expr) -> int:
+    """Rough work of one evaluation in additions, virtual reads not followed."""
+    total = 0
+
+    def count(node: Any) -> None:
+        nonlocal total
+        heavy = isinstance(node, tirx.Div) or (isinstance(node, Call) and node.op.name not in _FREE)
+        total += COSTLY if heavy else 1
+
+    tvm_ffi.structural_walk(expr, ((Call, tirx.Div, tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min), count))
+    return total
+
+
+class Virtual:
+    """The map stages of a program whose buffer is never made, by buffer."""
+
+    def __init__(self, program: Program, contractions: Sequence[Stage]) -> None:
+        self.stages: dict[Any, Stage] = {}
+        self._costs: dict[Any, int] = {}
+        for stage in program.stages:
+            if stage.is_map and program.owns(stage.buffer) and _is_plain_store(stage):
+                self._decide(program, stage, contractions)
+
+    def cost(self, stage: Stage) -> int:
+        """Work of one evaluation of the stage's value, virtual reads included."""
+        if stage.value is None:
+            return 4 * max(1, len(loads(stage.serial[1]) if stage.serial else ()))
+        return cost(stage.value) + sum(self._costs.get(x.source, 0) for x in loads(stage.value))
+
+    def _decide(self, program: Program, stage: Stage, contractions: Sequence[Stage]) -> None:
+        users = [s for s in program.stages if any(x.source.same_as(stage.buffer) for x in stage_loads(s))]
+        work = self.cost(stage)
+        if any(u.serial for u in users) or any(stage.buffer in u.writes for u in program.stages if u is not stage):
+            return
+        if work >= COSTLY and (len(users) > 1 or any(u in contractions or _repeats(stage, u) for u in users)):
+            return
+        self.stages[stage.buffer] = stage
+        self._costs[stage.buffer] = work
+
+
+def _is_plain_store(stage: Stage) -> bool:
+    """Every axis stands alone at one place of the index, every other place is 0."""
+    places = [index for index in stage.indices if not is_int(index, 0)]
+    axes = {axis.var for axis in stage.space}
+    return len(places) == len(axes) and set(places) == axes
+
+
+def _repeats(stage: Stage, user: Stage) -> bool:
+    """Would ``user`` evaluate a vector of ``stage`` again and again? A value constant along its last axis is hoisted."""
+    last = (user.reduce or user.space)[-1:]
+    reads = [x for x in loads(user.value) if x.source.same_as(stage.buffer)]
+    inner = any(axis.var in variables(list(x.indices)) for axis in last for x in reads)
+    return inner and user.points * user.depth >= 4 * stage.points
+
+
+class Point:
+    """Writes expressions out at one point of a nest, and keeps the statements that must stand before.
+
+    ``known``: buffers whose value at given indices the nest has at hand (an accumulator, a row).
+    """
+
+    def __init__(self, virtual: Virtual, known: dict[Any, Known] | None = None, analyzer: Any = None) -> None:
+        self.virtual = virtual
+        self.known = known or {}
+        self.analyzer = analyzer or Analyzer()
+        self.binds: list[Stmt] = []
+        self._memo: dict[tuple[Any, Any], Expr] = {}
+
+    def write(self, expr: Expr, at: dict[Any, Expr]) -> Expr:
+        """``expr`` with axis variables replaced, virtual buffers written out and known ones looked up."""
+        hidden: dict[Any, Expr] = {}
+        expr = _lift_conditions(expr, hidden)
+        chosen = {var: self._condition(call, at) for var, call in hidden.items()}
+        callbacks = [
+            (Var, lambda v: chosen.get(v, at.get(v, v))),
+            (Load, self._read),
+            (tirx.LT, _plain_truth),
+        ]
+        return tvm_ffi.structural_map(expr, callbacks)
+
+    def indices(self, indices: Sequence[Expr], at: dict[Any, Expr]) -> list[Expr]:
+        return [self._simplify(self.write(index, at)) for index in indices]
+
+    def bind(self, expr: Expr, name: str = "x") -> Expr:
+        """A name for ``expr``, unless it is one already or a constant."""
+        if isinstance(expr, Var | tirx.IntImm | tirx.FloatImm):
+            return expr
+        var = tirx.Var(name, str(expr.ty.dtype))
+        self.binds.append(tirx.Bind(var, expr))
+        return var
+
+    def _simplify(self, expr: Expr) -> Expr:
+        return self.analyzer.simplify(expr)
+
+    def _read(self, read: Any) -> Expr:
+        indices = [self._simplify(index) for index in read.indices]
+        key = (read.source, tvm_ffi.StructuralKey(indices))
+        if key in self._memo:
+            return self._memo[key]
+        if read.source in self.known:
+            value = self.known[read.source](indices)
+        elif read.source in self.virtual.stages:
+            value = self.bind(self._evaluate(self.virtual.stages[read.source], indices))
+        else:
+            return tirx.BufferLoad(read.source, indices)
+        self._memo[key] = value
+        return value
+
+    def _evaluate(self, stage: Stage, indices: Sequence[Expr]) -> Expr:
+        """A virtual stage's value where its buffer is read."""
+        return self.write(stage.value, dict(zip(stage.indices, indices, strict=True)))
+
+    def _condition(self, call: Any, at: dict[Any, Expr]) -> Expr:
+        """An if_then_else whose branches are evaluated inside it only: they may read out of bounds elsewhere."""
+        test = self._simplify(self.write(call.args[0], at))
+        if is_int(test):
+            return self.write(call.args[1 if int(test.value) else 2], at)
+        branches = [self._branch(branch, at) for branch in call.args[1:]]
+        return tirx.if_then_else(test, *branches)
+
+    def _branch(self, branch: Expr, at: dict[Any, Expr]) -> Expr:
+        inner = Point(self.virtual, self.known, self.analyzer)
+        value = inner.write(branch, at)
+        for bound in reversed(inner.binds):
+            value = tirx.Let(bound.var, bound.value, value)
+        return value
+
+
+def _lift_conditions(expr: Expr, hidden: dict[Any, Expr]) -> Expr:
+    """``expr`` with a fresh variable for every outermost if_then_else; ``hidden`` says which for which."""
+
+    def lift(call: Any) -> Any:
+        if not call.op.same_as(_IF):
+            return call
+        var = tirx.Var("if", str(call.ty.dtype))
+        hidden[var] = call
+        return var
+
+    return tvm_ffi.structural_map(expr, (Call, lift), order="pre")
+
+
+def _plain_truth(test: Any) -> Expr:
+    """``0 < int64(flag)``, as a select is legalised, as ``flag``: lanes of one bit, not of 64."""
+    flag = test.b.value if isinstance(test.b, tirx.Cast) else None
+    if flag is not None and is_int(test.a, 0) and str(flag.ty.dtype) == "bool":
+        return flag
+    return test
+
+
+_VECTORIZABLE: dict[str, bool] = {}
+
+
+def can_vectorize(stmt: Stmt, lane: Any) -> bool:
+    """Can every call whose arguments depend on ``lane`` be made of vectors?"""
+    depends = {lane}
+    good = True
+
+    def bound(node: Any) -> None:
+        if variables(node.value) & depends:
+            depends.add(node.var)
+
+    def call(node: Any) -> None:
+        nonlocal good
+        args = node.args[:1] if node.op.same_as(_IF) else node.args
+        if not _op_vectorizes(node.op) and any(variables(a) & depends for a in args):
+            good = False
+
+    tvm_ffi.structural_walk(stmt, (((tirx.Bind, tirx.Let), bound),), order="pre")
+    tvm_ffi.structural_walk(stmt, (Call, call))
+    return good
+
+
+def _op_vectorizes(op: Any) -> bool:
+    if op.name == "tirx.reinterpret":
+        return True
+    if op.name not in _VECTORIZABLE:
+        _VECTORIZABLE[op.name] = bool(op.get_attr("TVectorizable"))
+    return _VECTORIZABLE[op.name]

@@ -1,0 +1,145 @@
+"""A nest of map stages over one space: every value of a point in registers, then all stores of that point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from tvm import tirx
+
+from .access import Access, merged_tail, reads_of, same_indices, write_of
+from .emit import Expr, Stmt, seq, store, unravel
+from .inline import Known, Point
+from .nests import Context, chunks, vectors
+from .stages import Axis, Stage, stage_loads, substitute
+
+PIECE = 2048  # elements of one task where the last axis is shared out
+FEW = 16  # tasks that are enough for any machine to share out evenly
+
+
+def at(axes: Sequence[Axis], places: Sequence[Expr]) -> dict[Any, Expr]:
+    """Axis variables and where they stand, in the variables' own integer type."""
+    found = {}
+    for axis, place in zip(axes, places, strict=True):
+        dtype = str(axis.var.ty.dtype)
+        found[axis.var] = place if dtype == "int64" else place.astype(dtype)
+    return found
+
+
+def group(ctx: Context, stages: Sequence[Stage]) -> list[Stage]:
+    """The longest start of ``stages`` that one map nest can hold."""
+    taken = [stages[0]]
+    for stage in stages[1:]:
+        if not stage.is_map or not _joins(ctx, taken, stage):
+            break
+        taken.append(stage)
+    return taken
+
+
+def _joins(ctx: Context, taken: Sequence[Stage], stage: Stage) -> bool:
+    """Same space, and what it reads of the nest lies at its own point."""
+    if [a.extent for a in stage.space] != [a.extent for a in taken[0].space]:
+        return False
+    reads = reads_of(ctx, stage)
+    for other in taken:
+        here = [substitute(index, _rename(other, stage)) for index in other.indices]
+        if any(r.buffer.same_as(other.buffer) and not same_indices(r.indices, here) for r in reads):
+            return False
+        if any(x.source.same_as(stage.buffer) for x in stage_loads(other)):
+            return False
+    return True
+
+
+def _rename(source: Stage, target: Stage) -> dict[Any, Expr]:
+    return {a.var: b.var for a, b in zip(source.space, target.space, strict=True)}
+
+
+def kept(ctx: Context, stage: Stage, inside: Sequence[Stage]) -> bool:
+    """Does anything outside ``inside`` need the stage's buffer in memory?"""
+    if not ctx.program.owns(stage.buffer):
+        return True
+    outside = [s for s in ctx.program.stages if s not in inside]
+    return any(x.source.same_as(stage.buffer) for s in outside for x in stage_loads(s))
+
+
+def point_stores(
+    ctx: Context, stages: Sequence[Stage], places: Sequence[Expr], known: dict[Any, Known], keep: Sequence[Stage]
+) -> Stmt:
+    """All stages at one point: values first, stores last, so that an update in place reads before it writes."""
+    point = Point(ctx.virtual, dict(known))
+    stores = []
+    for stage in stages:
+        here = at(stage.space, places)
+        value = point.bind(point.write(stage.value, here))
+        point.known[stage.buffer] = lambda _, value=value: value
+        if stage in keep:
+            stores.append(store(stage.buffer, value, *point.indices(stage.indices, here)))
+    return seq([*point.binds, *stores])
+
+
+def finish(ctx: Context, fold: Stage, mine: dict[Any, Expr], value: Expr, after: Sequence[Stage]) -> Stmt:
+    """A finished element of a fold at ``mine`` (its axes): stored if needed, and the map stages ``after`` done on it."""
+    point = Point(ctx.virtual)
+    value = point.bind(value)
+    stores = []
+    if kept(ctx, fold, [fold, *after]):
+        stores.append(store(fold.buffer, value, *point.indices(fold.indices, mine)))
+    if after:
+        keep = [s for s in after if kept(ctx, s, [fold, *after])]
+        known: dict[Any, Known] = {fold.buffer: lambda _: value}
+        stores.append(point_stores(ctx, after, [mine[a.var] for a in fold.space], known, keep))
+    return seq([*point.binds, *stores])
+
+
+def map_nest(ctx: Context, stages: Sequence[Stage]) -> Stmt:
+    """The nest of a group: the last axes merged as far as memory allows, vectors along them, tasks over the rest."""
+    keep = [s for s in stages if kept(ctx, s, stages)]
+    axes = stages[0].space
+    accesses = _common_accesses(ctx, stages)
+    inner = merged_tail(axes, accesses)
+    heads, tails = [a.extent for a in axes[: len(axes) - inner]], [a.extent for a in axes[len(axes) - inner :]]
+    work = stages[0].points * sum(ctx.virtual.cost(s) + 1 for s in stages)
+
+    def piece(outer: list[Expr], start: Expr | None, length: int) -> Stmt:
+        def body(f: Expr) -> Stmt:
+            flat = f if start is None else start + f
+            return point_stores(ctx, stages, [*outer, *unravel(flat, tails)], {}, keep)
+
+        return seq(vectors(length, ctx.lanes, body))
+
+    return share(heads, prod(tails), piece, work)
+
+
+def share(heads: Sequence[int], inner: int, piece: Any, work: int) -> Stmt:
+    """Tasks over the outer points, or over pieces of the inner axis where there are few outer points."""
+    outer = prod(heads)
+    if outer >= FEW or inner <= PIECE:
+        return chunks(outer, 1, lambda p, _: piece(unravel(p, heads), None, inner), work)
+    full, rest = divmod(inner, PIECE)
+    count = full + (1 if rest else 0)
+
+    def task(p: Expr, _: int) -> Stmt:
+        *head, c = unravel(p, [*heads, count])
+        whole = lambda: piece(head, c * PIECE, PIECE)  # noqa: E731
+        if not rest:
+            return whole()
+        if not full:
+            return piece(head, None, rest)
+        return _either(c, full, whole(), piece(head, c * PIECE, rest))
+
+    return chunks(outer * count, 1, task, work)
+
+
+def _either(c: Expr, full: int, whole: Stmt, last: Stmt) -> Stmt:
+    return tirx.IfThenElse(c < full, whole, last)
+
+
+def _common_accesses(ctx: Context, stages: Sequence[Stage]) -> list[Access]:
+    """All accesses of a group in the first stage's axes."""
+    found = []
+    for stage in stages:
+        names = _rename(stage, stages[0])
+        for access in [*reads_of(ctx, stage), write_of(stage)]:
+            found.append(Access(access.buffer, tuple(substitute(i, names) for i in access.indices)))
+    return found

@@ -1,0 +1,300 @@
+"""Matrix products: a tile of mr rows by nv vectors in registers, the depth summed in order, one task per group of tiles.
+
+Columns are cut into panels of nv vectors. A panel of B is copied to [depth][panel] where B does not already walk along
+columns or where many rows reuse it; lanes past the last column are zero there. Rows past the last read the last row again
+and are not stored. So any m, n and k run the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from .contraction import Contraction, plain_load
+from .emit import UNROLLED, Expr, Stmt, grid, i64, load, loop, scratch, seq, store, unravel
+from .inline import Point
+from .maps import at, finish
+from .nests import Context, block, parallel, vector, vectors
+from .stages import Stage, variables
+
+DEEP = 4  # turns of the depth loop written out
+TASKS = 8  # tasks that two to eight threads can share out
+REUSE = 8  # tiles of rows from which copying a panel of B pays
+SPEED = 8  # multiply-adds that count like one addition beside GRAIN
+
+
+@attrs.frozen
+class Tile:
+    """``mr`` rows by ``nv`` vectors of ``lanes``; ``panel`` columns."""
+
+    mr: int
+    nv: int
+    lanes: int
+
+    @property
+    def panel(self) -> int:
+        return self.nv * self.lanes
+
+
+def choose_tile(m: int, n: int, lanes: int, registers: int) -> Tile:
+    """The tile with the least work for this shape: padding, loads per multiply-add, idle pipelines."""
+    vectors_wide = -(-n // lanes)
+    best, least = Tile(1, 1, lanes), float("inf")
+    for nv in (1, 2, 3, 4):
+        for mr in range(1, 15):
+            if mr * nv + nv + 1 > registers or nv > vectors_wide or mr > m:
+                continue
+            rows = -(-m // mr) * mr
+            loads_each = (mr + nv) / (mr * nv)
+            price = rows * (1 + loads_each) * max(1.0, 8 / (mr * nv)) * (1 + 0.02 * (vectors_wide % nv))
+            if price < least:
+                best, least = Tile(mr, nv, lanes), price
+    return best
+
+
+@attrs.frozen(eq=False)
+class Job:
+    """One product and how it is cut: ``packed`` none, task (each task its panel) or all (before the tasks)."""
+
+    ctx: Context
+    one: Contraction
+    after: tuple[Stage, ...]
+    tile: Tile
+    packed: str
+    groups: int
+    panels: Any
+
+    @property
+    def full(self) -> int:
+        return self.one.n // self.tile.panel
+
+    @property
+    def rest(self) -> int:
+        return self.one.n % self.tile.panel
+
+    @property
+    def count(self) -> int:
+        """Panels, the narrower last one included."""
+        return self.full + (1 if self.rest else 0)
+
+    @property
+    def row_tiles(self) -> int:
+        return -(-self.one.m // self.tile.mr)
+
+
+def matmul_nest(ctx: Context, one: Contraction, after: Sequence[Stage]) -> Stmt:
+    """The product and the map stages done on its tiles."""
+    job = _plan(ctx, one, tuple(after))
+    extents = [one.count, job.count, job.groups]
+    tasks = one.count * job.count * job.groups
+    nest = parallel(tasks, lambda p: _task(job, *unravel(p, extents)), one.count * one.m * one.n * one.k // SPEED)
+    if job.packed != "all":
+        return nest
+    return seq([_pack_all(job), nest])
+
+
+def _plan(ctx: Context, one: Contraction, after: tuple[Stage, ...]) -> Job:
+    lanes = ctx.lanes if str(one.stage.buffer.dtype) == "float32" else max(1, ctx.lanes // 2)
+    tile = choose_tile(one.m, one.n, lanes, ctx.registers)
+    count = -(-one.n // tile.panel)
+    tiles = -(-one.m // tile.mr)
+    groups = min(tiles, max(1, -(-TASKS // (one.count * count))))
+    packed = "none" if not _must_pack(ctx, one, tile, count) else "task" if groups == 1 else "all"
+    shape = [one.k, tile.panel] if packed == "task" else [one.count, count, one.k, tile.panel]
+    panels = scratch(shape, str(one.stage.buffer.dtype), "panels") if packed == "all" else None
+    return Job(ctx, one, after, tile, packed, groups, panels)
+
+
+def _must_pack(ctx: Context, one: Contraction, tile: Tile, count: int) -> bool:
+    if not _walks_columns(ctx, one):
+        return True
+    reused = one.m >= REUSE * tile.mr
+    return reused and (count > 1 or one.n % tile.lanes != 0)
+
+
+def _walks_columns(ctx: Context, one: Contraction) -> bool:
+    """Is B a plain read of memory whose last dimension is the product's one column axis?"""
+    read = plain_load(one.b)
+    if read is None or read.source in ctx.virtual.stages or len(one.columns) != 1:
+        return False
+    var = one.columns[0].var
+    return read.indices[-1].same_as(var) and var not in variables(list(read.indices[:-1]))
+
+
+def _task(job: Job, b: Expr, jo: Expr, group: Expr) -> Stmt:
+    """All row tiles of one group against one panel."""
+    if not job.rest:
+        return _panel(job, b, jo, group, job.tile.panel)
+    if not job.full:
+        return _panel(job, b, i64(0), group, job.rest)
+    whole = _panel(job, b, jo, group, job.tile.panel)
+    return tirx.IfThenElse(jo < i64(job.full), whole, _panel(job, b, i64(job.full), group, job.rest))
+
+
+def _panel(job: Job, b: Expr, jo: Expr, group: Expr, width: int) -> Stmt:
+    start = jo * job.tile.panel
+    spans = _spans(job, width)
+    if job.packed == "none":
+        return _rows(job, b, start, group, spans, lambda k, c: _factor_b(job, b, k, start + c))
+    if job.packed == "all":
+        return _rows(job, b, start, group, spans, lambda k, c: ([], load(job.panels, b, jo, k, c)))
+    mine = scratch([job.one.k, job.tile.panel], str(job.one.stage.buffer.dtype), "panel")
+    fill = _pack(job, b, start, width, lambda value, k, c: store(mine, value, k, c))
+    body = _rows(job, b, start, group, spans, lambda k, c: ([], load(mine, k, c)))
+    return block([fill, body], [mine])
+
+
+def _spans(job: Job, width: int) -> list[tuple[int, int, int]]:
+    """Vectors of a panel: first column, lanes computed, lanes stored. A copied panel is zero past its last column."""
+    lanes = job.tile.lanes
+    whole = [(p, min(lanes, width - p)) for p in range(0, width, lanes)]
+    return [(p, lanes if job.packed != "none" else size, size) for p, size in whole]
+
+
+def _rows(job: Job, b: Expr, start: Expr, group: Expr, spans: list[tuple[int, int, int]], b_at: Any) -> Stmt:
+    """The row tiles of a group; the last group may have fewer."""
+    each = -(-job.row_tiles // job.groups)
+    full, rest = divmod(job.row_tiles, each)
+
+    def some(count: int) -> Stmt:
+        return loop(count, lambda t: _tile(job, b, (group * each + t) * job.tile.mr, start, spans, b_at), name="tile")
+
+    if not rest:
+        return some(each)
+    return tirx.IfThenElse(group < i64(full), some(each), tirx.IfThenElse(group < i64(full + 1), some(rest), None))
+
+
+def _tile(job: Job, b: Expr, i0: Expr, start: Expr, spans: list[tuple[int, int, int]], b_at: Any) -> Stmt:
+    """One register tile: clear, sum over the depth, store."""
+    one, dtype = job.one, str(job.one.stage.buffer.dtype)
+    accs = [[scratch([size], dtype, "acc") for _, size, _ in spans] for _ in range(job.tile.mr)]
+    zero = one.stage.fold.init if one.stage.fold else None
+    clear = [vector(s[1], lambda lane, a=a: store(a, zero, lane)) for row in accs for a, s in zip(row, spans, strict=True)]
+    turn = lambda k: seq(_multiply(job, b, i0, k, accs, spans, b_at))  # noqa: E731
+    full, rest = divmod(one.k, DEEP)
+    depth = []
+    if full:
+        depth.append(loop(full, lambda o: loop(DEEP, lambda k: turn(o * DEEP + k), UNROLLED, "k"), name="depth"))
+    if rest:
+        depth.append(loop(rest, lambda k: turn(k + full * DEEP), UNROLLED, "k"))
+    ends = [_store_row(job, b, i0, r, start, accs[r], spans) for r in range(job.tile.mr)]
+    return block([*clear, *depth, *ends], [a for row in accs for a in row])
+
+
+def _multiply(
+    job: Job, b: Expr, i0: Expr, k: Expr, accs: list[list[Any]], spans: list[tuple[int, int, int]], b_at: Any
+) -> list[Stmt]:
+    """One turn of the depth for the whole tile."""
+    done = []
+    for r, row in enumerate(accs):
+        binds, value = _factor_a(job, b, i0, r, k)
+        done += binds
+        for acc, (p, size, _) in zip(row, spans, strict=True):
+
+            def add(lane: Expr, acc: Any = acc, p: int = p, value: Expr = value) -> Stmt:
+                before, other = b_at(k, lane + p)
+                return seq([*before, store(acc, load(acc, lane) + value * other, lane)])
+
+            done.append(vector(size, add))
+    return done
+
+
+def _row(job: Job, i0: Expr, r: int) -> Expr:
+    """The row read by line ``r`` of a tile: the last row for lines past the end."""
+    ragged = job.one.m % job.tile.mr and r
+    return tirx.min(i0 + r, i64(job.one.m - 1)) if ragged else i0 + r
+
+
+def _places(job: Job, b: Expr, row: Expr | None, column: Expr | None) -> dict[Any, Expr]:
+    one = job.one
+    found = at(one.batch, unravel(b, [a.extent for a in one.batch]))
+    if row is not None:
+        found |= at(one.rows, unravel(row, [a.extent for a in one.rows]))
+    if column is not None:
+        found |= at(one.columns, unravel(column, [a.extent for a in one.columns]))
+    return found
+
+
+def _depth(job: Job, k: Expr) -> dict[Any, Expr]:
+    return at(job.one.stage.reduce, unravel(k, [a.extent for a in job.one.stage.reduce]))
+
+
+def _factor_a(job: Job, b: Expr, i0: Expr, r: int, k: Expr) -> tuple[list[Stmt], Expr]:
+    point = Point(job.ctx.virtual)
+    value = point.bind(point.write(job.one.a, _places(job, b, _row(job, i0, r), None) | _depth(job, k)), "a")
+    return point.binds, value
+
+
+def _factor_b(job: Job, b: Expr, k: Expr, column: Expr) -> tuple[list[Stmt], Expr]:
+    point = Point(job.ctx.virtual)
+    value = point.write(job.one.b, _places(job, b, None, column) | _depth(job, k))
+    return point.binds, value
+
+
+def _store_row(
+    job: Job, b: Expr, i0: Expr, r: int, start: Expr, row: list[Any], spans: list[tuple[int, int, int]]
+) -> Stmt:
+    i = i0 + r
+    done = []
+    for acc, (p, _, size) in zip(row, spans, strict=True):
+
+        def end(lane: Expr, acc: Any = acc, p: int = p) -> Stmt:
+            mine = _places(job, b, i, start + (lane + p))
+            return finish(job.ctx, job.one.stage, mine, load(acc, lane), job.after)
+
+        done.append(vector(size, end))
+    ragged = job.one.m % job.tile.mr and r
+    return tirx.IfThenElse(i < i64(job.one.m), seq(done), None) if ragged else seq(done)
+
+
+def _pack_all(job: Job) -> Stmt:
+    """Every panel, before the tasks that read them."""
+    work = job.one.count * job.one.n * job.one.k
+
+    def one(p: Expr) -> Stmt:
+        b, jo = unravel(p, [job.one.count, job.count])
+        put = lambda value, k, c: store(job.panels, value, b, jo, k, c)  # noqa: E731
+        whole = lambda: _pack(job, b, jo * job.tile.panel, job.tile.panel, put)  # noqa: E731
+        if not job.rest:
+            return whole()
+        last = _pack(job, b, i64(job.full * job.tile.panel), job.rest, put)
+        return tirx.IfThenElse(jo < i64(job.full), whole(), last) if job.full else last
+
+    return parallel(job.one.count * job.count, one, work)
+
+
+def _pack(job: Job, b: Expr, start: Expr, width: int, put: Any) -> Stmt:
+    """One panel as [depth][column], zero past the last column."""
+    columns = job.tile.panel if width == job.tile.panel else -(-width // job.tile.lanes) * job.tile.lanes
+
+    def copy(k: Expr, c: Expr) -> Stmt:
+        binds, value = _factor_b(job, b, k, start + c)
+        return seq([*binds, put(value, k, c)])
+
+    zero = job.one.stage.fold.init if job.one.stage.fold else None
+    pad = columns - width
+    blank = [] if not pad else [loop(job.one.k, lambda k: vector(pad, lambda lane: put(zero, k, lane + width)))]
+    if _walks_columns(job.ctx, job.one):
+        lanes = job.tile.lanes
+        fill = loop(job.one.k, lambda k: seq(vectors(width, lanes, lambda c: copy(k, c))))
+    else:
+        fill = _transpose(job.one.k, width, copy)
+    return seq([fill, *blank])
+
+
+def _transpose(deep: int, width: int, copy: Any) -> Stmt:
+    """Reads along the depth, DEEP cache lines' worth at a time, so that lines written stay near."""
+    run = 16
+    full, rest = divmod(deep, run)
+
+    def lines(first: Expr, count: int) -> Stmt:
+        return loop(width, lambda c: loop(count, lambda k: copy(first + k, c), UNROLLED, "k"), name="c")
+
+    done = [loop(full, lambda o: lines(o * run, run))] if full else []
+    return seq([*done, *([lines(i64(full * run), rest)] if rest else [])])
+
+
+__all__ = ["Tile", "choose_tile", "grid", "matmul_nest"]

@@ -1,0 +1,77 @@
+"""Loops that every nest is made of: vectors with a tail, parallel loops, chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import tvm_ffi
+from tvm import tirx
+
+from .emit import PARALLEL, SERIAL, VECTOR, Expr, Stmt, i64, loop, seq
+from .inline import Virtual, can_vectorize
+from .stages import Program
+
+GRAIN = 16_384  # additions below which a second thread costs more than it saves (1.3 us to launch, measured)
+TREE = 16  # lanes of a reduction, the same for every target: the order of a sum is part of the result
+
+
+@attrs.frozen
+class Context:
+    """What a nest is made for: the program, what of it is virtual, and the machine's vector registers."""
+
+    program: Program
+    virtual: Virtual
+    lanes: int
+    registers: int
+
+
+def vector(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """``body`` at 0 <= lane < width, as one vector where its calls allow it."""
+    if width == 1:
+        return body(i64(0))
+    lane = tirx.Var("lane", "int64")
+    inner = body(lane)
+    return tirx.For(lane, i64(0), i64(width), VECTOR if can_vectorize(inner, lane) else SERIAL, inner)
+
+
+def vectors(extent: int, width: int, body: Callable[[Expr], Stmt]) -> list[Stmt]:
+    """``body`` at every index below ``extent``: whole vectors, then one narrower vector for the rest."""
+    full, rest = divmod(extent, width)
+    done = []
+    if full:
+        done.append(loop(full, lambda o: vector(width, lambda lane: body(o * width + lane)), name="v"))
+    if rest:
+        done.append(vector(rest, lambda lane: body(lane + full * width)))
+    return done
+
+
+def parallel(extent: int, body: Callable[[Expr], Stmt], work: int) -> Stmt:
+    """A loop whose turns are shared out to threads if the whole ``work`` is worth it."""
+    return loop(extent, body, PARALLEL if work >= GRAIN else SERIAL, "task")
+
+
+def chunks(extent: int, size: int, body: Callable[[Expr, int], Stmt], work: int) -> Stmt:
+    """``body(start, length)`` for pieces of ``size`` and a last shorter one, in parallel if worth it."""
+    full, rest = divmod(extent, size)
+    if not rest:
+        return parallel(full, lambda c: body(c * size, size), work)
+    if not full:
+        return body(i64(0), rest)
+    last = i64(full * size)
+    return parallel(
+        full + 1, lambda c: tirx.IfThenElse(c < i64(full), body(c * size, size), body(last, rest)), work
+    )
+
+
+def block(statements: list[Stmt], buffers: list[Any]) -> Stmt:
+    """Statements with buffers of their own."""
+    return seq([*(tirx.AllocBuffer(b) for b in buffers), *statements])
+
+
+def own_buffers(stmt: Stmt) -> list[Any]:
+    """The buffers that a nest makes for itself."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(stmt, (tirx.AllocBuffer, lambda a: found.append(a.buffer)))
+    return found

@@ -1,0 +1,92 @@
+"""A program as a list of nests: contractions, row nests, column sums and map nests, each stage in exactly one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from .columns import column_nest, followers
+from .contraction import Contraction, read_contraction
+from .emit import Stmt, seq
+from .folds import walks_rows
+from .inline import Virtual
+from .maps import group, map_nest
+from .matmul_nest import matmul_nest
+from .nests import Context, own_buffers
+from .rows import row_group, row_nest
+from .split import split_folds
+from .stages import NotStaged, Program, Stage, loads, read_program, stored
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """The nests of a program in order and what each of them is."""
+
+    ctx: Context
+    contractions: dict[Any, Contraction]
+    kinds: tuple[str, ...]
+    nests: tuple[Stmt, ...]
+
+
+def contractions_of(program: Program) -> dict[Any, Contraction]:
+    """The stages that are matrix products, by stage."""
+    found = {stage: read_contraction(program, stage) for stage in program.stages}
+    return {stage: one for stage, one in found.items() if one is not None}
+
+
+def make_plan(func: Any, target: Any) -> Plan:
+    """Raises NotStaged."""
+    program = split_folds(read_program(func))
+    products = contractions_of(program)
+    ctx = Context(program, Virtual(program, list(products)), target.lanes, target.registers)
+    real = [s for s in program.stages if s.buffer is None or s.buffer not in ctx.virtual.stages]
+    kinds, nests = [], []
+    while real:
+        kind, taken, nest = _next(ctx, real, products)
+        kinds.append(kind)
+        nests.append(nest)
+        real = real[taken:]
+    if program.aliased and kinds != ["map"]:
+        raise NotStaged("an update in place that is more than one map nest")
+    return Plan(ctx, products, tuple(kinds), tuple(nests))
+
+
+def _next(ctx: Context, real: Sequence[Stage], products: dict[Any, Contraction]) -> tuple[str, int, Stmt]:
+    """The nest that starts at the first stage: its kind, how many stages it takes, its statements."""
+    head = real[0]
+    if head in products:
+        after = followers(ctx, head, real[1:])
+        return "matmul", 1 + len(after), matmul_nest(ctx, products[head], after)
+    rows = row_group(ctx, real, lambda s: s not in products)
+    if rows is not None and any(not s.is_map for s in rows.stages) and _keeps_rows(ctx, rows.stages, rows.lead):
+        return "rows", len(rows.stages), row_nest(ctx, rows)
+    if head.is_map:
+        maps = group(ctx, real)
+        return "map", len(maps), map_nest(ctx, maps)
+    after = followers(ctx, head, real[1:])
+    return "columns", 1 + len(after), column_nest(ctx, head, after)
+
+
+def _keeps_rows(ctx: Context, stages: Sequence[Stage], lead: int) -> bool:
+    """No fold that walks down columns would lose its vectors to the row loop."""
+    folds = [s for s in stages if s.fold is not None]
+    return all(walks_rows(ctx, s) or len(s.space) > lead for s in folds)
+
+
+def build(plan: Plan) -> tirx.PrimFunc:
+    """The scheduled function."""
+    program = plan.ctx.program
+    temps = [b for b in _temps(plan) if program.owns(b)]
+    body = seq([*(tirx.AllocBuffer(b) for b in temps), *plan.nests])
+    func = tirx.PrimFunc(list(program.params), body)
+    return func.with_attrs({str(k): v for k, v in program.func.attrs.items()})
+
+
+def _temps(plan: Plan) -> list[Any]:
+    """Buffers that one nest writes and another reads."""
+    made = {b for nest in plan.nests for b in own_buffers(nest)}
+    used = [b for nest in plan.nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
+    return [b for b in dict.fromkeys(used) if b not in made]

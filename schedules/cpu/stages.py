@@ -1,0 +1,221 @@
+"""A PrimFunc of plain blocks, read as a list of stages.
+
+A stage is one block: ``map`` stores a value at every point of its space, ``fold`` reduces by sum, max, min or product,
+``serial`` is any other body (argmax with its pairs), kept as statements. Axes of one element are gone: their variable is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import attrs
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Var
+
+from .emit import Expr, Load, Stmt, is_int
+
+
+class NotStaged(Exception):
+    """The function is not a list of plain blocks; the reason is the message."""
+
+
+@attrs.frozen(eq=False)
+class Axis:
+    var: Any
+    extent: int
+
+
+@attrs.frozen(eq=False)
+class Fold:
+    """How a stage reduces. ``init`` is neutral for ``kind``, one of sum max min prod."""
+
+    kind: str
+    init: Expr
+
+    def combine(self, a: Expr, b: Expr) -> Expr:
+        return {"sum": tirx.Add, "prod": tirx.Mul, "max": tirx.Max, "min": tirx.Min}[self.kind](a, b)
+
+
+@attrs.frozen(eq=False)
+class Stage:
+    """``buffer[indices] = value`` over ``space`` (and ``reduce``, if ``fold``); ``serial``: (init, body) statements."""
+
+    name: str
+    space: tuple[Axis, ...]
+    reduce: tuple[Axis, ...]
+    buffer: Any
+    indices: tuple[Expr, ...]
+    value: Expr
+    fold: Fold | None = None
+    serial: tuple[Stmt | None, Stmt] | None = None
+
+    @property
+    def is_map(self) -> bool:
+        return self.fold is None and self.serial is None
+
+    @property
+    def points(self) -> int:
+        return prod(axis.extent for axis in self.space)
+
+    @property
+    def depth(self) -> int:
+        """Elements reduced into one."""
+        return prod(axis.extent for axis in self.reduce)
+
+    @property
+    def writes(self) -> tuple[Any, ...]:
+        return (self.buffer,) if self.serial is None else stored(self.serial[1])
+
+
+@attrs.frozen(eq=False)
+class Program:
+    """The parameters of a function and its stages in order. Every other buffer is the kernel's own."""
+
+    func: Any
+    params: tuple[Any, ...]
+    stages: tuple[Stage, ...]
+
+    def owns(self, buffer: Any) -> bool:
+        return buffer not in self.params
+
+    @property
+    def aliased(self) -> bool:
+        """May a parameter be read and written (an update in place)?"""
+        written = {b for s in self.stages for b in s.writes}
+        read = {x.source for s in self.stages for x in stage_loads(s)}
+        return "tirx.noalias" not in self.func.attrs or any(b in written and b in read for b in self.params)
+
+
+def loads(node: Any) -> list[Any]:
+    """Every BufferLoad inside, inner ones first."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node, (Load, lambda x: found.append(x)))
+    return found
+
+
+def stage_loads(stage: Stage) -> list[Any]:
+    """What a stage reads, its own accumulator left out."""
+    if stage.serial is None:
+        return loads(stage.value) + [x for index in stage.indices for x in loads(index)]
+    own = stage.writes
+    return [x for x in loads(stage.serial[1]) if x.source not in own]
+
+
+def stored(stmt: Stmt) -> tuple[Any, ...]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+    return tuple(dict.fromkeys(found))
+
+
+def variables(expr: Any) -> set[Any]:
+    found: set[Any] = set()
+    tvm_ffi.structural_walk(expr, (Var, lambda v: found.add(v)))
+    return found
+
+
+def substitute(node: Any, values: dict[Any, Expr]) -> Any:
+    """``node`` with variables replaced."""
+    if not values:
+        return node
+    return tvm_ffi.structural_map(node, (Var, lambda v: values.get(v, v)))
+
+
+def read_program(func: Any) -> Program:
+    """The stages of ``func``. Raises NotStaged."""
+    root = func.body
+    if not isinstance(root, s_tir.SBlockRealize) or root.block.iter_vars:
+        raise NotStaged("no root block")
+    body = root.block.body
+    parts = list(body) if isinstance(body, tirx.SeqStmt) else [body]
+    params = tuple(func.params)
+    if any(not hasattr(p, "shape") for p in params):
+        raise NotStaged("a scalar parameter")
+    _check_shapes([*params, *root.block.alloc_buffers])
+    return Program(func, params, tuple(_read_stage(part) for part in parts))
+
+
+def _check_shapes(buffers: Iterable[Any]) -> None:
+    for buffer in buffers:
+        if any(not is_int(extent) for extent in buffer.shape) or list(buffer.strides or []):
+            raise NotStaged(f"buffer {buffer.name} has no fixed row-major shape")
+
+
+def _read_stage(stmt: Stmt) -> Stage:
+    """Loops around one block, as a stage."""
+    extents: dict[Any, int] = {}
+    while isinstance(stmt, tirx.For):
+        if not (is_int(stmt.min, 0) and is_int(stmt.extent) and stmt.kind == tirx.ForKind.SERIAL):
+            raise NotStaged("a loop that is not serial from 0 to a fixed extent")
+        extents[stmt.loop_var] = int(stmt.extent)
+        stmt = stmt.body
+    if not isinstance(stmt, s_tir.SBlockRealize):
+        raise NotStaged("statements between loops and block")
+    return _read_block(stmt, extents)
+
+
+def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
+    block = realize.block
+    if not is_int(realize.predicate, 1) or block.alloc_buffers or block.match_buffers:
+        raise NotStaged(f"block {block.name_hint} is not plain")
+    space, reduce, ones = [], [], {}
+    for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
+        extent = 1 if is_int(value, 0) else extents.pop(value, None) if isinstance(value, Var) else None
+        if extent is None or extent != int(iter_var.dom.extent) or not is_int(iter_var.dom.min, 0):
+            raise NotStaged(f"block {block.name_hint}: an axis that is no plain loop")
+        if extent == 1:
+            ones[iter_var.var] = tirx.IntImm(str(iter_var.var.ty.dtype), 0)
+            continue
+        (reduce if iter_var.iter_type == tirx.IterVar.CommReduce else space).append(Axis(iter_var.var, extent))
+    if any(extent != 1 for extent in extents.values()):
+        raise NotStaged(f"block {block.name_hint}: a loop bound to no axis")
+    init = None if block.init is None else substitute(block.init, ones)
+    return _classify(block.name_hint, tuple(space), tuple(reduce), init, substitute(block.body, ones))
+
+
+def _classify(name: str, space: tuple[Axis, ...], reduce: tuple[Axis, ...], init: Stmt | None, body: Stmt) -> Stage:
+    if isinstance(body, tirx.BufferStore):
+        if init is None and not reduce:
+            if any(x.source.same_as(body.buffer) for x in loads(body.value)) and not _same_place(body):
+                raise NotStaged(f"block {name} reads what it writes at another place")
+            return Stage(name, space, (), body.buffer, tuple(body.indices), body.value)
+        fold = _read_fold(init, body)
+        if fold is not None:
+            return Stage(name, space, reduce, body.buffer, tuple(body.indices), fold[1], fold[0])
+    if not _simple(body):
+        raise NotStaged(f"block {name} has loops or calls in its body")
+    return Stage(name, space, reduce, None, (), None, None, (init, body))
+
+
+def _same_place(body: Any) -> bool:
+    own = [x for x in loads(body.value) if x.source.same_as(body.buffer)]
+    return all(tvm_ffi.structural_equal(list(x.indices), list(body.indices)) for x in own)
+
+
+def _simple(body: Stmt) -> bool:
+    parts = list(body) if isinstance(body, tirx.SeqStmt) else [body]
+    return all(isinstance(part, tirx.Bind | tirx.BufferStore) for part in parts)
+
+
+def _read_fold(init: Stmt | None, body: Any) -> tuple[Fold, Expr] | None:
+    """``acc = acc (+) x`` or ``acc = x (+) acc`` with a neutral start, as the fold and x; None if it is not that."""
+    kinds = {tirx.Add: "sum", tirx.Mul: "prod", tirx.Max: "max", tirx.Min: "min"}
+    kind = kinds.get(type(body.value))
+    if kind is None or not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(body.buffer):
+        return None
+    for acc, update in ((body.value.a, body.value.b), (body.value.b, body.value.a)):
+        own = isinstance(acc, Load) and acc.source.same_as(body.buffer)
+        if own and tvm_ffi.structural_equal(list(acc.indices), list(body.indices)):
+            if any(x.source.same_as(body.buffer) for x in loads(update)) or not _neutral(kind, init.value):
+                return None
+            return Fold(kind, init.value), update
+    return None
+
+
+def _neutral(kind: str, init: Expr) -> bool:
+    """May the start be combined in any number of times? Max and min are idempotent."""
+    if kind in ("max", "min"):
+        return isinstance(init, tirx.IntImm | tirx.FloatImm)
+    return isinstance(init, tirx.IntImm | tirx.FloatImm) and float(init.value) == (0.0 if kind == "sum" else 1.0)

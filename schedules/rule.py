@@ -1,0 +1,47 @@
+"""Schedule rules, tried in order: the first schedule wins, a crash counts as None and is reported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+from tvm import tirx
+
+if TYPE_CHECKING:
+    from .targets import Target
+
+
+class Rule(Protocol):
+    """A way to schedule some kernels. ``apply`` answers None for a kernel that is not of its kind."""
+
+    name: str
+
+    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None: ...
+
+
+@attrs.frozen
+class Scheduled:
+    """``func`` as ``rule`` made it (None and "" if no rule took it); ``failures``: "rule: why it crashed"."""
+
+    func: tirx.PrimFunc | None
+    rule: str
+    failures: tuple[str, ...]
+
+
+def _reason(name: str, error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{name}: {type(error).__name__}: {text[:200]}"
+
+
+def first(func: tirx.PrimFunc, target: Target) -> Scheduled:
+    """``func`` by the first rule of ``target`` that takes it."""
+    failures: list[str] = []
+    for rule in target.rules:
+        try:
+            done = rule.apply(func, target)
+        except Exception as error:  # a rule is tried on kernels nobody foresaw; the next rule may fit
+            failures.append(_reason(rule.name, error))
+            continue
+        if done is not None:
+            return Scheduled(done, rule.name, tuple(failures))
+    return Scheduled(None, "", tuple(failures))
