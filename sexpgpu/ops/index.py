@@ -90,18 +90,24 @@ op("gather", "Rows of a table by number: table [n ...], ids any shape -> [ids...
    ref=lambda np, table, ids: np.take(table, ids.astype("int64"), axis=0, mode="clip"),
    relax=lambda r, table, ids: r.kernel("gather", table, ids),
    vjp=gather_vjp,
-   cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8)], {}), ([("f32", (5,)), ("i64", (), 0, 5)], {}), ([("i32", (5, 2, 2)), ("u8", (3,), 0, 9)], {}),
-          ([("bool", (4, 2)), ("i8", (3,), -3, 9)], {}), ([("bf16", (6, 3)), ("u32", (4,), 0, 2**32)], {}), ([("f64", (300, 2)), ("u8", (7,), 0, 256)], {})),
-   grad_cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8)], {}), ([("f32", (300, 2)), ("u8", (7,), 0, 256)], {}), ([("f32", (5,)), ("i64", (), 0, 5)], {})))
+   cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8)], {}), ([("f32", (5,)), ("i64", (), 0, 5)], {}),
+          ([("i32", (5, 2, 2)), ("u8", (3,), 0, 9)], {}),
+          ([("bool", (4, 2)), ("i8", (3,), -3, 9)], {}), ([("bf16", (6, 3)), ("u32", (4,), 0, 2**32)], {}),
+          ([("f64", (300, 2)), ("u8", (7,), 0, 256)], {})),
+   grad_cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8)], {}), ([("f32", (300, 2)), ("u8", (7,), 0, 256)], {}),
+               ([("f32", (5,)), ("i64", (), 0, 5)], {})))
 
 op("scatter-add", "Base [n ...] with updates [ids... ...] added at the rows `ids`, in their order; an id out of range is dropped.",
    group="index", args=(tensor("base"), index("ids"), tensor("updates")), type=scattered,
    ref=halves_in_f32(scatter_ref),
    relax=scatter_relax,
    vjp=scatter_vjp,
-   cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8), ("f32", (2, 4, 3))], {}), ([("f32", (5,)), ("i64", (40,), 0, 5), ("f32", (40,))], {}),
-          ([("i32", (5, 2, 2)), ("u8", (30,), 0, 9), ("i32", (30, 2, 2))], {}), ([("f64", (4, 200)), ("u32", (20,), 0, 6), ("f64", (20, 200))], {}),
-          ([("f32", (3, 2)), ("i32", (), 1, 2), ("f32", (2,))], {}), ([("bf16", (4, 3)), ("i32", (5,), 0, 4), ("bf16", (5, 3))], {})))
+   cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8), ("f32", (2, 4, 3))], {}),
+          ([("f32", (5,)), ("i64", (40,), 0, 5), ("f32", (40,))], {}),
+          ([("i32", (5, 2, 2)), ("u8", (30,), 0, 9), ("i32", (30, 2, 2))], {}),
+          ([("f64", (4, 200)), ("u32", (20,), 0, 6), ("f64", (20, 200))], {}),
+          ([("f32", (3, 2)), ("i32", (), 1, 2), ("f32", (2,))], {}),
+          ([("bf16", (4, 3)), ("i32", (5,), 0, 4), ("bf16", (5, 3))], {})))
 
 
 # -- take-along: one element a place --------------------------------------------------------------------------------
@@ -145,8 +151,10 @@ op("take-along", "x at the indices `ids` along `:axis`, the last by default; the
    ref=along_ref,
    relax=lambda r, x, ids, axis: r.kernel("take-along", x, ids, axis=axis),
    vjp=along_vjp,
-   cases=(([("f32", (3, 5)), ("i32", (3, 2), -2, 8)], {}), ([("f32", (2, 5, 3)), ("i64", (2, 4, 1), 0, 5)], {"axis": 1}),
-          ([("f32", (5,)), ("u8", (7,), 0, 9)], {}), ([("i32", (1, 5)), ("i32", (4, 2), 0, 5)], {"axis": 1}), ([("f64", (4, 3)), ("i32", (2, 3), 0, 4)], {"axis": 0}),
+   cases=(([("f32", (3, 5)), ("i32", (3, 2), -2, 8)], {}),
+          ([("f32", (2, 5, 3)), ("i64", (2, 4, 1), 0, 5)], {"axis": 1}),
+          ([("f32", (5,)), ("u8", (7,), 0, 9)], {}), ([("i32", (1, 5)), ("i32", (4, 2), 0, 5)], {"axis": 1}),
+          ([("f64", (4, 3)), ("i32", (2, 3), 0, 4)], {"axis": 0}),
           ([("bf16", (3, 5)), ("i32", (3, 1), 0, 5)], {}), ([("bool", (3, 5)), ("u32", (3, 4), 0, 2**32)], {})))
 
 op("scatter-along", "The gradient of take-along: zeros with `n` places along `axis`, to which dy is added at `ids`, clamped.",
@@ -154,8 +162,10 @@ op("scatter-along", "The gradient of take-along: zeros with `n` places along `ax
    ref=halves_in_f32(scatter_along_ref),
    relax=lambda r, dy, ids, n, axis: r.kernel("scatter-along", dy, ids, axis=axis),
    vjp=lambda b, dz, z, dy, ids, n, axis: (b("take-along", dz, ids, axis=axis), None),
-   cases=(([("f32", (3, 2)), ("i32", (3, 2), -2, 8)], {"n": 5, "axis": 1}), ([("f32", (2, 4, 3)), ("i64", (2, 4, 1), 0, 5)], {"n": 5, "axis": 1}),
-          ([("f64", (2, 3)), ("i32", (2, 3), 0, 4)], {"n": 4, "axis": 0}), ([("bf16", (3, 4)), ("u8", (3, 4), 0, 9)], {"n": 5, "axis": 1})))
+   cases=(([("f32", (3, 2)), ("i32", (3, 2), -2, 8)], {"n": 5, "axis": 1}),
+          ([("f32", (2, 4, 3)), ("i64", (2, 4, 1), 0, 5)], {"n": 5, "axis": 1}),
+          ([("f64", (2, 3)), ("i32", (2, 3), 0, 4)], {"n": 4, "axis": 0}),
+          ([("bf16", (3, 4)), ("u8", (3, 4), 0, 9)], {"n": 5, "axis": 1})))
 
 
 # -- update-slice: a window -----------------------------------------------------------------------------------------
@@ -224,8 +234,10 @@ op("update-slice", "x with the window that begins at `starts`, one an axis, repl
    "along `:axis` (0 by default); there it is clamped to fit.",
    group="index", args=(tensor("x"), tensor("part"), attr("starts", "ints"), index("at", key=True, default=None, number="i32"), key("axis", "int", 0)),
    expand=update_slice, ref=update_slice_ref,
-   cases=(([("f32", (4, 5)), ("f32", (2, 3))], {"starts": (1, 2)}), ([("f32", (4, 5)), ("f32", (4, 1)), ("i32", (), 3, 4)], {"starts": (0, 0), "axis": 1}),
-          ([("i32", (4, 5)), ("i32", (2, 5)), ("i64", (), 9, 10)], {"starts": (1, 0)}), ([("bool", (5,)), ("bool", (2,))], {"starts": (3,)})))
+   cases=(([("f32", (4, 5)), ("f32", (2, 3))], {"starts": (1, 2)}),
+          ([("f32", (4, 5)), ("f32", (4, 1)), ("i32", (), 3, 4)], {"starts": (0, 0), "axis": 1}),
+          ([("i32", (4, 5)), ("i32", (2, 5)), ("i64", (), 9, 10)], {"starts": (1, 0)}),
+          ([("bool", (5,)), ("bool", (2,))], {"starts": (3,)})))
 
 op("write-window", "x with the window at `starts`, moved by the scalar `at` along `axis` and clamped there, replaced by part.",
    group="index", internal=True, args=(tensor("x"), tensor("part"), index("at"), key("starts", "ints"), key("axis", "int")), type=written,
@@ -233,12 +245,14 @@ op("write-window", "x with the window at `starts`, moved by the scalar `at` alon
    relax=lambda r, x, part, at, starts, axis: r.kernel("write-window", x, part, at, starts=starts, axis=axis),
    vjp=write_vjp,
    cases=(([("f32", (4, 5)), ("f32", (2, 3)), ("i32", (), -9, -8)], {"starts": (1, 2), "axis": 0}),
-          ([("f32", (4, 5)), ("f32", (2, 3)), ("u8", (), 1, 2)], {"starts": (1, 0), "axis": 1}), ([("bool", (4,)), ("bool", (3,)), ("i64", (), 1, 2)], {"starts": (0,), "axis": 0})))
+          ([("f32", (4, 5)), ("f32", (2, 3)), ("u8", (), 1, 2)], {"starts": (1, 0), "axis": 1}),
+          ([("bool", (4,)), ("bool", (3,)), ("i64", (), 1, 2)], {"starts": (0,), "axis": 0})))
 
 op("read-window", "The window of `sizes` that write-window would replace.",
    group="index", internal=True, args=(tensor("x"), index("at"), key("starts", "ints"), key("axis", "int"), key("sizes", "ints")), type=read_type,
    ref=lambda np, x, at, starts, axis, sizes: x[window(np, at, starts, axis, x.shape, sizes)],
    relax=lambda r, x, at, starts, axis, sizes: r.kernel("read-window", x, at, starts=starts, axis=axis),
    vjp=read_vjp,
-   cases=(([("f32", (4, 5)), ("i32", (), 9, 10)], {"starts": (1, 2), "axis": 0, "sizes": (2, 3)}), ([("i32", (4, 5)), ("i32", (), 1, 2)], {"starts": (1, 0), "axis": 1, "sizes": (1, 4)}),
+   cases=(([("f32", (4, 5)), ("i32", (), 9, 10)], {"starts": (1, 2), "axis": 0, "sizes": (2, 3)}),
+          ([("i32", (4, 5)), ("i32", (), 1, 2)], {"starts": (1, 0), "axis": 1, "sizes": (1, 4)}),
           ([("bf16", (4,)), ("i64", (), -3, -2)], {"starts": (0,), "axis": 0, "sizes": (2,)})))

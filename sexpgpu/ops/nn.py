@@ -16,8 +16,10 @@ X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))
 FAR = -1e30  # a score that no finite one comes near: exp(FAR - score) is exactly 0
 F = [("f32", (3, 5))]
-FLOAT_CASES = ((F, {}), ([("f32", (40,), -30.0, 30.0)], {}), ([("f64", (2, 3))], {}), ([("bf16", (3, 7))], {}), ([("f16", (3, 7))], {}))
-AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"axis": 1}), ([("f32", (4, 40))], {}), ([("f64", (3, 5))], {}),
+FLOAT_CASES = ((F, {}), ([("f32", (40,), -30.0, 30.0)], {}), ([("f64", (2, 3))], {}), ([("bf16", (3, 7))], {}),
+               ([("f16", (3, 7))], {}))
+AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"axis": 1}), ([("f32", (4, 40))], {}),
+              ([("f64", (3, 5))], {}),
               ([("bf16", (3, 40))], {}), ([("f16", (3, 40))], {}))
 
 
@@ -168,7 +170,8 @@ def normalize_ref(np: Any, x: Any, axes: Any = (-1,), eps: float = 1e-5) -> Any:
 
 
 NORM_ARGS = (tensor("x"), key("axes", "ints", (-1,)), key("eps", "number", 1e-5))
-NORM_CASES = ((F, {}), (F, {"axes": (0, 1)}), ([("f32", (2, 3, 40))], {"eps": 1e-3}), ([("f32", (2, 6, 3))], {"axes": 1}), ([("f64", (3, 5))], {}),
+NORM_CASES = ((F, {}), (F, {"axes": (0, 1)}), ([("f32", (2, 3, 40))], {"eps": 1e-3}),
+              ([("f32", (2, 6, 3))], {"axes": 1}), ([("f64", (3, 5))], {}),
               ([("bf16", (3, 40))], {}), ([("f16", (3, 40))], {}))
 
 for name, doc, ref, vjp in (
@@ -238,8 +241,10 @@ op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -
    "where a query sees a key; with `:causal` a query sees no later key. What is not seen weighs exactly 0; a query that sees nothing gives 0.",
    group="neural", args=(tensor("q"), tensor("k"), tensor("v"), index("mask", key=True, default=None), key("causal", "bool", False)),
    expand=attention, ref=halves_in_f32(attention_ref),
-   cases=(([("f32", (2, 3, 4)), ("f32", (2, 5, 4)), ("f32", (2, 5, 2))], {}), ([("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4))], {"causal": True}),
-          ([("f32", (3, 4)), ("f32", (5, 4)), ("f32", (5, 2)), ("bool", (3, 5))], {}), ([("f32", (2, 1, 4)), ("f32", (2, 5, 4)), ("f32", (2, 5, 4)), ("bool", (1, 5))], {}),
+   cases=(([("f32", (2, 3, 4)), ("f32", (2, 5, 4)), ("f32", (2, 5, 2))], {}),
+          ([("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4))], {"causal": True}),
+          ([("f32", (3, 4)), ("f32", (5, 4)), ("f32", (5, 2)), ("bool", (3, 5))], {}),
+          ([("f32", (2, 1, 4)), ("f32", (2, 5, 4)), ("f32", (2, 5, 4)), ("bool", (1, 5))], {}),
           ([("f32", (2, 5, 4)), ("f32", (5, 4)), ("f32", (5, 2)), ("bool", (2, 1, 5))], {"causal": True})))
 
 
@@ -263,7 +268,8 @@ def cross_entropy_ref(np: Any, logits: Any, label: Any) -> Any:
 
 op("cross-entropy", "-log softmax(logits) at the label: logits [.. v], label [..] integers -> [..], f32 for bf16 and f16 logits. A label out of range is clamped.",
    group="neural", args=(tensor("logits"), index("label")), expand=cross_entropy, ref=cross_entropy_ref,
-   cases=(([("f32", (3, 5)), ("i32", (3,), 0, 5)], {}), ([("f32", (2, 3, 7), -50.0, 50.0), ("u8", (2, 3), 0, 7)], {}), ([("f32", (5,)), ("i64", (), 0, 5)], {}),
+   cases=(([("f32", (3, 5)), ("i32", (3,), 0, 5)], {}), ([("f32", (2, 3, 7), -50.0, 50.0), ("u8", (2, 3), 0, 7)], {}),
+          ([("f32", (5,)), ("i64", (), 0, 5)], {}),
           ([("bf16", (3, 40)), ("i32", (3,), 0, 40)], {})))
 
 

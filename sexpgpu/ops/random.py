@@ -115,7 +115,8 @@ op("philox", "u32 words of Philox4x32-10 under the seed, for the draw at `place`
    ref=bits_ref,
    relax=lambda r, seed, salt, shape, place: r.kernel("philox", seed, salt, place=place),
    vjp=ZERO_GRAD,
-   cases=((SEEDED, {"shape": (5, 3), "place": 7}), (SEEDED, {"shape": (), "place": 2**32 - 1}), (SEEDED, {"shape": (2, 2, 8), "place": 0})))
+   cases=((SEEDED, {"shape": (5, 3), "place": 7}), (SEEDED, {"shape": (), "place": 2**32 - 1}),
+          (SEEDED, {"shape": (2, 2, 8), "place": 0})))
 
 op("random-bits", "u32 words, uniform. `:salt` is an integer scalar, 0 by default.",
    group="draws", args=(SHAPE, SALT), expand=bits, ref=no_ref)

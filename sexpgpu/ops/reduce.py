@@ -205,8 +205,10 @@ def cumsum_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[
 
 F = [("f32", (3, 5))]
 CASES = ((F, {"axes": (1,)}), (F, {}), (F, {"axes": (0,), "keepdims": True}),
-         ([("f32", (2, 3, 4))], {"axes": (-1, 0)}), ([("f64", (2, 3, 4))], {"axes": 1}), ([("f32", (1, 7))], {"axes": (0,)}))
-COUNTS = (([("i32", (4, 5), -9, 9)], {"axes": (0,)}), ([("u8", (3, 4), 0, 9)], {}), ([("i64", (2, 3), -9, 9)], {"axes": (1,)}))
+         ([("f32", (2, 3, 4))], {"axes": (-1, 0)}), ([("f64", (2, 3, 4))], {"axes": 1}),
+         ([("f32", (1, 7))], {"axes": (0,)}))
+COUNTS = (([("i32", (4, 5), -9, 9)], {"axes": (0,)}), ([("u8", (3, 4), 0, 9)], {}),
+          ([("i64", (2, 3), -9, 9)], {"axes": (1,)}))
 HALF = (([("bf16", (3, 40))], {"axes": (1,)}), ([("f16", (3, 40))], {"axes": (1,), "keepdims": True}))
 
 op("sum", "Sum over `:axes`, all of them by default; `:keepdims true` leaves each as 1. bf16 and f16 are summed in f32.",
@@ -214,7 +216,8 @@ op("sum", "Sum over `:axes`, all of them by default; `:keepdims true` leaves eac
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype)),
    relax=wrapping("sum"),
    vjp=lambda b, dy, y, x, axes, keepdims: (spread(b, dy, x, axes, keepdims),),
-   cases=CASES + COUNTS + HALF + (([("i32", (5, 7), -(2**31), 2**31)], {"axes": (1,)}), ([("f32", ())], {}), ([("f32", (2, 3))], {"axes": ()})))
+   cases=CASES + COUNTS + HALF + (([("i32", (5, 7), -(2**31), 2**31)], {"axes": (1,)}), ([("f32", ())], {}),
+   ([("f32", (2, 3))], {"axes": ()})))
 
 op("mean", "Mean over `:axes`, all of them by default, of a float tensor: the sum divided by the count.",
    group="reduce", args=ARGS, normal=reduction, expand=in_wide(mean),
@@ -243,8 +246,10 @@ for name, word in (("argmax", "largest"), ("argmin", "smallest")):
        ref=extreme_index(name),
        relax=lambda r, x, axis, keepdims, name=name: r.kernel(name, x, axis=axis, keepdims=keepdims),
        vjp=ZERO_GRAD,
-       cases=((F, {}), (F, {"axis": 0, "keepdims": True}), ([("f64", (2, 3, 4))], {"axis": 1}), ([("i32", (4, 9), 0, 3)], {}),
-              ([("u8", (4, 9), 0, 3)], {"axis": 0}), ([("i64", (9,), -3, 3)], {}), ([("bf16", (3, 40))], {}), ([("f16", (3, 40))], {})))
+       cases=((F, {}), (F, {"axis": 0, "keepdims": True}), ([("f64", (2, 3, 4))], {"axis": 1}),
+              ([("i32", (4, 9), 0, 3)], {}),
+              ([("u8", (4, 9), 0, 3)], {"axis": 0}), ([("i64", (9,), -3, 3)], {}), ([("bf16", (3, 40))], {}),
+              ([("f16", (3, 40))], {})))
 
 op("any", "Is any element true, over `:axes`, all of them by default?",
    group="reduce", args=ARGS, normal=reduction, expand=truth("reduce-max"),
@@ -273,8 +278,10 @@ op("cumsum", "Running sums along `:axis`, the last by default; `:reverse true` s
    ref=halves_in_f32(cumsum_ref),
    relax=lambda r, x, axis, reverse: r.kernel("cumsum", x, axis=axis, reverse=reverse),
    vjp=lambda b, dy, y, x, axis, reverse: (b("cumsum", dy, axis=axis, reverse=not reverse),),
-   cases=((F, {}), (F, {"axis": 0, "reverse": True}), ([("f32", (2, 100, 3))], {"axis": 1}), ([("f32", (131,))], {"reverse": True}),
-          ([("f64", (2, 70))], {}), ([("i32", (4, 5), -9, 9)], {"axis": 0}), ([("i64", (200,), -9, 9)], {}), ([("u8", (90,), 0, 256)], {}),
+   cases=((F, {}), (F, {"axis": 0, "reverse": True}), ([("f32", (2, 100, 3))], {"axis": 1}),
+          ([("f32", (131,))], {"reverse": True}),
+          ([("f64", (2, 70))], {}), ([("i32", (4, 5), -9, 9)], {"axis": 0}), ([("i64", (200,), -9, 9)], {}),
+          ([("u8", (90,), 0, 256)], {}),
           ([("bf16", (3, 40))], {})),
    grad_cases=((F, {}), (F, {"axis": 0, "reverse": True})),
    tolerance=(2e-6, 8e-6))  # sums of 131 terms of size 1, in another order than NumPy's

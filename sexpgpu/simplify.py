@@ -1,0 +1,205 @@
+"""Makes a graph smaller without changing one bit of what it computes.
+
+Equal values become one; what no output needs goes; constants are folded where Python's arithmetic is IEEE's; and
+identities are applied, of which only those are here that hold for every float: ``x * 1`` and ``x - 0`` are ``x``, but
+``x + 0`` is not (``-0.0 + 0.0`` is ``0.0``), and neither are ``x * 0`` and ``x - x`` (NaN).
+
+``stop-gradient`` and ``barrier`` stay: a graph may be simplified before it is differentiated, and a recomputed value
+must not become one with the original.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import evolve
+
+from .graph import Graph, Value
+from .ops import OPS
+from .types import TensorType
+
+Number = float | int | bool
+
+
+def simplify(graph: Graph) -> Graph:
+    """The same function of the same inputs, which keep their order. Spans are kept; of two equal values, the first's.
+
+    Simplifying twice gives the graph of simplifying once.
+    """
+    table = Table()
+    new: dict[Value, Value] = {v: v for v in graph.inputs}
+    for v in graph.values():
+        if v.op:
+            args = tuple(new[a] for a in v.args)
+            new[v] = table.make(v if args == v.args else evolve(v, args=args))
+    return graph.with_outputs((name, new[v]) for name, v in graph.outputs)
+
+
+class Table:
+    """Every value made so far, by what it is."""
+
+    def __init__(self) -> None:
+        self.values: dict[Any, Value] = {}
+
+    def make(self, v: Value) -> Value:
+        """``v`` in its simplest form; its arguments are already in theirs."""
+        key = (v.op, tuple(map(id, v.args)), repr(sorted(v.attrs.items())), v.type)
+        if key not in self.values:
+            rule = RULES.get(v.op, unchanged)
+            self.values[key] = rule(self, v)
+        return self.values[key]
+
+    def like(self, v: Value, op: str, *args: Value, **attrs: Any) -> Value:
+        """``op`` on ``args`` in the place of ``v``, whose type it has."""
+        return self.make(evolve(v, op=op, args=args, attrs=attrs))
+
+
+def unchanged(t: Table, v: Value) -> Value:
+    return v
+
+
+# -- constants ------------------------------------------------------------------------------------------------------
+
+
+def constant(v: Value) -> Number | None:
+    """The number that fills ``v``, as its dtype holds it; None where ``v`` is not a ``full`` or is of bf16 or f16."""
+    return rounded(v.attrs["value"], v.type.dtype) if v.op == "full" else None
+
+
+def rounded(value: Number, dtype: str) -> Number | None:
+    """``value`` as ``dtype`` holds it. A float is rounded once, as IEEE says; None where Python has no such rounding."""
+    if dtype == "f32" and math.isfinite(value):
+        try:
+            return struct.unpack("f", struct.pack("f", value))[0]
+        except OverflowError:
+            return math.copysign(math.inf, value)
+    return None if dtype in ("bf16", "f16") else value
+
+
+def in_range(value: Number, dtype: str) -> bool:
+    return {"i32": -(2**31) <= value < 2**31, "i64": -(2**63) <= value < 2**63}.get(dtype, False)
+
+
+def folded(t: Table, v: Value) -> Value | None:
+    """The constant that ``v``, of constants, is. Of + - * / and neg alone: a float of twice the digits, rounded, is
+    what IEEE's own operation gives (Figueroa 1995); exp and its like are the target's."""
+    numbers = [constant(a) for a in v.args]
+    kind = v.type.kind
+    if any(x is None for x in numbers) or v.type.dtype not in ("f32", "f64", "i32", "i64"):
+        return None
+    row = OPS[v.op]
+    if row.number is None or (v.op == "/" and not numbers[1]) or (kind == "float" and not all(map(math.isfinite, numbers))):
+        return None
+    out = rounded(row.number(*(float(x) if kind == "float" else x for x in numbers)), v.type.dtype)
+    if out is None or not (math.isfinite(out) if kind == "float" else in_range(out, v.type.dtype)):
+        return None
+    return t.like(v, "full", shape=v.type.shape, value=out, dtype=v.type.dtype)
+
+
+# -- identities -----------------------------------------------------------------------------------------------------
+
+
+def is_number(v: Value, number: Number) -> bool:
+    """Does ``number``, which every dtype holds exactly and which is not -0.0, fill ``v``?"""
+    return v.op == "full" and v.attrs["value"] == number and math.copysign(1.0, v.attrs["value"]) > 0
+
+
+def arithmetic(*identities: tuple[int, int, Number]) -> Callable[[Table, Value], Value]:
+    """Folds constants; then, for each (place of x, place of the number, number), gives x where that number stands."""
+
+    def rule(t: Table, v: Value) -> Value:
+        if made := folded(t, v):
+            return made
+        for x, other, number in identities:
+            if v.args[x].type == v.type and is_number(v.args[other], number):
+                return v.args[x]
+        return v
+
+    return rule
+
+
+def negated(t: Table, v: Value) -> Value:
+    (x,) = v.args
+    return x.args[0] if x.op == "neg" else folded(t, v) or v
+
+
+def same_type(t: Table, v: Value) -> Value:
+    """What does nothing is its argument."""
+    return v.args[0] if v.args[0].type == v.type else v
+
+
+def relaid(t: Table, v: Value) -> Value:
+    """A reshape or broadcast: of a constant, a constant; a reshape of a reshape, one reshape."""
+    (x,) = v.args
+    if x.type == v.type:
+        return x
+    if x.op == "full":
+        return t.like(v, "full", **{**x.attrs, "shape": v.type.shape})
+    if v.op == "reshape" and x.op == "reshape":
+        return t.like(v, "reshape", x.args[0], shape=v.type.shape)
+    return v
+
+
+def permuted(t: Table, v: Value) -> Value:
+    (x,) = v.args
+    perm = v.attrs["perm"]
+    if perm == tuple(range(len(perm))):
+        return x
+    if x.op == "full":
+        return t.like(v, "full", **{**x.attrs, "shape": v.type.shape})
+    if x.op == "transpose":
+        return t.like(v, "transpose", x.args[0], perm=tuple(x.attrs["perm"][i] for i in perm))
+    return v
+
+
+def over_no_axes(t: Table, v: Value) -> Value:
+    return v if v.attrs["axes"] else v.args[0]
+
+
+def chosen(t: Table, v: Value) -> Value:
+    condition, x, y = v.args
+    if x is y and x.type == v.type:
+        return x
+    which = constant(condition)
+    side = v if which is None else x if which else y
+    return side if side.type == v.type else v
+
+
+def swaps_last(v: Value) -> bool:
+    """Is ``v`` a transpose of the last two axes alone?"""
+    if v.op != "transpose":
+        return False
+    *lead, a, b = v.attrs["perm"]
+    return (*lead, b, a) == tuple(range(v.type.rank))
+
+
+def product(t: Table, v: Value) -> Value:
+    """A transposed matrix is read as it lies."""
+    x, y = v.args
+    if swaps_last(x):
+        return t.like(v, "matmul", x.args[0], y, ta=not v.attrs["ta"], tb=v.attrs["tb"])
+    if swaps_last(y):
+        return t.like(v, "matmul", x, y.args[0], ta=v.attrs["ta"], tb=not v.attrs["tb"])
+    return v
+
+
+RULES: Mapping[str, Callable[[Table, Value], Value]] = {
+    "+": arithmetic(),
+    "-": arithmetic((0, 1, 0)),
+    "*": arithmetic((0, 1, 1), (1, 0, 1)),
+    "/": arithmetic((0, 1, 1)),
+    "neg": negated,
+    "cast": same_type,
+    "broadcast": relaid,
+    "reshape": relaid,
+    "transpose": permuted,
+    "sum": over_no_axes,
+    "prod": over_no_axes,
+    "reduce-max": over_no_axes,
+    "reduce-min": over_no_axes,
+    "where": chosen,
+    "matmul": product,
+}
