@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from . import __version__
 from .diagnostics import Report, UserError
 
-RECURSION = 12_000  # trace.MAX_DEPTH evaluations of about five frames, and room
 EXIT_USAGE, EXIT_BUG = 2, 70
 
 
@@ -66,7 +65,6 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0, 1 wrong input, 2 usage, 3 environment, 4 artifact refused, 5 I/O, 70 our bug."""
-    sys.setrecursionlimit(RECURSION)
     options = parser().parse_args(argv)
     try:
         status = options.run(options)

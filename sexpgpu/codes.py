@@ -60,7 +60,7 @@ SHAPE_FIT = code("E-SHAPE-001", "shapes do not fit", "Reshape, or correct a dime
 PARAM_SCOPE = code("E-PARAM-001", "a parameter outside a model", "Declare parameters inside a defmodel.")
 PARAM_CLASH = code("E-PARAM-002", "one parameter name with two meanings", "Give each its own scope or name.")
 PARAM_INIT = code("E-PARAM-003", "an init does not make the parameter", "An init takes the shape and gives an f32 tensor of it.")
-PARAM_WEIGHTS = code("E-PARAM-004", "pretrained weights do not fit the model", "Match names, shapes and dtypes, or use :map.")
+PARAM_WEIGHTS = code("E-PARAM-004", "pretrained weights are not available in this version", "Leave :pretrained and :map out.")
 
 CONTRACT_PREPARE = code("E-CONTRACT-001", "prepare does not return a plist of tensors", "Return (list :name tensor ...).")
 CONTRACT_LOSS = code("E-CONTRACT-002", "objective does not return a scalar f32 loss", "Reduce it: mean or sum, then cast.")

@@ -43,6 +43,9 @@ class Parameters:
             flag = definition.keys.get("frozen")
             if flag is not None and not (isinstance(flag, Literal) and isinstance(flag.value, bool)):
                 raise UserError(codes.FORM_VALUE, flag.span, ":frozen must be true or false")
+            for word in ("pretrained", "map"):
+                if word in definition.keys:
+                    raise UserError(codes.PARAM_WEIGHTS, definition.keys[word].span, f":{word} is not available in this version")
             is_frozen = isinstance(flag, Literal) and flag.value is True
             assert definition.params
             made = Model(definition.name, definition.params, definition.body, is_frozen, definition.form.span)

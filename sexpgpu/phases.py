@@ -7,6 +7,7 @@ once a step; eval.NAME for each pass. ``trace_run`` makes them all from a RunFil
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 
 from attrs import frozen
@@ -21,7 +22,7 @@ from .parameters import Parameter
 from .runfile import RunFile
 from .settings import Loader, Pass, Reader, Settings, read_settings
 from .simplify import simplify
-from .trace import Tracer, World
+from .trace import RECURSION, Tracer, World
 from .training import TrainGraph, trace_pass, trace_train
 from .types import TensorType
 from .verify import verify
@@ -80,6 +81,7 @@ class Plan:
 
 def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> Plan | None:
     """The plan of a run, or None with every fault in ``report``. ``diagnostics``: names to keep beside the run's own."""
+    sys.setrecursionlimit(max(RECURSION, sys.getrecursionlimit()))
     world = World(run, report)
     settings = read_settings(world)
     if settings is None:

@@ -10,6 +10,7 @@ from attrs import frozen
 from . import codes
 from .diagnostics import UserError
 from .forms import Form, Keyword, Literal, Symbol
+from .graph import GraphFull
 from .runfile import RunFile, Top
 from .source import Span
 from .trace import Tracer, World
@@ -106,7 +107,9 @@ class Reader:
             return make(*args)
         except UserError as error:
             self.world.report.add(error)
-            return None
+        except GraphFull as fault:
+            self.world.report.add(UserError(codes.FORM_LIMIT, None, str(fault), where=self.world.run.path))
+        return None
 
 
 def wrong(form: Form, key: str, want: str, value: Any) -> UserError:

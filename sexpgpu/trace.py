@@ -17,7 +17,7 @@ from . import codes
 from .diagnostics import Report, UserError
 from .draws import place
 from .forms import Form, Keyword, Literal, Seq, Symbol
-from .graph import Builder, Value
+from .graph import Builder, GraphFull, Value
 from .opcall import call_operator
 from .ops import OPS
 from .parameters import Parameters
@@ -29,7 +29,8 @@ from .values import BUILTINS, MISSING, POISON, Builtin, Call, Closure, Env, Key,
 if TYPE_CHECKING:
     from .runfile import Definition, RunFile
 
-MAX_DEPTH = 1200  # nested evaluations: about five Python frames each, inside the limit that cli.py sets
+MAX_DEPTH = 1200  # nested evaluations
+RECURSION = 16_000  # Python frames: about nine a nested evaluation, and room
 MAX_STEPS = 3_000_000  # evaluations in one graph
 
 
@@ -177,6 +178,12 @@ class Tracer:
     def apply(self, function: Any, call: Call) -> Any:
         """The value of ``function`` on the evaluated arguments of ``call``."""
         self.builder.span = call.span
+        try:
+            return self.dispatch(function, call)
+        except GraphFull as fault:
+            raise UserError(codes.FORM_LIMIT, call.span, str(fault)) from None
+
+    def dispatch(self, function: Any, call: Call) -> Any:
         if isinstance(function, Operator):
             return call_operator(self, function.row, call)
         if isinstance(function, Builtin):
