@@ -55,6 +55,8 @@ def read(data: bytes) -> Shared:
 def _sections(data: bytes) -> Iterator[_Section]:
     (start,) = struct.unpack_from("<Q", data, 40)
     size, count = struct.unpack_from("<HH", data, 58)
+    if start + size * count > len(data):
+        raise IndexError("it ends before its section table does")
     for n in range(count):
         _, kind, _, _, offset, length, link = struct.unpack_from("<IIQQQQI", data, start + n * size)
         yield _Section(kind, offset, length, link)

@@ -80,12 +80,13 @@ class Namespace:
         return self._builder.emit(x) if isinstance(x, tvm.ir.Call) else x
 
 
-def _dtype_text(type: relax.TensorType) -> str:
+def _dtype_text(type: Any) -> str:
     return str(getattr(type.dtype, "dtype", type.dtype))
 
 
 def tensor_type(type: TensorType) -> relax.TensorType:
-    return relax.TensorType(type.shape, DTYPES[type.dtype].numpy)
+    shape: Any = type.shape
+    return relax.TensorType(shape, DTYPES[type.dtype].numpy)
 
 
 def emit(graphs: Sequence[Graph]) -> tvm.IRModule:

@@ -18,14 +18,25 @@ EMULATION = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux"}
 # No build id, no symbol names, one hash table and no lazy binding: the bytes depend on the objects only.
 LINK = ("ld.lld", "-shared", "--build-id=none", "-s", "--hash-style=gnu", "-z", "now")
 RUNTIME = "libtvm_runtime.so"
-RUNTIME_NEEDS = ("libtvm_ffi.so", "libc.so", "libm.so", "libdl.so", "libpthread.so", "libstdc++.so", "libgcc_s.so", "ld-linux")
+# What it may need besides libtvm_ffi.so, by the beginning of the name: the C and C++ runtime of the machine.
+RUNTIME_NEEDS = (
+    "libtvm_ffi.so",
+    "libc.so",
+    "libm.so",
+    "libdl.so",
+    "libpthread.so",
+    "libstdc++.so",
+    "libgcc_s.so",
+    "ld-",
+)
 
 OURS = ("TVMFFI", "TVMBackend")  # the runtime's
 MEMORY = ("memcpy", "memmove", "memset", "memcmp")  # what LLVM makes of loops
-LIBM = frozenset(
-    "acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 exp10 expm1 fabs floor fma fmax fmin"
-    " fmod hypot ldexp log log10 log1p log2 nearbyint pow rint round sin sinh sqrt tan tanh trunc".split()
-)
+_LIBM = """
+acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 exp10 expm1 fabs floor fma fmax fmin fmod
+hypot ldexp log log10 log1p log2 nearbyint pow rint round roundeven sin sinh sqrt tan tanh trunc
+"""
+LIBM = frozenset(_LIBM.split())
 
 
 class LinkFault(RuntimeError):

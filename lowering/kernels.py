@@ -35,13 +35,13 @@ def dims(out: TensorType) -> tuple[Any, ...]:
 
 
 @kernel("copy")
-def copy(x: te.Tensor, out: TensorType) -> te.Tensor:
+def copy(x: te.Tensor, out: TensorType) -> Any:
     """``x`` in new memory."""
     return te.compute(x.shape, lambda *i: x(*i), "copy")
 
 
 @kernel("matmul")
-def matmul(a: te.Tensor, b: te.Tensor, out: TensorType, ta: bool = False, tb: bool = False) -> te.Tensor:
+def matmul(a: te.Tensor, b: te.Tensor, out: TensorType, ta: bool = False, tb: bool = False) -> Any:
     """[.., m, k] x [.., k, n] -> [.., m, n] with leading axes broadcast; ``ta`` reads a as [.., k, m], ``tb`` b as
     [.., n, k]. Products and sums are in ``out``'s dtype, k ascending."""
     acc = DTYPES[out.dtype].numpy
@@ -70,7 +70,7 @@ LOW = 0xFFFFFFFF
 
 
 @kernel("philox")
-def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) -> te.Tensor:
+def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) -> Any:
     """Philox4x32-10 (Salmon et al., SC 2011): element e of the flat result is word e % 4 of the block of counter
     (e // 4, place, salt's low word, salt's high word) under the key ``seed``.
 
@@ -81,7 +81,7 @@ def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) 
     def word(*at: Any) -> Any:
         flat = sum((i * n for i, n in zip(at, strides, strict=True)), tirx.const(0, "int64"))
         block, names = _philox_block(_low(flat.astype("uint64") >> _u64(2)), seed, salt().astype("uint64"), place(0))
-        which = flat % 4
+        which: Any = flat % 4
         y = block[3]
         for n in (2, 1, 0):
             y = tirx.Select(which == n, block[n], y)

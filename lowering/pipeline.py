@@ -8,7 +8,7 @@ from typing import Any
 
 import tvm
 from attrs import define, field, frozen
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import transform as rt
 
 from .passes.dedup import dedup

@@ -40,10 +40,10 @@ def regions(accesses: list) -> list[Region]:
     return [(access.source, tuple(access.region)) for access in accesses]
 
 
-def writes(func: tirx.PrimFunc, param: int) -> bool:
-    """Whether any block writes parameter ``param``; for a destination-passing program, whether it is an output."""
-    buffer = func.params[param]
-    return any(region[0].same_as(buffer) for block in blocks(func) for region in regions(block.writes))
+def outputs(func: tirx.PrimFunc) -> list[int]:
+    """The numbers of the parameters that any block writes."""
+    written = [region[0] for block in blocks(func) for region in regions(block.writes)]
+    return [n for n, param in enumerate(func.params) if _among(param, written)]
 
 
 def may_alias(func: tirx.PrimFunc, read: int, write: int) -> bool:
@@ -54,7 +54,7 @@ def may_alias(func: tirx.PrimFunc, read: int, write: int) -> bool:
     was begun. Any order of the elements, any vector width and any split among threads is then safe.
     """
     source, target = func.params[read], func.params[write]
-    outputs = [p for i, p in enumerate(func.params) if writes(func, i)]
+    results = [func.params[n] for n in outputs(func)]
     tainted, begun = [source], False
     for block in blocks(func):
         wrote, *more = regions(block.writes)
@@ -65,7 +65,7 @@ def may_alias(func: tirx.PrimFunc, read: int, write: int) -> bool:
             return False
         begun = begun or wrote[0].same_as(target)
         if touched and not wrote[0].same_as(target):
-            if _among(wrote[0], outputs):
+            if _among(wrote[0], results):
                 return False
             tainted.append(wrote[0])
     return True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tvm
 from tvm import ir, relax, tirx
-from tvm_ffi import structural_equal, structural_hash
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import structural_equal, structural_hash
 
 
 def dedup(module: tvm.IRModule) -> tvm.IRModule:

@@ -14,7 +14,7 @@ from attrs import define, field
 from tvm import ir, relax, tirx
 from tvm_ffi import structural_equal
 
-from .accesses import may_alias, writes
+from .accesses import may_alias, outputs
 
 Pair = tuple[int, int]  # (output, input) by position
 ALLOC = "relax.builtin.alloc_tensor"
@@ -41,81 +41,84 @@ class Body:
     """One function as a list.
 
     bindings: [variable, value]; owners: the allocations and parameters whose memory a variable may be in
+    outputs:  program -> which of its parameters it writes
+    writers:  allocation -> [binding, argument] of the kernel calls that write it
+    last:     parameter -> the last binding that looks at its memory, as itself or through a view; the result counts
+              as one more binding
     renamed:  allocations that became parameters; aliased: the programs that are now given one memory twice
     """
 
     module: tvm.IRModule
-    origin: relax.Function
+    origin: Any
     bindings: list[tuple[relax.Var, Any]]
-    owners: dict[relax.Var, frozenset[relax.Var]]
+    owners: dict[Any, frozenset[relax.Var]] = field(factory=dict)
+    outputs: dict[str, list[int]] = field(factory=dict)
+    writers: dict[relax.Var, list[tuple[int, int]]] = field(factory=dict)
+    last: dict[relax.Var, int] = field(factory=dict)
     renamed: dict[relax.Var, relax.Var] = field(factory=dict)
     aliased: list[ir.GlobalVar] = field(factory=list)
 
     @classmethod
-    def of(cls, module: tvm.IRModule, func: relax.Function) -> Body:
-        bindings = [(b.var, b.value) for block in func.body.blocks for b in block.bindings]
-        owners: dict[relax.Var, frozenset[relax.Var]] = {p: frozenset((p,)) for p in func.params}
-        for var, value in bindings:
-            owners[var] = frozenset((var,)) if _is_alloc(value) else _owners(value, owners)
-        return cls(module, func, bindings, owners)
+    def of(cls, module: tvm.IRModule, func: Any) -> Body:
+        self = cls(module, func, [(b.var, b.value) for block in func.body.blocks for b in block.bindings])
+        self.owners = {p: frozenset((p,)) for p in func.params}
+        for n, (var, value) in enumerate(self.bindings):
+            seen = _owners(value, self.owners)
+            self.owners[var] = frozenset((var,)) if _is_alloc(value) else seen
+            self.last.update(dict.fromkeys(seen, n))
+            self._note_writes(n, value)
+        self.last.update(dict.fromkeys(_owners(func.body.body, self.owners), len(self.bindings)))
+        return self
+
+    def _note_writes(self, n: int, value: Any) -> None:
+        func = self._program(value)
+        if func is None:
+            return
+        name = value.op.name_hint
+        if name not in self.outputs:
+            self.outputs[name] = outputs(func)
+        for k in self.outputs[name]:
+            for memory in self.owners.get(value.args[k], ()):
+                self.writers.setdefault(memory, []).append((n, k))
+
+    def _program(self, value: Any) -> tirx.PrimFunc | None:
+        """What ``value`` calls, if it is a kernel call."""
+        if not isinstance(value, tvm.ir.Call) or not isinstance(value.op, ir.GlobalVar):
+            return None
+        callee = self.module[value.op]
+        return callee if isinstance(callee, tirx.PrimFunc) else None
 
     def do(self, output: int, input: int) -> bool:
         """Give output number ``output`` the memory of parameter ``input``, if that is safe."""
-        param, var = self.origin.params[input], self.origin.body.body.fields[output]
-        memory = next(iter(self.owners[var])) if len(self.owners[var]) == 1 else None
-        if memory is None or memory in self.renamed or param in self.renamed.values() or not self._is_own(memory):
+        param, owners = self.origin.params[input], self.owners[self.origin.body.body.fields[output]]
+        memory = next(iter(owners)) if len(owners) == 1 else param
+        if memory in self.renamed or param in self.renamed.values() or not structural_equal(memory.ty, param.ty):
             return False
-        if not structural_equal(memory.ty, param.ty):
-            return False
-        writers = [n for n in range(len(self.bindings)) if self._writes(n, memory)]
-        if len(writers) != 1 or self._read_after(writers[0], param) or not self._call_allows(writers[0], memory, param):
+        writers = self.writers.get(memory, [])
+        if len(writers) != 1 or self.last.get(param, -1) > writers[0][0] or not self._call_allows(*writers[0], param):
             return False
         self.renamed[memory] = param
         return True
 
-    def _is_own(self, memory: relax.Var) -> bool:
-        return memory not in list(self.origin.params)
-
-    def _kernel(self, n: int) -> tuple[tirx.PrimFunc, list[relax.Expr]] | None:
-        """The program and arguments of binding ``n``, if it is a kernel call."""
+    def _call_allows(self, n: int, target: int, param: relax.Var) -> bool:
+        """Whether the kernel call ``n`` may read ``param`` while its argument ``target`` is ``param``'s memory; notes the
+        program if it does read it."""
         value = self.bindings[n][1]
-        if not isinstance(value, tvm.ir.Call) or not isinstance(value.op, ir.GlobalVar):
-            return None
-        callee = self.module[value.op]
-        return (callee, list(value.args)) if isinstance(callee, tirx.PrimFunc) else None
-
-    def _writes(self, n: int, memory: relax.Var) -> bool:
-        call = self._kernel(n)
-        if call is None:
-            return False
-        return any(memory in self.owners.get(a, ()) and writes(call[0], k) for k, a in enumerate(call[1]))
-
-    def _read_after(self, n: int, param: relax.Var) -> bool:
-        """Whether ``param``'s memory is used by a binding after ``n``, as itself or through a view, or returned."""
-        later = [_owners(value, self.owners) for _, value in self.bindings[n + 1 :]]
-        return any(param in owners for owners in [*later, _owners(self.origin.body.body, self.owners)])
-
-    def _call_allows(self, n: int, memory: relax.Var, param: relax.Var) -> bool:
-        """Whether the kernel call ``n`` may read ``param`` while writing into it; notes the program if it does."""
-        call = self._kernel(n)
-        assert call is not None
-        func, args = call
-        (target,) = (k for k, a in enumerate(args) if memory in self.owners.get(a, ()))
-        reads = [k for k, a in enumerate(args) if param in self.owners.get(a, ())]
-        if any(not structural_equal(args[k].ty, param.ty) or not may_alias(func, k, target) for k in reads):
+        func = self._program(value)
+        assert func is not None
+        reads = [k for k, arg in enumerate(value.args) if param in self.owners.get(arg, ())]
+        if any(not structural_equal(value.args[k].ty, param.ty) or not may_alias(func, k, target) for k in reads):
             return False
         if reads:
-            self.aliased.append(self.bindings[n][1].op)
+            self.aliased.append(value.op)
         return True
 
     def function(self, gone: set[int]) -> relax.Function:
         """The function with the renamed allocations gone, returning the outputs that are not in ``gone``."""
-        bindings = [
-            relax.VarBinding(var, _rename(value, self.renamed)) for var, value in self.bindings if var not in self.renamed
-        ]
+        left = (b for b in self.bindings if b[0] not in self.renamed)
+        bindings: list[Any] = [relax.VarBinding(var, _rename(value, self.renamed)) for var, value in left]
         kept = [v for n, v in enumerate(self.origin.body.body.fields) if n not in gone]
-        result = relax.Tuple(kept)
-        body = relax.SeqExpr([relax.BindingBlock(bindings)], result)
+        body = relax.SeqExpr([relax.BindingBlock(bindings)], relax.Tuple(kept))
         type = relax.TupleType([v.ty for v in kept])
         return relax.Function(self.origin.params, body, type, is_pure=self.origin.is_pure, attrs=self.origin.attrs)
 

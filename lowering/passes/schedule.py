@@ -50,11 +50,11 @@ def _ask(func: tirx.PrimFunc, target: tvm.target.Target, scheduler: Scheduler) -
     try:
         answer = scheduler(func, target)
     except Exception as fault:  # noqa: BLE001  (whatever a rule does wrong)
-        return None, "", (f"{type(fault).__name__}: {str(fault).strip().splitlines()[-1:]}",)
+        return None, "", (f"{type(fault).__name__}: {' '.join(str(fault).split())[-200:]}",)
     return answer.func, answer.rule if answer.func is not None else "", tuple(answer.failures)
 
 
-def _like(better: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimFunc:
+def _like(better: Any, func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``better`` under the name of ``func`` and with its word on aliasing, whatever the schedule made of these."""
     for key in ("global_symbol", "tirx.noalias"):
         if func.attrs and key in func.attrs:

@@ -1,0 +1,82 @@
+"""may_alias, on tensor programs of every kind that it must tell apart."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tvm", reason="needs the extra `build`")
+
+from tvm import te  # noqa: E402
+
+from lowering.passes.accesses import may_alias, outputs  # noqa: E402
+
+pytestmark = pytest.mark.build
+
+
+def program(make):
+    """The PrimFunc of x f32[4 4], z f32[4 4] -> make(x, z)."""
+    x, z = (te.placeholder((4, 4), "float32", name) for name in "xz")
+    made = make(x, z)
+    return te.create_prim_func([x, z, *(made if isinstance(made, list) else [made])])
+
+
+def each(x, z, f):
+    return te.compute((4, 4), lambda i, j: f(x, z, i, j))
+
+
+def chain(x, z):
+    """Two stages, each element by element."""
+    y = te.compute((4, 4), lambda i, j: x[i, j] * z[j, i])
+    return te.compute((4, 4), lambda i, j: y[i, j] + x[i, j])
+
+
+def shifted_chain(x, z):
+    y = te.compute((4, 4), lambda i, j: x[i, j] * z[i, j])
+    return te.compute((4, 4), lambda i, j: y[3 - i, j])
+
+
+def epilogue(x, z):
+    """z z + x: the product does not read x."""
+    k = te.reduce_axis((0, 4), "k")
+    y = te.compute((4, 4), lambda i, j: te.sum(z[i, k] * z[k, j], axis=k))
+    return te.compute((4, 4), lambda i, j: y[i, j] + x[i, j])
+
+
+def row_sum(x, z):
+    k = te.reduce_axis((0, 4), "k")
+    y = te.compute((4,), lambda i: te.sum(x[i, k], axis=k))
+    return te.compute((4, 4), lambda i, j: z[i, j] + y[i])
+
+
+def two(x, z):
+    """z's copy is written first, so that the second output would read what the first has overwritten."""
+    return [each(x, z, lambda x, z, i, j: z[i, j]), each(x, z, lambda x, z, i, j: x[i, j])]
+
+
+CASES = [
+    ("same element", lambda x, z: each(x, z, lambda x, z, i, j: x[i, j] + z[j, i]), True),
+    ("not read", lambda x, z: each(x, z, lambda x, z, i, j: z[j, i]), True),
+    ("a chain", chain, True),
+    ("an epilogue", epilogue, True),
+    ("another element", lambda x, z: each(x, z, lambda x, z, i, j: x[j, i]), False),
+    ("this and another", lambda x, z: each(x, z, lambda x, z, i, j: x[i, j] + x[3 - i, j]), False),
+    ("a neighbour", lambda x, z: each(x, z, lambda x, z, i, j: x[i, (j + 1) % 4]), False),
+    ("a fixed row", lambda x, z: each(x, z, lambda x, z, i, j: x[0, j]), False),
+    ("a chain that turns", shifted_chain, False),
+    ("a sum of a row", row_sum, False),
+    ("another output reads it later", two, False),
+]
+
+
+@pytest.mark.parametrize(("make", "may"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_may_alias(make, may):
+    assert may_alias(program(make), 0, 2) is may
+
+
+def test_another_output_may_be_in_the_way_before_or_after():
+    func = program(lambda x, z: [each(x, z, lambda x, z, i, j: x[i, j]), each(x, z, lambda x, z, i, j: x[i, j])])
+    assert [may_alias(func, 0, out) for out in (2, 3)] == [False, False]
+
+
+def test_outputs_are_the_parameters_that_are_written():
+    assert outputs(program(two)) == [2, 3]

@@ -1,0 +1,70 @@
+"""What a build is told: the kernels and their rules, the memory of a call, the module between passes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from lowering_runs import T, compiled, graph, inputs, no_rule, reference, run_functions, samples
+
+from sexpgpu.graph import Builder, Graph
+
+pytestmark = pytest.mark.build
+
+
+def two_kernels() -> Graph:
+    b = Builder()
+    (x,) = inputs(b, x=T("f32", 64, 32))
+    y = b("softmax", x, axis=-1)
+    return graph("f", [x], y=b("sum", b("matmul", y, y, ta=True, tb=False), axes=(0,)))
+
+
+def test_a_scheduler_that_raises_is_recorded_and_the_build_goes_on():
+    def broken(func, target):
+        raise ZeroDivisionError("no tile\nfits")
+
+    g = two_kernels()
+    made = compiled(g, scheduler=broken)
+    assert {k.rule for k in made.kernels} == {""}
+    assert {k.failures for k in made.kernels} == {("ZeroDivisionError: no tile fits",)}
+    arrays = samples(g)
+    assert run_functions(made, {"f": arrays})["f"][0].shape == reference(g, arrays)[0].shape
+
+
+def test_the_scheduler_is_asked_once_a_kernel_and_its_answer_is_used():
+    asked = []
+
+    def rule(func, target):
+        asked.append(target.attrs["mcpu"])
+        body = func.with_attr("seen", True)
+        return SimpleNamespace(func=body.with_attr("global_symbol", "main"), rule="mine", failures=("first: no",))
+
+    made = compiled(two_kernels(), scheduler=rule)
+    assert asked == ["x86-64-v3"] * len(made.kernels)
+    assert {(k.rule, k.failures) for k in made.kernels} == {("mine", ("first: no",))}
+
+
+def test_the_memory_of_a_call():
+    made = compiled(two_kernels())
+    by_name = {k.kernel: k for k in made.kernels}
+    softmax = next(k for n, k in by_name.items() if "softmax" in n)
+    # softmax of 64 rows of 32 keeps its exponentials, the largest and the sum of each row
+    assert softmax.workspace == 4 * (64 * 32 + 64 + 64)
+    # planned: softmax's result and the product; returned: 32 sums; and the workspace of the hungriest kernel
+    assert made.memory == {"f": 4 * (64 * 32 + 32 * 32) + 4 * 32 + softmax.workspace}
+
+
+def test_an_output_in_place_takes_no_memory():
+    b = Builder()
+    p, g = inputs(b, p=T("f32", 100), g=T("f32", 100))
+    up = graph("update", [p, g], p=b("-", p, g))
+    assert (compiled(up).memory, compiled(up, in_place={"update": [(0, 0)]}).memory) == ({"update": 400}, {"update": 0})
+
+
+def test_dumps_show_the_module_after_each_pass(tmp_path):
+    from lowering.pipeline import PASSES
+
+    compiled(two_kernels(), scheduler=no_rule, dump=tmp_path / "dump")
+    names = sorted(p.name for p in (tmp_path / "dump").iterdir())
+    assert names == [f"{n:02}-{name}.py" for n, (name, _) in enumerate(PASSES)]
+    assert "R.call_tir" in (tmp_path / "dump" / names[0]).read_text(encoding="utf-8")
