@@ -62,8 +62,10 @@ def _check_tensor(tensor: Tensor | Parameter | Port) -> None:
 
 def _check_type(name: str, shape: tuple[int, ...], dtype: str) -> None:
     need(dtype in DTYPES, f"{name} has the unknown dtype {dtype[:30]!r}")
-    need(len(shape) <= MAX_RANK and all(n >= 1 for n in shape) and math.prod(shape) < MAX_ELEMENTS,
-         f"{name} has a shape that no tensor may have")
+    need(
+        len(shape) <= MAX_RANK and all(n >= 1 for n in shape) and math.prod(shape) < MAX_ELEMENTS,
+        f"{name} has a shape that no tensor may have",
+    )
 
 
 def _check_loader(loader: Loader) -> None:
@@ -77,8 +79,12 @@ def _check_loader(loader: Loader) -> None:
         _check_type(f"{at}: {entry.name}", entry.shape, entry.dtype)
     if loader.kind == "indices":
         need(loader.count is not None and loader.count >= 1, f"{at}: count is not 1 or more")
-        need(len(loader.fields) == 1 and loader.fields[0].shape == () and loader.fields[0].dtype in ("i32", "i64", "u32"),
-             f"{at}: indices have one scalar integer field")
+        need(
+            len(loader.fields) == 1
+            and loader.fields[0].shape == ()
+            and loader.fields[0].dtype in ("i32", "i64", "u32"),
+            f"{at}: indices have one scalar integer field",
+        )
     else:
         need(bool(loader.sources), f"{at}: it has no sources")
 
@@ -90,7 +96,10 @@ def _check_step(manifest: Manifest) -> None:
     _unique("step.passes", (p.name for p in step.passes))
     for one in step.passes:
         need(one.loader in loaders, f"pass {one.name}: there is no loader {one.loader}")
-        need(one.every >= 1 and (one.batches is None or one.batches >= 1), f"pass {one.name}: every or batches is below 1")
+        need(
+            one.every >= 1 and (one.batches is None or one.batches >= 1),
+            f"pass {one.name}: every or batches is below 1",
+        )
         need(not one.generate or step.trips is not None, f"pass {one.name}: there is no generator")
     for stage in step.stages:
         need(stage.loader in loaders, f"stage {stage.name}: there is no loader {stage.loader}")
@@ -111,12 +120,17 @@ def _check_phases(manifest: Manifest) -> None:
     for name in wanted:
         need(name in names, f"the phase {name} is missing")
     for name in names:
-        need(name in wanted or (name == GENERATOR[2] and manifest.step.trips is not None), f"the phase {name} has no place")
+        need(
+            name in wanted or (name == GENERATOR[2] and manifest.step.trips is not None),
+            f"the phase {name} has no place",
+        )
     for phase in manifest.phases:
         _check_phase(manifest, phase)
     train = manifest.phase("train")
-    need(train is not None and train.outputs[:1] != () and train.outputs[0].key == ("metric", "loss"),
-         "the first output of train is not its loss")
+    need(
+        train is not None and train.outputs[:1] != () and train.outputs[0].key == ("metric", "loss"),
+        "the first output of train is not its loss",
+    )
 
 
 def _check_phase(manifest: Manifest, phase: Phase) -> None:
@@ -130,7 +144,9 @@ def _check_phase(manifest: Manifest, phase: Phase) -> None:
             need(port.kind in kinds, f"{at}: a port's kind is {port.kind[:30]!r}")
             _check_type(f"{at}: {port.kind} {port.name}", port.shape, port.dtype)
             if port.kind in ("param", "optimizer"):
-                need(known.get(port.key) == (port.shape, port.dtype), f"{at}: {port.kind} {port.name} is not declared so")
+                need(
+                    known.get(port.key) == (port.shape, port.dtype), f"{at}: {port.kind} {port.name} is not declared so"
+                )
             _check_scalar(at, port)
     _check_in_place(at, phase)
 

@@ -49,7 +49,7 @@ class RunError(Exception):
 
 
 def printable(text: str) -> str:
-    """``text`` on one line: control and format characters and stray bytes as escapes, so that no input forges a line."""
+    """``text`` on one line: control characters and stray bytes as escapes, so that no input forges a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -67,29 +67,56 @@ ART_KIND = code("E-ART-005", "a member is not a plain file", "Build it again: an
 ART_MEMBERS = code("E-ART-006", "members and manifest do not agree", "Build it again, and change nothing by hand.", 4)
 ART_MANIFEST = code("E-ART-007", "the manifest is not well formed", "Build it again, and change nothing by hand.", 4)
 ART_SIZE = code("E-ART-008", "a size is over its limit", "Keep large data out of the artifact: omit :embed.", 4)
-ART_VERSION = code("E-ART-009", "the artifact needs another version of the runner or its runtime",
-                   "Install the version named, or build the artifact again with the version at hand.", 4)
-ART_REQUIRED = code("E-ART-010", "the artifact is not the one that --require-digest names",
-                    "Get the artifact of that digest, or give the digest of this one.", 4)
+ART_VERSION = code(
+    "E-ART-009",
+    "the artifact needs another version of the runner or its runtime",
+    "Install the version named, or build the artifact again with the version at hand.",
+    4,
+)
+ART_REQUIRED = code(
+    "E-ART-010",
+    "the artifact is not the one that --require-digest names",
+    "Get the artifact of that digest, or give the digest of this one.",
+    4,
+)
 
 CKPT_NONE = code("E-CKPT-001", "there is no checkpoint to resume from", "Check --out, or start without --resume.", 4)
 CKPT_TORN = code("E-CKPT-002", "a checkpoint is not whole", "Restore it from a copy, or resume from an older one.", 4)
-CKPT_IDENTITY = code("E-CKPT-003", "the checkpoint belongs to another run",
-                     "Resume with the run it was made by, or start a new run from its weights with --fork.", 4)
+CKPT_IDENTITY = code(
+    "E-CKPT-003",
+    "the checkpoint belongs to another run",
+    "Resume with the run it was made by, or start a new run from its weights with --fork.",
+    4,
+)
 CKPT_VERSION = code("E-CKPT-004", "the checkpoint's format is of another version", "Install the version named.", 4)
-CKPT_EXISTS = code("E-CKPT-005", "a checkpoint of this step exists with other bytes",
-                   "Choose another --out: a published checkpoint is never overwritten.", 4)
-CKPT_PRESENT = code("E-CKPT-006", "the directory holds checkpoints already",
-                    "Continue them with --resume, or choose another --out.", 4)
+CKPT_EXISTS = code(
+    "E-CKPT-005",
+    "a checkpoint of this step exists with other bytes",
+    "Choose another --out: a published checkpoint is never overwritten.",
+    4,
+)
+CKPT_PRESENT = code(
+    "E-CKPT-006", "the directory holds checkpoints already", "Continue them with --resume, or choose another --out.", 4
+)
 CKPT_FIT = code("E-CKPT-007", "a checkpoint's tensors do not fit the run", "Use weights of the same model.", 4)
 
-DATA_READ = code("E-DATA-010", "a data file is missing, empty, cut short or unreadable", "Check --data and the file.", 5)
-DATA_KIND = code("E-DATA-011", "data of this kind is not read",
-                 "Convert it to .npz, .npy files, .safetensors or .jsonl. Pickle is never read.", 1)
-DATA_FIELD = code("E-DATA-012", "a field is missing or has another dtype or shape", "Write the data as the loader says.", 1)
+DATA_READ = code(
+    "E-DATA-010", "a data file is missing, empty, cut short or unreadable", "Check --data and the file.", 5
+)
+DATA_KIND = code(
+    "E-DATA-011",
+    "data of this kind is not read",
+    "Convert it to .npz, .npy files, .safetensors or .jsonl. Pickle is never read.",
+    1,
+)
+DATA_FIELD = code(
+    "E-DATA-012", "a field is missing or has another dtype or shape", "Write the data as the loader says.", 1
+)
 DATA_RANGE = code("E-DATA-013", "an integer is outside the range that the model can take", "Correct the record.", 1)
 DATA_FINITE = code("E-DATA-014", "a value is NaN or infinite", "Correct or remove the record.", 1)
-DATA_FEW = code("E-DATA-015", "there are fewer records than one batch takes", "Add records, or make the batch smaller.", 1)
+DATA_FEW = code(
+    "E-DATA-015", "there are fewer records than one batch takes", "Add records, or make the batch smaller.", 1
+)
 DATA_LINE = code("E-DATA-016", "a line of a .jsonl file is not a record", "Write one JSON object of numbers a line.", 1)
 
 IO_WRITE = code("E-IO-010", "a file or directory cannot be written", "Check the path, its owner and permissions.", 5)
@@ -100,13 +127,24 @@ LOCK_HELD = code("E-LOCK-001", "another process uses the directory", "Wait for i
 
 ENV_PACKAGE = code("E-ENV-010", "a package that the runner needs is missing or broken", "Install the package named.", 3)
 ENV_LIBRARY = code("E-ENV-011", "the artifact's library cannot be loaded", "Install the library named.", 3)
-ENV_LIMIT = code("E-ENV-012", "the system gives no more memory, files or threads", "Raise the limit (ulimit), or use a larger machine.", 3)
+ENV_LIMIT = code(
+    "E-ENV-012",
+    "the system gives no more memory, files or threads",
+    "Raise the limit (ulimit), or use a larger machine.",
+    3,
+)
 
 DEVICE_CALL = code("E-DEVICE-001", "a phase failed on the device", "See its message; the last checkpoint is kept.", 3)
-TARGET_MACHINE = code("E-TARGET-010", "this machine cannot run the artifact", "Build it for a target that the machine has.", 3)
+TARGET_MACHINE = code(
+    "E-TARGET-010", "this machine cannot run the artifact", "Build it for a target that the machine has.", 3
+)
 
-NUM_LOSS = code("E-NUM-001", "a loss or gradient is not finite",
-                "Lower the learning rate, clip gradients or inspect the data; the state before the step is kept.", 6)
+NUM_LOSS = code(
+    "E-NUM-001",
+    "a loss or gradient is not finite",
+    "Lower the learning rate, clip gradients or inspect the data; the state before the step is kept.",
+    6,
+)
 
 CLI_USAGE = code("E-CLI-001", "the command line is not understood", "See sexpgpu-run --help.", 2)
 CLI_VALUE = code("E-CLI-002", "an option's value is out of range", "Give a value in the range shown.", 2)

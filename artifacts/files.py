@@ -1,4 +1,4 @@
-"""Durable files: written under a temporary name, synced, renamed. The one place that writes, syncs, renames and removes."""
+"""Durable files: written under a temporary name, synced, renamed."""
 
 from __future__ import annotations
 

@@ -246,4 +246,6 @@ def _check_version(value: object, where: str) -> None:
         raise canonical.Malformed("the manifest's version is not a positive integer")
     if version != VERSION:
         hint = "install a newer sexpgpu-run" if version > VERSION else "build the artifact again"
-        raise RunError(ART_VERSION, f"the artifact's format is version {version}, this runner reads {VERSION}", where, hint)
+        raise RunError(
+            ART_VERSION, f"the artifact's format is version {version}, this runner reads {VERSION}", where, hint
+        )

@@ -1,4 +1,4 @@
-"""JSON values to frozen attrs classes and back, by the classes' own annotations. Strict: no extra, missing or odd key."""
+"""JSON values to frozen attrs classes and back, by the classes' own annotations. No extra, missing or odd key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], value: Any, at: str = "") -> T:
-    """An instance of the attrs class ``cls`` from the JSON object ``value``; Malformed names the key that does not fit."""
+    """The instance of the attrs class ``cls`` that the JSON object ``value`` says; Malformed names a wrong key."""
     if type(value) is not dict:
         raise Malformed(f"{at or 'the manifest'} is not an object")
     hints = _hints(cls)

@@ -1,9 +1,13 @@
-"""The artifact's file: an uncompressed USTAR of plain files with one possible form. Written whole or not at all; read
-member by member, every header compared with the only one allowed, every byte under a digest. Nothing is ever unpacked."""
+"""The artifact's file: an uncompressed USTAR of plain files with one possible form.
+
+Written whole or not at all. Read member by member, every header compared with the only one allowed, every byte under a
+digest. Nothing is ever unpacked.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import stat
@@ -58,7 +62,9 @@ def _padding(size: int) -> bytes:
     return bytes(-size % BLOCK)
 
 
-def write(path: str, manifest: Manifest, members: Mapping[str, bytes], force: bool = False, inputs: Iterable[str] = ()) -> str:
+def write(
+    path: str, manifest: Manifest, members: Mapping[str, bytes], force: bool = False, inputs: Iterable[str] = ()
+) -> str:
     """Write the artifact of ``manifest`` (its ``files`` are filled in here) and ``members``; returns its hash, in hex.
 
     Atomic: a temporary file beside ``path`` is synced and renamed. An existing ``path`` is refused (E-CLI-005) unless
@@ -95,7 +101,7 @@ def _check_output(path: str, force: bool, inputs: Iterable[str]) -> None:
 
 
 def _starts_like_artifact(path: str) -> bool:
-    with open(path, "rb") as file:
+    with io.open(path, "rb") as file:  # noqa: UP020 (open is this module's own)
         return file.read(len(MANIFEST) + 1) == MANIFEST.encode() + b"\0"
 
 
@@ -128,7 +134,9 @@ class Artifact:
 
     def _compare(self, file: File, digest: str) -> None:
         if digest != file.sha256:
-            raise RunError(ART_DIGEST, f"{file.path} has sha256 {digest[:16]}..., listed is {file.sha256[:16]}...", self.path)
+            raise RunError(
+                ART_DIGEST, f"{file.path} has sha256 {digest[:16]}..., listed is {file.sha256[:16]}...", self.path
+            )
 
     def _chunks(self, start: int, size: int) -> Iterable[bytes]:
         for at in range(start, start + size, CHUNK):
@@ -247,7 +255,9 @@ def _walk(fd: int, path: str, manifest: Manifest, at: int) -> dict[str, tuple[in
         name, size = _parse(block, path, at)
         if name != file.path:
             twice = name in places or name == MANIFEST
-            raise RunError(ART_MEMBERS, f"{name} stands {'twice' if twice else 'where ' + file.path + ' is listed'}", path)
+            raise RunError(
+                ART_MEMBERS, f"{name} stands {'twice' if twice else 'where ' + file.path + ' is listed'}", path
+            )
         if size != file.size:
             raise RunError(ART_DIGEST, f"{name} has {size} bytes, listed are {file.size}", path)
         places[name] = (at + BLOCK, file)

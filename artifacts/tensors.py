@@ -75,17 +75,20 @@ def dump(tensors: Mapping[str, np.ndarray]) -> bytes:
     import numpy as np
 
     try:
-        from safetensors import serialize
+        from safetensors import TensorSpec, serialize
     except ImportError as error:
-        raise RunError(ENV_PACKAGE, f"safetensors cannot be imported: {error}", hint="pip install safetensors") from None
-    return bytes(serialize({
-        name: {"dtype": DTYPES[dtype_name(a)][0], "shape": list(a.shape), "data": np.ascontiguousarray(a).tobytes()}
-        for name, a in tensors.items()
-    }))
+        hint = "pip install safetensors"
+        raise RunError(ENV_PACKAGE, f"safetensors cannot be imported: {error}", hint=hint) from None
+    arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}  # alive: addresses are used
+    specs = {
+        name: TensorSpec(dtype=a.dtype.name, shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
+        for name, a in arrays.items()
+    }
+    return bytes(serialize(specs))
 
 
 def load(data: bytes) -> dict[str, np.ndarray]:
-    """name -> array of the safetensors ``data``; BadTensors when they are not whole and plain. The arrays are read-only."""
+    """name -> read-only array of the safetensors ``data``; BadTensors when they are not whole and plain."""
     import numpy as np
     from safetensors import SafetensorError, deserialize
 
@@ -111,7 +114,9 @@ def check(data: bytes) -> dict[str, Any]:
             raise BadTensors(f"{name} {'overlaps another tensor' if start < at else 'leaves a hole before it'}")
         at = stop
     if at != end:
-        raise BadTensors(f"cut short: {end} data bytes of {at}" if end < at else f"{end - at} bytes after the last tensor")
+        raise BadTensors(
+            f"cut short: {end} data bytes of {at}" if end < at else f"{end - at} bytes after the last tensor"
+        )
     return header
 
 

@@ -22,7 +22,9 @@ def describe(artifact: tarball.Artifact) -> str:
     lines += ["phases"] + [f"  {_phase(p)}" for p in m.phases]
     lines += ["loaders"] + [f"  {_loader(entry)}" for entry in m.loaders]
     lines += ["memory"] + [f"  {key.removesuffix('_bytes'):11} {size(n)}" for key, n in plain(m.memory).items()]
-    lines += ["targets"] + [f"  {t.name}: {t.machine}, {' '.join(t.cpu_flags) or 'no special instructions'}" for t in m.targets]
+    lines += ["targets"] + [
+        f"  {t.name}: {t.machine}, {' '.join(t.cpu_flags) or 'no special instructions'}" for t in m.targets
+    ]
     lines += ["members"] + [f"  {f.sha256[:16]}  {f.size:>12}  {f.path}" for f in m.files]
     return "\n".join(lines)
 
@@ -32,12 +34,13 @@ def _run(m: Manifest) -> list[str]:
     count = sum(_elements(p.shape) for p in m.parameters)
     frozen = sum(_elements(p.shape) for p in m.parameters if p.frozen)
     return [
-        f"run        {run.name}: {run.steps} steps of {run.microbatches} microbatches, {run.precision}, seed {run.seed}",
+        f"run        {run.name}: {run.steps} steps x {run.microbatches} microbatches, {run.precision}, seed {run.seed}",
         f"model      {count} parameters in {len(m.parameters)} tensors, {frozen} frozen",
         f"toolchain  sexpgpu {tools.sexpgpu}, tvm {tools.tvm}, tvm-ffi {tools.tvm_ffi}, linker {tools.linker}",
         "passes     " + (", ".join(f"{p.name} every {p.every} steps" for p in m.step.passes) or "none"),
         "stages     " + ", ".join(f"{s.name} ({_stage(s.steps, s.records)}, {s.loader})" for s in m.step.stages),
-        "generator  " + ("none" if m.step.trips is None else f"{m.step.trips} trips, makes {' '.join(m.step.generated)}"),
+        "generator  "
+        + ("none" if m.step.trips is None else f"{m.step.trips} trips, makes {' '.join(m.step.generated)}"),
     ]
 
 

@@ -1,0 +1,173 @@
+"""A checkpoint: what is in it, and how it is read. ``store`` decides when one is written, chosen and removed.
+
+step-000000100/manifest.json         the cursor, whose run it is, and the size and sha256 of the other files
+               params.safetensors    every parameter, by name
+               optim.safetensors     every optimizer entry, PARAM/KEY
+               info.json             host, time, process: under no digest, never read back
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from . import canonical, tensors
+from .errors import CKPT_FIT, CKPT_VERSION, RunError
+from .identity import Fingerprint, compare, compare_data, mismatch
+from .manifest import File, Manifest
+from .state import Cursor
+from .structure import build, plain
+
+FORMAT, VERSION = "sexpgpu-checkpoint", 1
+MANIFEST, PARAMS, OPTIM, INFO = "manifest.json", "params.safetensors", "optim.safetensors", "info.json"
+FILES = frozenset((MANIFEST, PARAMS, OPTIM, INFO))
+Arrays = Mapping[str, np.ndarray]
+
+
+class Torn(Exception):
+    """The checkpoint is not whole; the message says where."""
+
+
+@frozen
+class Entry:
+    """A checkpoint's manifest. ``data``: loader -> [[file name, sha256], ...] of the training data; ``origin``: the
+    sha256 of the weights the run was forked from, or empty."""
+
+    run_id: str
+    origin: str
+    artifact: str
+    seed: int
+    identity: dict[str, str]
+    data: dict[str, tuple[tuple[str, ...], ...]]
+    cursor: Cursor
+    files: tuple[File, ...] = ()
+    format: str = FORMAT
+    version: int = VERSION
+
+    def to_bytes(self) -> bytes:
+        return canonical.dumps(plain(self))
+
+
+@frozen(eq=False)
+class Loaded:
+    """A whole checkpoint in memory. ``path``: its directory."""
+
+    path: str
+    entry: Entry
+    params: Arrays
+    optim: Arrays
+
+    @property
+    def params_sha256(self) -> str:
+        return next(f.sha256 for f in self.entry.files if f.path == PARAMS)
+
+
+def pack(entry: Entry, params: Arrays, optim: Arrays) -> tuple[bytes, dict[str, bytes]]:
+    """(the manifest's bytes, file name -> bytes) of a checkpoint."""
+    contents = {OPTIM: tensors.dump(optim), PARAMS: tensors.dump(params)}
+    listed = tuple(File(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items())
+    return attrs.evolve(entry, files=listed).to_bytes(), contents
+
+
+def read_entry(path: str) -> tuple[Entry, bytes]:
+    """The manifest of the checkpoint in directory ``path``, and its bytes. Torn when unreadable; E-CKPT-004 when of
+    another version."""
+    data = _read(os.path.join(path, MANIFEST), canonical.MAX_BYTES)
+    try:
+        value = canonical.loads_canonical(data)
+        _check_version(value, path)
+        entry = build(Entry, value)
+        if sorted(f.path for f in entry.files) != [OPTIM, PARAMS]:
+            raise canonical.Malformed("its files are not params and optim")
+    except canonical.Malformed as error:
+        raise Torn(f"{MANIFEST}: {error}") from None
+    return entry, data
+
+
+def _check_version(value: Any, path: str) -> None:
+    if not isinstance(value, dict) or value.get("format") != FORMAT or type(value.get("version")) is not int:
+        raise canonical.Malformed(f"it is not a {FORMAT}")
+    if value["version"] != VERSION:
+        newer = value["version"] > VERSION
+        raise RunError(
+            CKPT_VERSION,
+            f"the checkpoint's format is version {value['version']}, this runner reads {VERSION}",
+            path,
+            "install a newer sexpgpu-run" if newer else "resume it with the runner that wrote it",
+        )
+
+
+def _read(path: str, limit: int) -> bytes:
+    """The bytes of the plain file ``path``; Torn when it is missing, odd or larger than ``limit``."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise Torn(f"{os.path.basename(path)} is not a plain file")
+            if status.st_size > limit:
+                raise Torn(f"{os.path.basename(path)} has {status.st_size} bytes, which is more than {limit}")
+            return file.read(limit + 1)
+    except OSError as error:
+        raise Torn(f"{os.path.basename(path)}: {error.strerror}") from None
+
+
+def load(path: str) -> Loaded:
+    """The checkpoint in directory ``path``, every byte verified; Torn when it is not whole."""
+    entry, _ = read_entry(path)
+    arrays = {}
+    for file in entry.files:
+        data = _read(os.path.join(path, file.path), file.size)
+        if len(data) != file.size:
+            raise Torn(f"{file.path} is cut short at byte {len(data)} of {file.size}")
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise Torn(f"{file.path} does not have the sha256 listed")
+        try:
+            arrays[file.path] = tensors.load(data)
+        except tensors.BadTensors as error:
+            raise Torn(f"{file.path}: {error}") from None
+    return Loaded(path, entry, arrays[PARAMS], arrays[OPTIM])
+
+
+def check_belongs(loaded: Loaded, manifest: Manifest, identity: Mapping[str, str], data: Fingerprint) -> None:
+    """E-CKPT-003 unless the checkpoint was made by this run; E-CKPT-007 unless its tensors are the run's."""
+    entry, where = loaded.entry, loaded.path
+    if entry.seed != manifest.run.seed:
+        raise mismatch("seed", entry.seed, manifest.run.seed, where)
+    if entry.identity.get("data") != identity["data"]:
+        others = {name: value for name, value in identity.items() if name != "data"}
+        compare(entry.identity, others, where)
+        compare_data(entry.data, data, where)
+    compare(entry.identity, identity, where)
+    check_fit(loaded.params, manifest.parameters, where)
+    check_fit(loaded.optim, manifest.optimizer, where)
+    cursor = entry.cursor
+    if not 0 <= cursor.stage < len(manifest.step.stages) or set(cursor.positions) != set(manifest.training_loaders()):
+        raise mismatch("the stages", cursor.stage, len(manifest.step.stages), where)
+
+
+def check_fit(arrays: Arrays, wanted: Any, where: str) -> None:
+    """E-CKPT-007 unless ``arrays`` are exactly the ``wanted`` tensors: nothing missing, nothing more."""
+    want = {t.name: (t.dtype, t.shape) for t in wanted}
+    have = {name: (tensors.dtype_name(a), a.shape) for name, a in arrays.items()}
+    faults = [f"{name} is missing" for name in want if name not in have]
+    faults += [f"{name} is not in the run" for name in have if name not in want]
+    faults += [
+        f"{name} is {_type(have[name])}, the run has {_type(want[name])}"
+        for name in want
+        if name in have and have[name] != want[name]
+    ]
+    if faults:
+        more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
+        raise RunError(CKPT_FIT, "; ".join(faults[:10]) + more, where)
+
+
+def _type(kind: tuple[str, tuple[int, ...]]) -> str:
+    return f"{kind[0]}[{' '.join(map(str, kind[1]))}]"

@@ -1,0 +1,143 @@
+"""The CPU row: checks the machine, then loads the artifact's own runtime and library from memory files that have no
+path to race for and leave nothing behind."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import tensors
+from .device import Call
+from .errors import ART_VERSION, CLI_VALUE, DEVICE_CALL, ENV_LIBRARY, ENV_PACKAGE, TARGET_MACHINE, RunError
+from .manifest import Manifest, Target
+from .tarball import Artifact
+
+CPUINFO = "/proc/cpuinfo"
+POOLED = 2  # the runtime's pooled allocator, by its number in vm_initialization
+CPU = 1  # DLPack's device type
+
+
+def cpu_flags(path: str = CPUINFO) -> frozenset[str]:
+    """What every processor of this machine offers, in the words of /proc/cpuinfo; empty when that is unknown."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line for line in file if line.startswith(("flags", "Features"))]
+    except OSError:
+        return frozenset()
+    rows = [frozenset(line.partition(":")[2].split()) for line in dict.fromkeys(lines)]
+    return frozenset.intersection(*rows) if rows else frozenset()
+
+
+def choose(manifest: Manifest, machine: str, flags: frozenset[str], where: str = "") -> Target:
+    """The first target that this machine can run; E-TARGET-010 with want and have, before any code is loaded."""
+    for target in manifest.targets:
+        if target.machine == machine and flags >= set(target.cpu_flags):
+            return target
+    first = manifest.targets[0]
+    if first.machine != machine:
+        raise RunError(TARGET_MACHINE, f"built for {first.machine}, this machine is {machine}", where)
+    lacking = " ".join(flag for flag in first.cpu_flags if flag not in flags)
+    raise RunError(TARGET_MACHINE, f"built for {first.name}; this processor lacks {lacking}", where)
+
+
+def set_threads(count: int | None) -> int:
+    """Fix the number of worker threads of the runtime, before it is loaded; default: the cores this process may use."""
+    usable = len(os.sched_getaffinity(0))
+    if count is not None and not 1 <= count <= 1024:
+        raise RunError(CLI_VALUE, f"--threads is {count}; the range is 1 to 1024")
+    chosen = count or usable
+    os.environ["TVM_NUM_THREADS"] = str(chosen)
+    return chosen
+
+
+def memory_file(name: str, data: bytes) -> str:
+    """A path, good while this process lives, of an anonymous file that holds ``data``."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return f"/proc/self/fd/{fd}"
+
+
+class CpuDevice:
+    """A compiled library. Tensors are the runtime's own, aligned to 64 bytes as its vector code needs."""
+
+    def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
+        manifest = artifact.manifest
+        target = choose(manifest, platform.machine(), cpu_flags(), artifact.path)
+        set_threads(threads)
+        self._ffi = import_ffi(manifest.toolchain.tvm_ffi, artifact.path)
+        self._machine = self._load(artifact, target)
+        self._allocate = self._ffi.get_global_func("runtime.TVMTensorAllocWithScope")
+        self._device = self._ffi.device("cpu", 0)
+        self._manifest = manifest
+
+    def _load(self, artifact: Artifact, target: Target) -> Any:
+        """The library's virtual machine. Loading runs native code: both files were verified by ``read``."""
+        runtime, library = artifact.read(artifact.manifest.runtime.library), artifact.read(target.library)
+        try:
+            self._runtime = ctypes.CDLL(memory_file("runtime", runtime), ctypes.RTLD_GLOBAL)
+            load = self._ffi.get_global_func("ffi.Module.load_from_file.so")
+            self._module = load(memory_file("phases", library), "so")
+            machine = self._module["vm_load_executable"]()
+            machine["vm_initialization"](CPU, 0, POOLED)
+        except (OSError, RuntimeError, AttributeError, ValueError) as error:
+            raise RunError(ENV_LIBRARY, f"the library cannot be loaded: {_first_line(error)}", artifact.path) from error
+        return machine
+
+    def tensor(self, array: np.ndarray) -> Any:
+        name = tensors.DTYPES[tensors.dtype_name(array)][0]
+        out = self._allocate(self._ffi.Shape(array.shape), self._ffi.dtype(name), self._device, None)
+        array = np.ascontiguousarray(array)
+        ctypes.memmove(out.data_ptr(), array.ctypes.data, array.nbytes)
+        return out
+
+    def numpy(self, handle: Any) -> np.ndarray:
+        """A view of the tensor's memory, which it keeps alive."""
+        shape, kind = tuple(handle.shape), tensors.dtype(tensors.OF_NUMPY[str(handle.dtype)])
+        memory = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(handle.data_ptr())
+        memory.keep = handle  # type: ignore[attr-defined]
+        return np.frombuffer(memory, kind).reshape(shape)  # type: ignore[call-overload]
+
+    def zero(self, handle: Any) -> None:
+        ctypes.memset(handle.data_ptr(), 0, self.numpy(handle).nbytes)
+
+    def phase(self, name: str) -> Call:
+        phase = self._manifest.phase(name)
+        assert phase is not None
+        try:
+            function = self._machine[phase.function]
+        except AttributeError:
+            raise RunError(ENV_LIBRARY, f"the library has no function {phase.function}") from None
+
+        def call(inputs: Sequence[Any]) -> tuple[Any, ...]:
+            try:
+                return tuple(function(*inputs))
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise RunError(DEVICE_CALL, f"phase {name} failed: {_first_line(error)}") from error
+
+        return call
+
+
+def import_ffi(wanted: str, where: str) -> Any:
+    """tvm_ffi, if it is of the version that the artifact's runtime was made for."""
+    hint = f"pip install apache-tvm-ffi=={wanted}"
+    try:
+        import tvm_ffi
+    except ImportError as error:
+        raise RunError(ENV_PACKAGE, f"tvm_ffi cannot be imported: {_first_line(error)}", hint=hint) from None
+    if tvm_ffi.__version__ != wanted:
+        raise RunError(ART_VERSION, f"it needs tvm-ffi {wanted}, installed is {tvm_ffi.__version__}", where, hint)
+    return tvm_ffi
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

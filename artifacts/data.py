@@ -1,0 +1,206 @@
+"""Loaders: shards -> batches. Training runs on through the epochs of the keyed order; a pass reads in order."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from attrs import frozen
+
+from . import sources, tensors
+from .errors import DATA_FEW, DATA_FINITE, DATA_RANGE, RunError
+from .manifest import Field, Loader, Manifest
+from .order import Order
+from .tarball import Artifact
+
+AHEAD = 4  # batches made ready before they are asked for
+SCAN = 2**22  # elements looked at together
+
+Batch = dict[str, np.ndarray]
+
+
+@frozen(eq=False)
+class Records:
+    """All records of a loader: its shards end to end. ``starts[i]`` is the first record of shard i, then the count."""
+
+    loader: Loader
+    shards: tuple[sources.Shard, ...]
+    starts: np.ndarray
+    count: int
+
+    @property
+    def digests(self) -> tuple[tuple[str, str], ...]:
+        """(file name, sha256) of every file, in order: the data's fingerprint."""
+        return tuple(pair for shard in self.shards for pair in shard.digests)
+
+    @property
+    def batches(self) -> int:
+        """Full batches of a pass."""
+        return self.count // self.loader.batch
+
+    def batch(self, numbers: np.ndarray) -> Batch:
+        """The records ``numbers`` (i64), field by field: [len(numbers), ...], aligned, values checked."""
+        if self.loader.kind == "indices":
+            field = self.loader.fields[0]
+            return {field.name: numbers.astype(tensors.dtype(field.dtype))}
+        owners = np.searchsorted(self.starts, numbers, side="right") - 1
+        out = {}
+        for field in self.loader.fields:
+            out[field.name] = self._gather(field, numbers, owners)
+            check_values(field, out[field.name], lambda i: self._place(int(numbers[i])))
+        return out
+
+    def _gather(self, field: Field, numbers: np.ndarray, owners: np.ndarray) -> np.ndarray:
+        out = tensors.aligned((len(numbers), *field.shape), field.dtype)
+        for owner in np.unique(owners):
+            rows = np.nonzero(owners == owner)[0]
+            out[rows] = self.shards[owner].columns[field.name][numbers[rows] - self.starts[owner]]
+        return out
+
+    def _place(self, number: int) -> str:
+        """The file and record of record ``number``, as a message names it."""
+        owner = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return f"{self.shards[owner].name}: record {number - int(self.starts[owner])}"
+
+
+def open_records(loader: Loader, folder: str, artifact: Artifact | None) -> Records:
+    """The records of ``loader``, from the artifact or from ``folder``; every value looked at once."""
+    if loader.kind == "indices":
+        return Records(loader, (), np.zeros(1, np.int64), _enough(loader, loader.count or 0))
+    if loader.embedded and artifact:
+        groups = _embedded(loader, artifact)
+    else:
+        groups = [sources.blobs(folder, source) for source in loader.sources]
+    shards = tuple(sources.read(group, loader.fields) for group in groups)
+    starts = np.cumsum([0, *(shard.count for shard in shards)])
+    _enough(loader, int(starts[-1]))
+    for shard in shards:
+        _scan(shard, loader.fields)
+    return Records(loader, shards, starts[:-1], int(starts[-1]))
+
+
+def _embedded(loader: Loader, artifact: Artifact) -> list[list[sources.Blob]]:
+    """The members of the loader, the .npy files of one folder together."""
+    groups: dict[str, list[sources.Blob]] = {}
+    for member in loader.embedded:
+        key = os.path.dirname(member) + "/" if member.endswith(".npy") else member
+        groups.setdefault(key, []).append(sources.in_memory(member, artifact.read(member)))
+    return list(groups.values())
+
+
+def _enough(loader: Loader, count: int) -> int:
+    if count < loader.batch:
+        raise RunError(DATA_FEW, f"a batch needs {loader.batch} records, the data has {count}", f"loader {loader.name}")
+    return count
+
+
+def _scan(shard: sources.Shard, fields: Sequence[Field]) -> None:
+    """Look at every value of ``shard`` in bounded memory."""
+    for field in fields:
+        column = shard.columns[field.name]
+        rows = max(1, SCAN // max(1, int(np.prod(field.shape, dtype=np.int64))))
+        for at in range(0, len(column), rows):
+            check_values(field, column[at : at + rows], lambda i, at=at: f"{shard.name}: record {at + i}")
+
+
+def check_values(field: Field, values: np.ndarray, place: Callable[[int], str]) -> None:
+    """E-DATA unless floats are finite and integers within the field's bounds; ``place`` names the i-th record."""
+    if field.dtype in tensors.FLOATS:
+        bad, code, what = ~np.isfinite(values), DATA_FINITE, "which is not finite"
+    elif field.low is not None or field.high is not None:
+        low, high = field.low, field.high
+        least, most = int(values.min(initial=low or 0)), int(values.max(initial=low or 0))
+        if (low is None or least >= low) and (high is None or most < high):
+            return
+        bad = np.zeros(values.shape, bool)
+        bad |= False if low is None else values < low
+        bad |= False if high is None else values >= high
+        code, what = DATA_RANGE, f"which is not in {'' if low is None else low}..{'' if high is None else high - 1}"
+    else:
+        return
+    if bad.any():
+        first = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        raise RunError(code, f"field {field.name} holds {values[first]}, {what}", place(int(first[0])))
+
+
+def fingerprint(records: Sequence[Records]) -> dict[str, list[list[str]]]:
+    """loader -> [[file name, sha256], ...] of the training data."""
+    return {each.loader.name: [list(pair) for pair in each.digests] for each in records}
+
+
+def in_order(records: Records, limit: int | None) -> Iterator[Batch]:
+    """The full batches of a pass, first record first; at most ``limit``."""
+    size = records.loader.batch
+    for i in range(min(records.batches, limit or records.batches)):
+        yield records.batch(np.arange(i * size, (i + 1) * size, dtype=np.int64))
+
+
+class Feed:
+    """Training batches from a position on, made ready by a thread of its own, whose errors surface in ``next``."""
+
+    def __init__(self, records: Records, order: Order, position: int) -> None:
+        self._records, self._order, self._position = records, order, position
+        self._queue: queue.Queue[Batch | BaseException] = queue.Queue(AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"data-{records.loader.name}", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        size = self._records.loader.batch
+        try:
+            while not self._closed.is_set():
+                self._put(self._records.batch(self._order.records(self._position, size)))
+                self._position += size
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: Batch | BaseException) -> None:
+        while not self._closed.is_set():
+            try:
+                return self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def next(self, look: Callable[[], None]) -> Batch:
+        """The next batch; ``look`` is called while waiting, and may raise to stop."""
+        while True:
+            try:
+                item = self._queue.get(timeout=0.1)
+            except queue.Empty:
+                look()
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            return item
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+
+class Training:
+    """The training streams: one feed a loader, opened at the position where the run stands."""
+
+    def __init__(self, manifest: Manifest, records: dict[str, Records]) -> None:
+        self._seed, self._records = manifest.run.seed, records
+        self._feeds: dict[str, Feed] = {}
+
+    def next(self, loader: str, position: int, look: Callable[[], None]) -> Batch:
+        """The batch at ``position``; calls for one loader must follow one another in the stream."""
+        if loader not in self._feeds:
+            records = self._records[loader]
+            order = Order(self._seed, loader, records.count, records.loader.shuffle)
+            self._feeds[loader] = Feed(records, order, position)
+        return self._feeds[loader].next(look)
+
+    def left(self, loader: str, position: int) -> int | None:
+        """Records left in the stream of ``loader``; None when its epochs have no end."""
+        records = self._records[loader]
+        return None if records.loader.epochs is None else records.count * records.loader.epochs - position
+
+    def close(self) -> None:
+        for feed in self._feeds.values():
+            feed.close()

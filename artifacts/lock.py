@@ -1,0 +1,63 @@
+"""One process a run directory: an advisory lock that the system drops with the process, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from .errors import LOCK_HELD, RunError, of_os_error, shown
+
+NAME = "lock"
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@contextlib.contextmanager
+def held(folder: str, warn: Callable[[str], None]) -> Iterator[bool]:
+    """Hold the lock of ``folder``: True; False, with a warning, where there are no locks. E-LOCK-001 when taken."""
+    path = os.path.join(folder, NAME)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise of_os_error(error, path) from None
+    try:
+        yield _take(fd, path, warn)
+    finally:
+        os.close(fd)
+
+
+def _take(fd: int, path: str, warn: Callable[[str], None]) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(LOCK_HELD, f"the directory is in use by {_holder(fd)}", os.path.dirname(path)) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise of_os_error(error, path) from None
+        warn("this file system has no locks: do not start a second run in this directory")
+        return False
+    _sign(fd, path)
+    return True
+
+
+def _sign(fd: int, path: str) -> None:
+    """Say who holds the lock, for the message of whoever comes next."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    text = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": since}) + "\n"
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, text.encode(), 0)
+    except OSError as error:
+        raise of_os_error(error, path) from None
+
+
+def _holder(fd: int) -> str:
+    try:
+        entry = json.loads(os.pread(fd, 4096, 0))
+        return f"process {shown(entry['pid'])} on {shown(entry['host'])} since {shown(entry['since'])}"
+    except (ValueError, KeyError, TypeError, OSError):
+        return "another process"

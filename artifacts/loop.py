@@ -1,0 +1,210 @@
+"""The step: microbatches x (generate.init, trips x generate.step, generate.finish, train), then update.
+
+Drives any Device. Nothing of a step in flight touches the state: only ``update`` writes parameters, and the cursor
+moves with it. So a stop at any trip, microbatch or batch leaves exactly the state of the last finished step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from . import state
+from .bind import Key, bind_all, of_kind
+from .data import Batch, Records, Training, in_order
+from .device import Device, Handle
+from .errors import NUM_LOSS, RunError
+from .manifest import Manifest, Pass
+from .state import Cursor, State
+
+Look = Callable[[], None]
+
+
+@frozen
+class StepResult:
+    """What a finished step reports; means over its microbatches, in float64. ``rate`` is None where there is none.
+    ``diagnostics``: the last microbatch's tensors."""
+
+    loss: float
+    metrics: dict[str, float]
+    rate: float | None
+    grad_norm: float
+    diagnostics: dict[str, Handle]
+
+
+@frozen
+class PassResult:
+    """Means over the batches of a pass, in float64; ``diagnostics``: its last batch's tensors."""
+
+    loss: float
+    metrics: dict[str, float]
+    batches: int
+    diagnostics: dict[str, Handle]
+
+
+class Loop:
+    """One run on one device. ``look`` raises when a stop is asked for."""
+
+    def __init__(
+        self, manifest: Manifest, device: Device, training: Training, passes: dict[str, Records], look: Look
+    ) -> None:
+        self.manifest, self.device, self.look = manifest, device, look
+        self._training, self._passes = training, passes
+        self._phases = bind_all(device, manifest)
+        self._fixed: dict[Key, Handle] = {("seed", ""): device.tensor(_seed(manifest.run.seed))}
+        self._trips = [self._scalar(i) for i in range(manifest.step.trips or 0)]
+        self._gradients: dict[str, Handle] = {}
+
+    def _scalar(self, value: int) -> Handle:
+        return self.device.tensor(np.array(value, np.int64))
+
+    def initial(self) -> State:
+        """The state before the first step: parameters and optimizer entries from the seed."""
+        made = self._phases["init"](self._fixed)
+        return State(state.start(self.manifest), of_kind(made, "param"), of_kind(made, "optimizer"))
+
+    def left(self, cursor: Cursor) -> bool:
+        """Whether the data still holds a whole step."""
+        loader = self.manifest.step.stages[cursor.stage].loader
+        left = self._training.left(loader, cursor.positions[loader])
+        return left is None or left >= self.manifest.run.microbatches * self.manifest.loader(loader).batch
+
+    def step(self, now: State) -> StepResult:
+        """Take one step: ``now`` is changed only once the step is finished. E-NUM-001 when a number is not finite."""
+        loader = self.manifest.step.stages[now.cursor.stage].loader
+        batch_size, position = self.manifest.loader(loader).batch, now.cursor.positions[loader]
+        counters, gradients = dict(now.cursor.counters), self._zeroed()
+        reports: list[dict[str, float]] = []
+        made: dict[Key, Handle] = {}
+        for m in range(self.manifest.run.microbatches):
+            self.look()
+            batch = self._training.next(loader, position + m * batch_size, self.look)
+            env = self._env(now, now.cursor.ctx(m, batch_size), counters)
+            env.update((("gradient", name), handle) for name, handle in gradients.items())
+            made = self._train(env, batch)
+            gradients = {**gradients, **of_kind(made, "gradient")}
+            counters.update(self._counters(made))
+            reports.append(self._numbers(of_kind(made, "metric")))
+            self._check_loss(now, reports[-1]["loss"], gradients)
+        self._keep(gradients)
+        ends = self._update(now, counters, gradients, batch_size)
+        means = _means(reports)
+        now.cursor = state.advance(now.cursor, self.manifest, counters)
+        return StepResult(means.pop("loss"), means, ends.get("lr"), ends["grad_norm"], of_kind(made, "diagnostic"))
+
+    def _env(self, now: State, ctx: dict[str, int], counters: dict[str, int]) -> dict[Key, Handle]:
+        env = dict(self._fixed)
+        env.update((("param", name), handle) for name, handle in now.params.items())
+        env.update((("ctx", name), self._scalar(value)) for name, value in ctx.items())
+        env.update((("counter", name), self._scalar(value)) for name, value in counters.items())
+        return env
+
+    def _train(self, env: dict[Key, Handle], batch: Batch) -> dict[Key, Handle]:
+        """Generate from ``batch``, then the training graph on both; all outputs of ``train``."""
+        self._add_fields(env, batch)
+        if self.manifest.step.trips is not None:
+            self._generate(env)
+            self.look()
+        return self._phases["train"](env)
+
+    def _add_fields(self, env: dict[Key, Handle], batch: Batch) -> None:
+        env.update((("field", name), self.device.tensor(array)) for name, array in batch.items())
+
+    def _generate(self, env: dict[Key, Handle]) -> None:
+        """Add the generated names to ``env``: what ``finish`` made, or the last state."""
+        env.update(self._phases["generate.init"](env))
+        for trip in self._trips:
+            self.look()
+            env["trip", ""] = trip
+            env.update(self._phases["generate.step"](env))
+        if "generate.finish" in self._phases:
+            env.update(self._phases["generate.finish"](env))
+        else:
+            env.update((("generated", name), env["state", name]) for name in self.manifest.step.generated)
+
+    def _zeroed(self) -> dict[str, Handle]:
+        """The gradient accumulators, if ``train`` takes any, filled with zeros."""
+        wanted = [port for port in self._phases["train"].phase.inputs if port.kind == "gradient"]
+        if wanted and not self._gradients:
+            from .tensors import dtype
+
+            self._gradients = {p.name: self.device.tensor(np.zeros(p.shape, dtype(p.dtype))) for p in wanted}
+        for handle in self._gradients.values():
+            self.device.zero(handle)
+        return dict(self._gradients)
+
+    def _keep(self, gradients: dict[str, Handle]) -> None:
+        """The accumulators of the next step are those of this one, wherever they now are."""
+        self._gradients = {name: gradients[name] for name in self._gradients}
+
+    def _counters(self, made: dict[Key, Handle]) -> dict[str, int]:
+        return {name: int(self.device.numpy(handle)) for name, handle in of_kind(made, "counter").items()}
+
+    def _numbers(self, handles: dict[str, Handle]) -> dict[str, float]:
+        return {name: float(self.device.numpy(handle)) for name, handle in handles.items()}
+
+    def _update(
+        self, now: State, counters: dict[str, int], gradients: dict[str, Handle], batch: int
+    ) -> dict[str, float]:
+        """Run ``update`` and put its results into ``now``; E-NUM-001 if the gradient's norm is not finite."""
+        env = self._env(now, now.cursor.ctx(0, batch), counters)
+        env.update((("gradient", name), handle) for name, handle in gradients.items())
+        env.update((("optimizer", name), handle) for name, handle in now.optimizer.items())
+        made = self._phases["update"](env)
+        ends = self._numbers(of_kind(made, "metric"))
+        if not math.isfinite(ends["grad_norm"]):
+            raise self._not_finite(now, "update", "grad_norm", ends["grad_norm"], gradients)
+        now.params.update(of_kind(made, "param"))
+        now.optimizer.update(of_kind(made, "optimizer"))
+        return ends
+
+    def _check_loss(self, now: State, loss: float, gradients: dict[str, Handle]) -> None:
+        if not math.isfinite(loss):
+            raise self._not_finite(now, "train", "loss", loss, gradients)
+
+    def _not_finite(self, now: State, phase: str, name: str, value: float, gradients: dict[str, Handle]) -> RunError:
+        bad = (n for n, handle in gradients.items() if not np.isfinite(self.device.numpy(handle)).all())
+        first = next(bad, None)
+        tail = f"; the first gradient that is not finite is {first}" if first else ""
+        return RunError(NUM_LOSS, f"{name} is {value} in phase {phase}{tail}", f"step {now.cursor.step + 1}")
+
+    def evaluate(self, now: State, one: Pass) -> PassResult:
+        """The pass ``one`` at the parameters of ``now``."""
+        records = self._passes[one.loader]
+        phase = self._phases[f"eval.{one.name}"]
+        reports: list[dict[str, float]] = []
+        made: dict[Key, Handle] = {}
+        for batch in self._batches(records, one):
+            stage = self.manifest.step.stages[now.cursor.stage]
+            env = self._env(now, now.cursor.ctx(0, self.manifest.loader(stage.loader).batch), now.cursor.counters)
+            self._add_fields(env, batch)
+            if one.generate:
+                self._generate(env)
+            made = phase(env)
+            reports.append(self._numbers(of_kind(made, "metric")))
+        means = _means(reports)
+        return PassResult(means.pop("loss"), means, len(reports), of_kind(made, "diagnostic"))
+
+    def _batches(self, records: Records, one: Pass) -> Iterator[Batch]:
+        for batch in in_order(records, one.batches):
+            self.look()
+            yield batch
+
+    def arrays(self, now: State) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(parameters, optimizer entries) as arrays, in the manifest's order."""
+        params = {p.name: self.device.numpy(now.params[p.name]) for p in self.manifest.parameters}
+        return params, {o.name: self.device.numpy(now.optimizer[o.name]) for o in self.manifest.optimizer}
+
+
+def _seed(seed: int) -> np.ndarray:
+    """The seed as two words of 32 bits, the low one first."""
+    return np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF], np.uint32)
+
+
+def _means(reports: list[dict[str, float]]) -> dict[str, float]:
+    """Each name's mean over ``reports``, summed in order in float64."""
+    return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}

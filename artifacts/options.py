@@ -1,0 +1,140 @@
+"""The command line of ``sexpgpu-run``: parsed strictly, every fault one coded line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from attrs import frozen
+
+from . import __version__
+from .errors import CLI_CONFLICT, CLI_USAGE, CLI_VALUE, RunError, shown
+
+EPILOG = """\
+exit status: 0 done, 1 wrong input, 2 wrong usage, 3 the machine cannot run it, 4 artifact or checkpoint refused,
+5 reading or writing failed, 6 the run gave up (not finite), 70 our bug, 128+n stopped by signal n, checkpoint saved.
+An artifact holds native code: run only those you trust."""
+
+
+@frozen
+class Options:
+    """``resume`` is "", "must" or "auto"."""
+
+    artifact: str
+    out: str
+    data: str
+    steps: int | None
+    threads: int | None
+    resume: str
+    fork: str | None
+    strict: bool
+    keep: int
+    diagnostics: tuple[str, ...]
+    digest: str | None
+    quiet: bool
+    verbose: bool
+    as_json: bool
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose faults are RunErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        code = CLI_CONFLICT if "not allowed with" in message else CLI_USAGE
+        raise RunError(code, message, hint=self.format_usage().strip().replace("\n", " ") if code is CLI_USAGE else "")
+
+
+def parser() -> Parser:
+    p = Parser(
+        "sexpgpu-run",
+        description="Train by an artifact of sexpgpu build.",
+        allow_abbrev=False,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="sexpgpu-run ARTIFACT --out DIR [options]",
+    )
+    p.add_argument("artifact", metavar="ARTIFACT", help="the file made by sexpgpu build")
+    p.add_argument("--out", metavar="DIR", required=True, help="directory of checkpoints and metrics.jsonl")
+    p.add_argument("--data", metavar="DIR", default="", help="where the sources of the loaders lie (default: here)")
+    p.add_argument("--steps", metavar="N", help="finish after N steps (default: as the run file says)")
+    p.add_argument("--threads", metavar="N", help="worker threads (default: the cores it may use); changes no result")
+    start = p.add_mutually_exclusive_group()
+    start.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue from the newest checkpoint in --out; --resume=auto starts anew when there is none",
+    )
+    start.add_argument("--resume-auto", action="store_true", help=argparse.SUPPRESS)
+    start.add_argument("--fork", metavar="DIR", help="a new run that starts from the weights of the run in DIR")
+    p.add_argument("--strict", action="store_true", help="do not fall back from a damaged checkpoint to an older one")
+    p.add_argument("--keep", metavar="N", default="3", help="checkpoints to keep, 2 or more (default 3)")
+    p.add_argument(
+        "--diagnostic", metavar="NAME", action="append", default=[], help="print this tensor; may be repeated"
+    )
+    p.add_argument("--require-digest", metavar="sha256:HEX", help="run only the artifact of this hash")
+    loud = p.add_mutually_exclusive_group()
+    loud.add_argument("-q", "--quiet", action="store_true", help="say only warnings, errors and diagnostics")
+    loud.add_argument("-v", "--verbose", action="store_true", help="say more")
+    p.add_argument("--output-format", choices=("text", "json"), default="text")
+    p.add_argument("--version", action="version", version=f"sexpgpu-run {__version__}")
+    return p
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """The options of ``argv``; RunError E-CLI-00x. SystemExit after --help and --version."""
+    p = parser()
+    found, extra = p.parse_known_args(_plain_resume(argv))
+    if extra:
+        _unknown(p, extra[0])
+    return Options(
+        artifact=found.artifact,
+        out=found.out,
+        data=found.data,
+        steps=None if found.steps is None else integer("--steps", found.steps, 1, 2**53),
+        threads=None if found.threads is None else integer("--threads", found.threads, 1, 1024),
+        resume="auto" if found.resume_auto else "must" if found.resume else "",
+        fork=found.fork,
+        strict=found.strict,
+        keep=integer("--keep", found.keep, 2, 10**6),
+        diagnostics=tuple(dict.fromkeys(found.diagnostic)),
+        digest=None if found.require_digest is None else _digest(found.require_digest),
+        quiet=found.quiet,
+        verbose=found.verbose,
+        as_json=found.output_format == "json",
+    )
+
+
+def _plain_resume(argv: Sequence[str]) -> list[str]:
+    """argparse has no option with a value only after ``=``: --resume=auto becomes a flag of its own."""
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    out = []
+    for word in argv[:end]:
+        if word.startswith("--resume=") and word != "--resume=auto":
+            raise RunError(CLI_VALUE, f"--resume is {shown(word[9:])}; it takes nothing, or auto")
+        out.append("--resume-auto" if word == "--resume=auto" else word)
+    return [*out, *argv[end:]]
+
+
+def _unknown(p: Parser, word: str) -> NoReturn:
+    flag = word.split("=")[0]
+    known = [name for action in p._actions for name in action.option_strings if action.help != argparse.SUPPRESS]
+    near = difflib.get_close_matches(flag, known, 1)
+    hint = f"did you mean {near[0]}?" if near else "see sexpgpu-run --help"
+    kind = "option" if word.startswith("-") else "argument"
+    raise RunError(CLI_USAGE, f"there is no {kind} {shown(flag)}", hint=hint)
+
+
+def integer(option: str, text: str, low: int, high: int) -> int:
+    """The number that ``text`` writes in ASCII digits; E-CLI-002 with the value and the range."""
+    if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII) or not low <= int(text) <= high:
+        raise RunError(CLI_VALUE, f"{option} is {shown(text)}; it should be a whole number from {low} to {high}")
+    return int(text)
+
+
+def _digest(text: str) -> str:
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
+        raise RunError(CLI_VALUE, f"--require-digest is {shown(text)}; it should be sha256: and 64 hex digits")
+    return text[7:]

@@ -1,0 +1,342 @@
+"""One call of ``sexpgpu-run``: open everything, choose where to start, train, save, say what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from attrs import define, evolve, frozen
+
+from . import checkpoint, identity, lock, report, store, tarball
+from .data import Records, Training, fingerprint, open_records
+from .device import Device
+from .errors import ART_REQUIRED, CKPT_PRESENT, CLI_DIAGNOSTIC, RunError
+from .files import make_directory
+from .loop import Loop, PassResult, StepResult
+from .manifest import Manifest, Pass
+from .options import Options
+from .signals import Stop, Stopped
+from .state import Cursor, State
+from .tensors import DTYPES
+
+MakeDevice = Callable[[tarball.Artifact, int | None], Device]
+
+
+def cpu(artifact: tarball.Artifact, threads: int | None) -> Device:
+    from .cpu import CpuDevice
+
+    return CpuDevice(artifact, threads)
+
+
+def run(options: Options, console: report.Console, stop: Stop, make_device: MakeDevice = cpu) -> int:
+    """The exit status of a run that ended, or was stopped, in good order; RunError otherwise."""
+    with tarball.open(options.artifact) as artifact:
+        check_artifact(artifact, options)
+        make_directory(options.out)
+        with lock.held(options.out, console.warn) as locked:
+            records = {name: _open(artifact, name, options) for name in loaders_used(artifact.manifest)}
+            device = make_device(artifact, options.threads)
+            training = Training(artifact.manifest, records)
+            loop = Loop(artifact.manifest, device, training, records, stop.look)
+            session = Session(
+                artifact.manifest,
+                options,
+                console,
+                stop,
+                loop,
+                _stamp(artifact, records),
+                records,
+                store.Store(f"{options.out}/{store.FOLDER}", options.keep, console.warn),
+            )
+            try:
+                return session.run(locked)
+            finally:
+                training.close()
+
+
+def check_artifact(artifact: tarball.Artifact, options: Options) -> None:
+    """The digest asked for, every member's digest, and that the diagnostics asked for are kept."""
+    if options.digest not in (None, artifact.hash):
+        raise RunError(
+            ART_REQUIRED, f"its digest is sha256:{artifact.hash}, required is sha256:{options.digest}", artifact.path
+        )
+    artifact.verify()
+    kept = artifact.manifest.step.diagnostics
+    for name in options.diagnostics:
+        if name not in kept:
+            raise RunError(
+                CLI_DIAGNOSTIC,
+                f"there is no diagnostic {name} in the artifact",
+                artifact.path,
+                f"it keeps {', '.join(kept) or 'none'}; build it with: sexpgpu build --diagnostic {name}",
+            )
+
+
+def loaders_used(manifest: Manifest) -> Iterable[str]:
+    return dict.fromkeys((*manifest.training_loaders(), *(p.loader for p in manifest.step.passes)))
+
+
+def _open(artifact: tarball.Artifact, name: str, options: Options) -> Records:
+    return open_records(artifact.manifest.loader(name), options.data, artifact)
+
+
+@frozen
+class Stamp:
+    """Whose checkpoints these are, before a place to start is chosen."""
+
+    artifact: str
+    identity: dict[str, str]
+    data: dict[str, list[list[str]]]
+    origin: str = ""
+
+
+def _stamp(artifact: tarball.Artifact, records: dict[str, Records]) -> Stamp:
+    data = fingerprint([records[name] for name in artifact.manifest.training_loaders()])
+    return Stamp(artifact.hash, identity.components(artifact.manifest, data), data)
+
+
+@define(eq=False)
+class Session:
+    """``saved``: the step of the newest checkpoint on disk, -1 without one."""
+
+    manifest: Manifest
+    options: Options
+    console: report.Console
+    stop: Stop
+    loop: Loop
+    stamp: Stamp
+    records: dict[str, Records]
+    store: store.Store
+    saved: int = -1
+    loss: float | None = None
+    results: dict[str, PassResult] = {}  # noqa: RUF012 (attrs copies nothing: replaced, never changed)
+
+    @property
+    def steps(self) -> int:
+        return self.options.steps or self.manifest.run.steps
+
+    def run(self, locked: bool) -> int:
+        began = time.perf_counter()
+        now = self.begin(locked)
+        self._announce(now)
+        log = report.Log(self.options.out, self.console)
+        done = log.passes_at(now.cursor.step) if now.cursor.step else set()
+        log.open(now.cursor.step)
+        progress = report.Progress(self.console, min(now.cursor.step, self.steps), self.steps)
+        self.stop.at_once = False
+        try:
+            self._train(now, log, progress, done)
+        except Stopped as stopped:
+            progress.close()
+            return self._stopped(now, stopped)
+        except RunError as error:
+            progress.close()
+            raise self._failed(now, error) from error
+        finally:
+            progress.close()
+            log.close()
+        self._finish(now, time.perf_counter() - began)
+        return 0
+
+    # Where to start
+
+    def begin(self, locked: bool) -> State:
+        """The state to start from: the checkpoint, the forked weights, or the seed."""
+        nbytes = _nbytes(self.manifest)
+        present = self.store.steps()
+        if present and not self.options.resume:
+            raise RunError(
+                CKPT_PRESENT,
+                f"the directory holds checkpoints up to step {present[-1]}",
+                self.options.out,
+                "continue them with --resume, or choose another --out",
+            )
+        loaded = self._resumed(bool(present))
+        self.store.prepare(nbytes, locked)
+        for name in self.store.strangers():
+            self.console.detail(f"not a checkpoint, left alone: {self.store.folder}/{name}")
+        if loaded:
+            return self._restore(loaded)
+        now = self.loop.initial()
+        if self.options.fork:
+            self._fork(now, self.options.fork)
+        return now
+
+    def _resumed(self, present: bool) -> checkpoint.Loaded | None:
+        if not self.options.resume or (self.options.resume == "auto" and not present):
+            return None
+        loaded = self.store.newest(self.options.strict)
+        checkpoint.check_belongs(loaded, self.manifest, self.stamp.identity, self.stamp.data)
+        return loaded
+
+    def _restore(self, loaded: checkpoint.Loaded) -> State:
+        tensor = self.loop.device.tensor
+        self.stamp = evolve(self.stamp, origin=loaded.entry.origin)
+        self.saved = loaded.entry.cursor.step
+        return State(
+            loaded.entry.cursor,
+            {name: tensor(array) for name, array in loaded.params.items()},
+            {name: tensor(array) for name, array in loaded.optim.items()},
+        )
+
+    def _fork(self, now: State, folder: str) -> None:
+        """Replace the parameters of ``now`` by those of another run."""
+        loaded = store.find(folder, self.options.strict, self.console.warn)
+        checkpoint.check_fit(loaded.params, self.manifest.parameters, loaded.path)
+        now.params = {name: self.loop.device.tensor(array) for name, array in loaded.params.items()}
+        self.stamp = evolve(self.stamp, origin=loaded.params_sha256)
+        self.console.line(f"forked from {loaded.path}", {"forked": loaded.path})
+
+    # Training
+
+    def _train(self, now: State, log: report.Log, progress: report.Progress, done: set[str]) -> None:
+        """Steps, passes and checkpoints until the last step, or the end of the data."""
+        if now.cursor.step:
+            self._passes(now, log, progress, done)
+        while now.cursor.step < self.steps:
+            if not self.loop.left(now.cursor):
+                progress.clear()
+                self.console.line(
+                    f"the data ends after step {now.cursor.step}: its :epochs are over",
+                    {"step": now.cursor.step, "data": "end"},
+                )
+                break
+            began = time.perf_counter()
+            result = self.loop.step(now)
+            self._log_step(now.cursor, result, log, progress, time.perf_counter() - began)
+            self._passes(now, log, progress, set())
+            if self._due(now.cursor.step, self.manifest.run.checkpoint_every):
+                self.save(now)
+        self._last_passes(now, log, progress)
+
+    def _due(self, step: int, every: int | None) -> bool:
+        return every is not None and step % every == 0
+
+    def _log_step(
+        self, cursor: Cursor, result: StepResult, log: report.Log, progress: report.Progress, seconds: float
+    ) -> None:
+        self.loss = result.loss
+        line = report.step_line(cursor.step, result, cursor.records, cursor.counters, seconds)
+        log.add(line)
+        progress.step(line["loss"])
+        if not self._due(cursor.step, self.manifest.run.log_every) and cursor.step != self.steps:
+            return
+        if not progress.shown:
+            self.console.line(report.step_text(line, self.steps), line)
+        self._diagnose(f"step {cursor.step}", cursor.step, result.diagnostics, progress)
+
+    def _passes(self, now: State, log: report.Log, progress: report.Progress, done: set[str]) -> None:
+        """The passes that are due at this step and not among ``done``."""
+        for one in self.manifest.step.passes:
+            if self._due(now.cursor.step, one.every) and one.name not in done:
+                self._pass(now, one, log, progress)
+
+    def _last_passes(self, now: State, log: report.Log, progress: report.Progress) -> None:
+        """After the last step every pass has its value, if it is not of this very step already."""
+        done = log.passes_at(now.cursor.step)
+        for one in self.manifest.step.passes:
+            if not self._due(now.cursor.step, one.every) and one.name not in done:
+                self._pass(now, one, log, progress)
+
+    def _pass(self, now: State, one: Pass, log: report.Log, progress: report.Progress) -> None:
+        began = time.perf_counter()
+        result = self.loop.evaluate(now, one)
+        line = report.pass_line(now.cursor.step, one.name, result, time.perf_counter() - began)
+        self.results = {**self.results, one.name: result}
+        log.add(line)
+        progress.clear()
+        self.console.line(report.pass_text(line), line)
+        self._diagnose(f"pass {one.name} at step {now.cursor.step}", now.cursor.step, result.diagnostics, progress)
+
+    def _diagnose(self, where: str, step: int, tensors: dict, progress: report.Progress) -> None:
+        for name in self.options.diagnostics:
+            if name in tensors:
+                progress.clear()
+                array = self.loop.device.numpy(tensors[name])
+                text = f"diagnostic {name}, {where}: {array.dtype}{list(array.shape)}\n{array}"
+                self.console.line(text, {"diagnostic": name, "step": step, "values": array.tolist()}, always=True)
+
+    def save(self, now: State) -> None:
+        """A checkpoint of the last finished step, if it has none yet."""
+        if self.saved == now.cursor.step:
+            return
+        stamp, seed = self.stamp, self.manifest.run.seed
+        entry = checkpoint.Entry(
+            run_id=identity.run_id(stamp.identity, seed, stamp.origin),
+            origin=stamp.origin,
+            artifact=stamp.artifact,
+            seed=seed,
+            identity=stamp.identity,
+            data={loader: tuple(map(tuple, pairs)) for loader, pairs in stamp.data.items()},
+            cursor=now.cursor,
+        )
+        path = self.store.save(entry, *self.loop.arrays(now))
+        self.saved = now.cursor.step
+        self.console.detail(f"saved {path}")
+
+    # How it ends
+
+    def _stopped(self, now: State, stopped: Stopped) -> int:
+        self.save(now)
+        path = self.store.path(now.cursor.step)
+        self.console.warn(f"stopped by {stopped} after step {now.cursor.step}; saved {path}; continue with --resume")
+        return stopped.exit
+
+    def _failed(self, now: State, error: RunError) -> RunError:
+        """``error``, its hint naming the checkpoint of the last finished step where that state is sound."""
+        if error.code.name.startswith(("E-NUM", "E-DATA")):
+            self.save(now)
+            error.hint = "; ".join(
+                filter(
+                    None,
+                    (
+                        error.hint,
+                        f"the state after step {now.cursor.step} is saved in {self.store.path(now.cursor.step)}",
+                    ),
+                )
+            )
+        return error
+
+    def _announce(self, now: State) -> None:
+        run = self.manifest.run
+        where = f"from step {now.cursor.step} to {self.steps}" if now.cursor.step else f"{self.steps} steps"
+        artifact = f"sha256:{self.stamp.artifact}"
+        data = {"run": run.name, "step": now.cursor.step, "steps": self.steps, "artifact": artifact}
+        self.console.line(f"run {run.name}: {where}, artifact {artifact}", data)
+        for one in self.manifest.step.passes:
+            records = self.records[one.loader]
+            left = records.count % records.loader.batch
+            if left and one.batches is None:
+                text = f"pass {one.name} leaves out the last {left} of {records.count} records: they fill no batch"
+                self.console.line(text, {"pass": one.name, "left_out": left})
+
+    def _finish(self, now: State, seconds: float) -> None:
+        self.save(now)
+        path = self.store.path(now.cursor.step)
+        entry, _ = checkpoint.read_entry(path)
+        digest = next(f.sha256 for f in entry.files if f.path == checkpoint.PARAMS)
+        passes = {
+            name: {"loss": report.number(r.loss), **{k: report.number(v) for k, v in r.metrics.items()}}
+            for name, r in self.results.items()
+        }
+        loss = None if self.loss is None else report.number(self.loss)
+        text = [
+            f"done: step {now.cursor.step}"
+            + ("" if self.loss is None else f", loss {self.loss:.6g}")
+            + f", {seconds:.1f} s"
+        ]
+        text += [f"pass {name}: " + "  ".join(f"{k} {v}" for k, v in values.items()) for name, values in passes.items()]
+        text += [f"checkpoint {path}", f"params sha256:{digest}"]
+        data = {"done": True, "step": now.cursor.step, "loss": loss, "passes": passes, "checkpoint": path}
+        self.console.line("\n".join(text), {**data, "params": f"sha256:{digest}", "seconds": round(seconds, 6)})
+
+
+def _nbytes(manifest: Manifest) -> int:
+    """Bytes of the tensors of a checkpoint."""
+    total = 0
+    for tensor in (*manifest.parameters, *manifest.optimizer):
+        size = DTYPES[tensor.dtype][2]
+        for n in tensor.shape:
+            size *= n
+        total += size
+    return total

@@ -1,0 +1,68 @@
+"""The state of a run after a number of finished steps: all that a checkpoint keeps, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field, frozen
+
+from .manifest import Manifest, Stage
+
+
+@frozen
+class Cursor:
+    """Where the run stands: counts, all 0 at first. ``positions``: records taken from each training loader's stream;
+    ``counters``: the running totals that ``prepare`` declares; ``stage`` counts from 0."""
+
+    step: int
+    records: int
+    stage: int
+    stage_step: int
+    stage_records: int
+    positions: dict[str, int]
+    counters: dict[str, int]
+
+    def ctx(self, microbatch: int, batch: int) -> dict[str, int]:
+        """The values of the ctx ports at a microbatch of the step in flight."""
+        taken = microbatch * batch
+        return {
+            "step": self.step,
+            "microbatch": microbatch,
+            "records": self.records + taken,
+            "stage": self.stage,
+            "stage-step": self.stage_step,
+            "stage-records": self.stage_records + taken,
+        }
+
+
+@define(eq=False)
+class State:
+    """``params`` and ``optimizer``: name -> tensor on the device. Changed only when a step commits."""
+
+    cursor: Cursor
+    params: dict[str, Any] = field(factory=dict)
+    optimizer: dict[str, Any] = field(factory=dict)
+
+
+def start(manifest: Manifest) -> Cursor:
+    """The cursor of a run that has not begun."""
+    names = {port.name for phase in manifest.phases for port in phase.outputs if port.kind == "counter"}
+    return Cursor(0, 0, 0, 0, 0, dict.fromkeys(manifest.training_loaders(), 0), dict.fromkeys(sorted(names), 0))
+
+
+def advance(cursor: Cursor, manifest: Manifest, counters: dict[str, int]) -> Cursor:
+    """The cursor after one more step, in the next stage when this one is done; the last stage has no end."""
+    stages = manifest.step.stages
+    stage = stages[cursor.stage]
+    taken = manifest.run.microbatches * manifest.loader(stage.loader).batch
+    positions = {**cursor.positions, stage.loader: cursor.positions[stage.loader] + taken}
+    place = (cursor.stage, cursor.stage_step + 1, cursor.stage_records + taken)
+    if _done(stage, place[1], place[2]) and cursor.stage + 1 < len(stages):
+        place = (cursor.stage + 1, 0, 0)
+    return Cursor(cursor.step + 1, cursor.records + taken, *place, positions, counters)
+
+
+def _done(stage: Stage, steps: int, records: int) -> bool:
+    return (stage.steps is not None and steps >= stage.steps) or (
+        stage.records is not None and records >= stage.records
+    )

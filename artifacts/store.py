@@ -1,0 +1,184 @@
+"""The checkpoints of a run directory: published whole or not at all, never overwritten, pruned once the next is safe.
+
+A checkpoint is built under a temporary name, its files and directory synced, renamed, and the parent synced. Whatever
+the moment of a crash, the names ``step-NNNNNNNNN`` are whole checkpoints, and a temporary name never parses as one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+
+from . import files
+from .checkpoint import FILES, INFO, MANIFEST, Arrays, Entry, Loaded, Torn, load, pack, read_entry
+from .errors import CKPT_EXISTS, CKPT_NONE, CKPT_TORN, IO_SPACE, RunError, of_os_error
+
+FOLDER = "checkpoints"
+SLACK = 2**20  # bytes beside the tensors: manifest, info, directories
+_STEP = re.compile(r"step-([0-9]{9,18})")
+_TEMPORARY = re.compile(r"\.tmp-[0-9]{9,18}-[0-9]+-[0-9a-f]{8}")
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+@frozen
+class Store:
+    """``folder`` is DIR/checkpoints; ``keep``: how many checkpoints stay; ``warn`` reports what is not fatal."""
+
+    folder: str
+    keep: int
+    warn: Callable[[str], None]
+
+    def path(self, step: int) -> str:
+        return os.path.join(self.folder, step_name(step))
+
+    def steps(self) -> list[int]:
+        """Steps that have a published directory, oldest first."""
+        found = []
+        for name in self._names():
+            match = _STEP.fullmatch(name)
+            if match and name == step_name(int(match[1])) and os.path.isdir(os.path.join(self.folder, name)):
+                found.append(int(match[1]))
+        return sorted(found)
+
+    def strangers(self) -> list[str]:
+        """Names that are neither checkpoints nor temporary: they are left alone."""
+        ours = {step_name(step) for step in self.steps()}
+        return sorted(name for name in self._names() if name not in ours and not _TEMPORARY.fullmatch(name))
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise of_os_error(error, self.folder) from None
+
+    def prepare(self, nbytes: int, locked: bool) -> None:
+        """Before the first step: the folder exists, can be written, has room for ``nbytes``; stale leftovers go."""
+        files.make_directory(self.folder)
+        if locked:
+            self._sweep()
+        try:
+            probe = self._temporary(0)
+            os.mkdir(probe)
+            os.rmdir(probe)
+        except OSError as error:
+            raise of_os_error(error, self.folder) from None
+        self.check_room(nbytes)
+
+    def check_room(self, nbytes: int) -> None:
+        free = files.free_bytes(self.folder)
+        if free < nbytes + SLACK:
+            raise RunError(IO_SPACE, f"a checkpoint needs {nbytes + SLACK} bytes, {free} are free", self.folder)
+
+    def _temporary(self, step: int) -> str:
+        return os.path.join(self.folder, f".tmp-{step:09d}-{os.getpid()}-{secrets.token_hex(4)}")
+
+    def _sweep(self) -> None:
+        """Remove what a killed process of ours left: under the lock no other is at work here."""
+        for name in self._names():
+            path = os.path.join(self.folder, name)
+            if _TEMPORARY.fullmatch(name) and stat.S_ISDIR(os.lstat(path).st_mode):
+                with contextlib.suppress(OSError):
+                    files.remove_flat(path, FILES)
+
+    def save(self, entry: Entry, params: Arrays, optim: Arrays) -> str:
+        """Publish a checkpoint; its path. On failure (E-IO) only the temporary name was touched, and it is gone."""
+        manifest, contents = pack(entry, params, optim)
+        path = self.path(entry.cursor.step)
+        if self._is_there(path, manifest):
+            return path
+        self.check_room(sum(map(len, contents.values())))
+        temporary = self._temporary(entry.cursor.step)
+        try:
+            os.mkdir(temporary)
+            for name, data in (*contents.items(), (INFO, _info()), (MANIFEST, manifest)):
+                files.write_new(os.path.join(temporary, name), [data])
+            files.sync_directory(temporary)
+            os.rename(temporary, path)
+            files.sync_directory(self.folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise of_os_error(error, path) from None
+        self._prune(entry)
+        return path
+
+    def _is_there(self, path: str, manifest: bytes) -> bool:
+        """Whether this very checkpoint is published. A torn one is moved aside; another whole one is E-CKPT-005."""
+        if not os.path.lexists(path):
+            return False
+        try:
+            old = load(path)
+        except Torn as torn:
+            aside = f"{path}.torn-{secrets.token_hex(4)}"
+            os.rename(path, aside)
+            self.warn(f"{path} is not whole ({torn}); it is now {aside}")
+            return False
+        if old.entry.to_bytes() != manifest:
+            raise RunError(CKPT_EXISTS, "a checkpoint of this step exists with other bytes", path)
+        return True
+
+    def _prune(self, entry: Entry) -> None:
+        """Keep the newest ``keep`` checkpoints of this run up to the one just saved; never touch another run's."""
+        mine = [step for step in self.steps() if step <= entry.cursor.step and self._run_id(step) == entry.run_id]
+        for step in mine[: -max(2, self.keep)]:
+            doomed = self._temporary(step)
+            try:
+                os.rename(self.path(step), doomed)  # from here on no reader takes it for a checkpoint
+                files.remove_flat(doomed, FILES)
+            except OSError as error:
+                self.warn(f"{self.path(step)} cannot be removed: {error.strerror}")
+
+    def _run_id(self, step: int) -> str | None:
+        try:
+            return read_entry(self.path(step))[0].run_id
+        except (Torn, RunError):
+            return None
+
+    def newest(self, strict: bool) -> Loaded:
+        """The newest whole checkpoint. E-CKPT-001 without any; one that is torn is passed over with a warning
+        (``strict``: E-CKPT-002); E-CKPT-002 with the list when none is whole."""
+        steps = self.steps()
+        if not steps:
+            raise RunError(CKPT_NONE, "there is no checkpoint to start from", self.folder, CKPT_NONE.fix)
+        reasons = []
+        for step in reversed(steps):
+            try:
+                return load(self.path(step))
+            except Torn as torn:
+                if strict:
+                    raise RunError(
+                        CKPT_TORN, str(torn), self.path(step), "without --strict an older one is taken"
+                    ) from None
+                reasons.append(f"{step_name(step)}: {torn}")
+                self.warn(f"{self.path(step)} is not whole ({torn}): passed over")
+        raise RunError(CKPT_TORN, "no checkpoint is whole: " + "; ".join(reasons), self.folder)
+
+
+def _info() -> bytes:
+    """Who wrote the checkpoint: for people, under no digest."""
+    info: dict[str, Any] = {"host": os.uname().nodename, "pid": os.getpid(), "time": int(time.time())}
+    return (json.dumps(info, sort_keys=True) + "\n").encode()
+
+
+def find(folder: str, strict: bool, warn: Callable[[str], None]) -> Loaded:
+    """The checkpoint to fork from: ``folder`` is a run directory (its newest whole one) or one checkpoint."""
+    if os.path.isfile(os.path.join(folder, MANIFEST)):
+        try:
+            return load(folder)
+        except Torn as torn:
+            raise RunError(CKPT_TORN, str(torn), folder) from None
+    return Store(os.path.join(folder, FOLDER), 2, warn).newest(strict)
