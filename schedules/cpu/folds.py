@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 
 from .access import contiguous_axis, merged_tail, reads_of
@@ -18,7 +17,7 @@ from .emit import Expr, Stmt, grid, i64, load, loop, scratch, seq, store, unrave
 from .inline import Point
 from .maps import at, finish, point_stores
 from .nests import TREE, Context, block, vector, vectors
-from .stages import Axis, Stage, substitute
+from .stages import Axis, Stage, binds, substitute
 
 LONG = 256  # elements from which four chains of partial sums hide the latency of an addition
 COLUMNS = 64  # columns summed side by side
@@ -71,9 +70,8 @@ def _serial(ctx: Context, stage: Stage, here: dict[Any, Expr]) -> Stmt:
 def _rewrite(ctx: Context, stmt: Stmt, here: dict[Any, Expr]) -> Stmt:
     """A statement at one point; variables it binds get fresh names, for it may be written out twice."""
     fresh: dict[Any, Expr] = {}
-    tvm_ffi.structural_walk(
-        stmt, (tirx.Bind, lambda b: fresh.setdefault(b.var, tirx.Var(b.var.name, str(b.value.ty.dtype))))
-    )
+    for bound in binds(stmt):
+        fresh[bound.var] = tirx.Var(bound.var.name, str(bound.value.ty.dtype))
     done = []
     for part in stmt if isinstance(stmt, tirx.SeqStmt) else [stmt]:
         point = Point(ctx.virtual)
@@ -86,17 +84,33 @@ def _rewrite(ctx: Context, stmt: Stmt, here: dict[Any, Expr]) -> Stmt:
     return seq(done)
 
 
+def partial_type(stage: Stage) -> str:
+    """Partial results of half precision are kept in float32."""
+    dtype = str(stage.buffer.dtype)
+    return "float32" if dtype in ("bfloat16", "float16") else dtype
+
+
+def _as(value: Expr, dtype: str) -> Expr:
+    return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
+
+
+def _start(stage: Stage) -> Expr:
+    assert stage.fold is not None
+    return tirx.const(stage.fold.init.value, partial_type(stage))
+
+
 def _update(ctx: Context, stage: Stage, here: dict[Any, Expr], acc: Any, slot: Expr) -> Stmt:
     """``acc[slot] = acc[slot] (+) x`` at one point."""
     assert stage.fold is not None
     point = Point(ctx.virtual)
-    value = point.write(stage.value, here)
+    value = point.write(_as(stage.value, partial_type(stage)), here)
     return seq([*point.binds, store(acc, stage.fold.combine(load(acc, slot), value), slot)])
 
 
 def _finish(ctx: Context, stage: Stage, here: dict[Any, Expr], value: Expr) -> Stmt:
     point = Point(ctx.virtual)
     indices = point.indices(stage.indices, here)
+    value = point.write(_as(value, str(stage.buffer.dtype)), {})
     return seq([*point.binds, store(stage.buffer, value, *indices)])
 
 
@@ -108,13 +122,13 @@ def _tree(ctx: Context, stage: Stage, here: dict[Any, Expr]) -> Stmt:
     extents = [a.extent for a in tail]
     depth = prod(extents)
     width = 1 if depth < TREE else TREE if depth < LONG else 4 * TREE
-    acc = scratch([width], str(stage.buffer.dtype), "acc")
+    acc = scratch([width], partial_type(stage), "acc")
 
     def add(ks: list[Expr], f: Expr, slot: Expr) -> Stmt:
         point = here | at(outer, ks) | at(tail, unravel(f, extents))
         return _update(ctx, stage, point, acc, slot)
 
-    init = seq([_fill(acc, p, min(TREE, width), stage.fold.init) for p in range(0, width, TREE)])
+    init = seq([_fill(acc, p, min(TREE, width), _start(stage)) for p in range(0, width, TREE)])
     turns = grid([a.extent for a in outer], lambda ks: seq(_strides(depth, width, lambda f, s: add(ks, f, s))))
     halves = _halve(stage, acc, width)
     done = _finish(ctx, stage, here, load(acc, i64(0)))
@@ -170,7 +184,7 @@ def column_strip(
 ) -> Stmt:  # fmt: skip
     """``width`` columns from ``start``; ``after``: map stages over the fold's own space, done on the sums at hand."""
     assert stage.fold is not None
-    acc = scratch([width], str(stage.buffer.dtype), "acc")
+    acc = scratch([width], partial_type(stage), "acc")
     spans = [(p, min(TREE, width - p)) for p in range(0, width, TREE)]
 
     def turn(ks: list[Expr]) -> Stmt:
@@ -182,8 +196,8 @@ def column_strip(
 
     def done(p: int, size: int) -> Stmt:
         place = lambda lane: here | at([axis], [start + (lane + p)])  # noqa: E731
-        return vector(size, lambda lane: finish(ctx, stage, place(lane), load(acc, lane + p), after))
+        return vector(size, lambda lane: finish(ctx, stage, place(lane), _as(load(acc, lane + p), str(stage.buffer.dtype)), after))
 
-    init = [_fill(acc, p, size, stage.fold.init) for p, size in spans]
+    init = [_fill(acc, p, size, _start(stage)) for p, size in spans]
     turns = grid([a.extent for a in stage.reduce], turn)
     return block([*init, turns, *(done(p, size) for p, size in spans)], [acc])

@@ -15,12 +15,15 @@ from tvm.ir import Var
 from tvm.sym import Analyzer
 
 from .emit import Call, Expr, Load, Stmt, is_int
+from .halves import WRITTEN_OUT, is_bf16, widen
 from .stages import Program, Stage, loads, stage_loads, variables
 
 Known = Callable[[Sequence[Expr]], Expr]
 
 COSTLY = 8  # a division or a function counts this much beside an addition
 _FREE = {"prim.if_then_else", "tirx.reinterpret"}
+# The code generator cannot name a vector of truth values, and loses the type of a named bfloat16.
+_NAMELESS = {"bool", "bfloat16"}
 _IF = tirx.if_then_else(tirx.Var("c", "bool"), 1, 0).op
 
 
@@ -101,6 +104,7 @@ class Point:
             (Var, lambda v: chosen.get(v, at.get(v, v))),
             (Load, self._read),
             (tirx.LT, _plain_truth),
+            *WRITTEN_OUT,
         ]
         return tvm_ffi.structural_map(expr, callbacks)
 
@@ -108,8 +112,8 @@ class Point:
         return [self._simplify(self.write(index, at)) for index in indices]
 
     def bind(self, expr: Expr, name: str = "x") -> Expr:
-        """A name for ``expr``, unless it is one already or a constant."""
-        if isinstance(expr, Var | tirx.IntImm | tirx.FloatImm):
+        """A name for ``expr``, unless it is one already, a constant, or of a type that TVM cannot name."""
+        if isinstance(expr, Var | tirx.IntImm | tirx.FloatImm) or str(expr.ty.dtype) in _NAMELESS:
             return expr
         var = tirx.Var(name, str(expr.ty.dtype))
         self.binds.append(tirx.Bind(var, expr))
@@ -170,7 +174,7 @@ def _plain_truth(test: Any) -> Expr:
     flag = test.b.value if isinstance(test.b, tirx.Cast) else None
     if flag is not None and is_int(test.a, 0) and str(flag.ty.dtype) == "bool":
         return flag
-    return test
+    return test if not is_bf16(test.a) else tirx.LT(widen(test.a), widen(test.b))
 
 
 _VECTORIZABLE: dict[str, bool] = {}

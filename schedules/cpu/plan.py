@@ -16,7 +16,7 @@ from .inline import Virtual
 from .maps import group, map_nest
 from .matmul_nest import matmul_nest
 from .nests import Context, own_buffers
-from .rows import row_group, row_nest
+from .rows import row_group, row_nest, single
 from .split import split_folds
 from .stages import NotStaged, Program, Stage, loads, read_program, stored
 
@@ -66,6 +66,8 @@ def _next(ctx: Context, real: Sequence[Stage], products: dict[Any, Contraction])
     if head.is_map:
         maps = group(ctx, real)
         return "map", len(maps), map_nest(ctx, maps)
+    if head.serial is not None or walks_rows(ctx, head):
+        return "rows", 1, row_nest(ctx, single(head))
     after = followers(ctx, head, real[1:])
     return "columns", 1 + len(after), column_nest(ctx, head, after)
 

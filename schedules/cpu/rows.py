@@ -45,6 +45,11 @@ def row_group(ctx: Context, stages: Sequence[Stage], accept: Any) -> RowGroup | 
     return best
 
 
+def single(stage: Stage) -> RowGroup:
+    """One stage on its own, every axis of its space a row axis."""
+    return RowGroup((stage,), len(stage.space), {})
+
+
 def work_of(ctx: Context, stages: Sequence[Stage]) -> int:
     return sum(s.points * s.depth * (ctx.virtual.cost(s) + 1) for s in stages)
 

@@ -110,6 +110,12 @@ def stored(stmt: Stmt) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def binds(stmt: Stmt) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(stmt, (tirx.Bind, lambda b: found.append(b)))
+    return found
+
+
 def variables(expr: Any) -> set[Any]:
     found: set[Any] = set()
     tvm_ffi.structural_walk(expr, (Var, lambda v: found.add(v)))
