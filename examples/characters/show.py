@@ -19,8 +19,8 @@ def text(numbers):
 def main(rows):
     for line in map(json.loads, sys.stdin):
         if "pass" in line:
-            values = "  ".join(f"{name} {value:.4f}" for name, value in line["metrics"].items())
-            print(f"step {line['step']}  loss {line['loss']:.4f}  {values}", flush=True)
+            values = {"loss": line["loss"], **line["metrics"]}
+            print(f"step {line['step']}", *(f"{name} {float(value):.4f}" for name, value in values.items()), sep="  ", flush=True)
         elif line.get("diagnostic") == "written":
             for row in line["values"][:rows]:
                 print(f"    {text(row[:PROMPT])} | {text(row[PROMPT:])}", flush=True)
