@@ -28,8 +28,12 @@ MOVES = {"reshape": (0,), "transpose": (0,), "expand-dims": (0,), "squeeze": (0,
 def field_bounds(phases: list[Phase]) -> dict[str, Bound]:
     """Field name -> bound, over phases of one step taken together."""
     wanted: Ports = {}
+    finished = any(p.name == "generate.finish" for p in phases)
     while True:
         before = dict(wanted)
+        for (kind, name), bound in before.items():
+            if kind == "generated" and not finished:  # the last state joins the batch as it is
+                tighten(wanted, ("state", name), bound)
         for phase in phases:
             demands(phase, wanted)
         if wanted == before:

@@ -46,7 +46,6 @@ def trace_update(world: World, settings: Settings, train: TrainGraph) -> UpdateG
     it was: the runner sees it in grad_norm and stops with the state of the last finished step.
     """
     t = Tracer(world, "update", "update")
-    world.counters = train.counters
     top = world.run.optimizer
     assert top
     span = top.body[0].span

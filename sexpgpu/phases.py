@@ -90,6 +90,7 @@ def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> 
     reader = Reader(world)
     generator = reader.attempt(trace_generator, reader, settings) if run.generate else Generator(None, {}, ())
     train = reader.attempt(trace_train, world, settings, generator.made, kept) if generator else None
+    world.counters = train.counters if train else ()
     passes = {p.name: reader.attempt(trace_pass, world, settings, p, generator.made, kept) for p in settings.passes} if generator else {}
     updates = reader.attempt(trace_update, world, settings, train) if train else None
     init = reader.attempt(trace_init, world, updates.entries) if updates else None

@@ -45,7 +45,7 @@ def ctx(t: Tracer, counters: dict[str, Value] | None = None) -> Lookup:
     def read(name: str, span: Span) -> Any:
         if name in CTX_KEYS:
             return t.port("ctx", name, SCALAR)
-        return (counters or {}).get(name, MISSING)
+        return MISSING if counters is None else counters.get(name, MISSING)
 
     return Lookup("ctx", read)
 

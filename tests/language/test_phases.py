@@ -1,0 +1,222 @@
+"""The phases of a run: what each reads and makes, and the rules of the seed page."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.support import faults, plan_of, run_text
+
+from sexpgpu.interpret import run
+from sexpgpu.phases import Phase, Plan
+
+TWICE = "(defgenerate :trips {trips} :init (lambda (batch ctx) {init}) :step (lambda (state trip ctx) {step}){finish})"
+HELD_OUT = '(defloader e :source "e.npz" :batch {batch} :fields (list :x [3] :f32 :y [] :i32))\n(defpass p :loader e :every 2)'
+
+
+def generate(trips: str = "2", init: str = "(list :s (field batch :x))", step: str = "state", finish: str = "") -> str:
+    return TWICE.format(trips=trips, init=init, step=step, finish=f" :finish (lambda (state ctx) {finish})" if finish else "")
+
+
+def ports(phase: Phase) -> tuple[list[str], list[str]]:
+    return [f"{p.kind}:{p.name}" for p in phase.inputs], [f"{p.kind}:{p.name}" for p in phase.outputs]
+
+
+def call(phase: Phase, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    """The phase in NumPy; feeds by port name with - and / as _, the rest zeros."""
+    values = []
+    for p in phase.inputs:
+        dtype = {"f32": "float32", "i32": "int32", "i64": "int64", "u32": "uint32", "bool": "bool"}[p.type.dtype]
+        value = feeds.get((p.name or p.kind).replace("/", "_").replace("-", "_"), np.zeros(p.type.shape))
+        values.append(np.broadcast_to(np.asarray(value, dtype), p.type.shape))
+    return dict(zip(ports(phase)[1], run(phase.graph, values), strict=True))
+
+
+def test_only_ports_that_a_phase_uses_appear() -> None:
+    plan = plan_of()
+    assert [p.name for p in plan.phases] == ["init", "train", "update"]
+    assert ports(plan.phase("train")) == (
+        ["param:m/out/bias", "param:m/out/weight", "field:x", "field:y"],
+        ["metric:loss", "gradient:m/out/bias", "gradient:m/out/weight"])
+
+
+def test_update_is_in_place_and_scales_by_microbatches() -> None:
+    plan = plan_of(run="(defrun r :model m :loader d :seed 1 :steps 2 :microbatches 4)")
+    update = plan.phase("update")
+    outputs = ports(update)[1]
+    assert [(outputs[o], ports(update)[0][i]) for o, i in update.in_place] == [(f"param:m/out/{n}",) * 2 for n in ("bias", "weight")]
+    made = call(update, m_out_bias=1.0)  # parameter and gradient are both fed 1: 1 - 0.1 * 1/4
+    np.testing.assert_allclose(made["param:m/out/bias"], 0.975, rtol=1e-6)
+    train = plan.phase("train")
+    assert [(ports(train)[1][o], ports(train)[0][i]) for o, i in train.in_place] == [(f"gradient:m/out/{n}",) * 2 for n in ("bias", "weight")]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
+    update = plan_of(optimizer="(defoptimizer (adamw :lr 0.1))").phase("update")
+    values = [np.full(p.type.shape, bad if p.kind == "gradient" else 0.5, "float32" if p.type.dtype == "f32" else "int64") for p in update.inputs]
+    made = dict(zip(ports(update)[1], run(update.graph, values), strict=True))
+    assert not np.isfinite(made["metric:grad_norm"])
+    for name, value in made.items():
+        if not name.startswith("metric:"):
+            np.testing.assert_array_equal(value, np.float32(0.5), err_msg=name)
+
+
+def test_the_gradient_norm_is_clipped() -> None:
+    update = plan_of(optimizer="(defoptimizer (sgd :lr 1.0 :clip-norm 2.0))").phase("update")
+    values = [np.full(p.type.shape, 3.0 if p.kind == "gradient" else 0.0, "float32") for p in update.inputs]
+    made = dict(zip(ports(update)[1], run(update.graph, values), strict=True))
+    np.testing.assert_allclose(made["metric:grad_norm"], 3.0 * np.sqrt(8), rtol=1e-6)
+    moved = np.concatenate([v.ravel() for n, v in made.items() if n.startswith("param:")])
+    np.testing.assert_allclose(np.sqrt((moved**2).sum()), 2.0, rtol=1e-6)
+
+
+def test_groups_give_a_parameter_another_optimizer() -> None:
+    groups = '(list (list :match "*/bias" :optimizer (sgd :lr 0.0)))'
+    plan = plan_of(optimizer=f"(defoptimizer (adamw :lr 0.1 :groups {groups}))")
+    assert [e.name for e in plan.optimizer] == ["m/out/weight/m", "m/out/weight/v"]
+
+
+def test_a_parameter_starts_the_same_whatever_else_the_file_holds() -> None:
+    def first(plan: Plan) -> np.ndarray:
+        return call(plan.phase("init"), seed=np.array([1, 0]))["param:m/out/weight"]
+
+    other = plan_of(model="(defmodel a (x) (linear x :l 3))\n(defmodel m (x) (linear (a x) :out 2))")
+    np.testing.assert_array_equal(first(plan_of()), first(other))
+    changed = call(plan_of().phase("init"), seed=np.array([2, 0]))["param:m/out/weight"]
+    assert not np.array_equal(first(plan_of()), changed)
+
+
+def test_counters_add_up_and_are_read_by_objective_and_schedules() -> None:
+    plan = plan_of(
+        prepare="(defprepare (batch ctx) (counter :rows 4) (list :x (field batch :x) :y (field batch :y)))",
+        objective="(defobjective (inputs ctx) (metric :seen (cast (getf ctx :rows) :f32)) (mean (model (getf inputs :x))))",
+        optimizer="(defoptimizer (sgd :lr (lambda (ctx) (cast (getf ctx :rows) :f32))))",
+        passes=HELD_OUT.format(batch=4),
+    )
+    made = call(plan.phase("train"), rows=np.array(8))
+    assert (made["counter:rows"], made["metric:seen"]) == (12, 12)
+    assert call(plan.phase("update"), rows=np.array(12))["metric:lr"] == 12
+    assert ports(plan.phase("eval.p"))[1] == ["metric:loss", "metric:seen"]
+
+
+def test_ctx_keys_are_scalars_and_absent_ones_nil() -> None:
+    plan = plan_of(prepare="(defprepare (batch ctx) (list :x (* (field batch :x) (cast (getf ctx :step) :f32)) :y (if (getf ctx :nothing) (field batch :x) (field batch :y))))")
+    assert "ctx:step" in ports(plan.phase("train"))[0]
+
+
+# -- the generator -------------------------------------------------------------------------------------------------
+
+
+def test_a_generator_makes_state_and_what_finish_returned_joins_the_batch() -> None:
+    plan = plan_of(
+        generate=generate(init="(list :s (model (field batch :x)))", step="(list :s (+ (getf state :s) (cast trip :f32)))",
+                          finish="(list :half (* 0.5 (getf state :s)))"),
+        prepare="(defprepare (batch ctx) (list :x (field batch :x) :y (field batch :y) :h (field batch :half)))",
+        objective="(defobjective (inputs ctx) (+ (mean (getf inputs :h)) (mean (model (getf inputs :x)))))",
+    )
+    assert [p.name for p in plan.phases] == ["init", "generate.init", "generate.step", "generate.finish", "train", "update"]
+    assert ports(plan.phase("generate.init")) == (["param:m/out/bias", "param:m/out/weight", "field:x"], ["state:s"])
+    assert ports(plan.phase("generate.step")) == (["state:s", "trip:"], ["state:s"])
+    assert call(plan.phase("generate.step"), s=1.0, trip=np.array(3))["state:s"][0, 0] == 4
+    assert call(plan.phase("generate.finish"), s=3.0)["generated:half"][0, 0] == 1.5
+    assert "generated:half" in ports(plan.phase("train"))[0]
+
+
+def test_without_finish_the_last_state_joins_the_batch() -> None:
+    plan = plan_of(generate=generate(), prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))")
+    assert plan.generated == ("s",)
+    assert "generated:s" in ports(plan.phase("train"))[0]
+
+
+def test_nothing_is_differentiated_through_the_generator() -> None:
+    plan = plan_of(generate=generate(init="(list :s (* (mean (model (field batch :x))) (field batch :x)))"),
+                   prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))")
+    assert [p.name for p in plan.phase("train").inputs if p.kind == "field"] == ["y"]
+
+
+def test_a_counter_is_nil_inside_the_generator() -> None:
+    plan_of(generate=generate(step="(if (getf ctx :rows) (error \"seen\") state)"),
+            prepare="(defprepare (batch ctx) (counter :rows 4) (list :x (field batch :s) :y (field batch :y)))")
+
+
+def test_a_diagnostic_inside_the_generator_is_dropped() -> None:
+    plan = plan_of(generate=generate(step="(list :s (diagnostic :seen (getf state :s)))"),
+                   prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
+                   run="(defrun r :model m :loader d :seed 1 :steps 2 :diagnostics (list :seen))")
+    assert all(not o.startswith("diagnostic") for p in plan.phases for o in ports(p)[1])
+
+
+def test_a_selected_diagnostic_is_kept_and_others_are_dropped() -> None:
+    objective = "(defobjective (inputs ctx) (diagnostic :a (getf inputs :x)) (diagnostic :b (getf inputs :y)) (mean (model (getf inputs :x))))"
+    assert ports(plan_of(objective=objective).phase("train"))[1][-1] == "gradient:m/out/weight"
+    kept = plan_of(objective=objective, run="(defrun r :model m :loader d :seed 1 :steps 2 :diagnostics (list :b))")
+    assert ports(kept.phase("train"))[1][-1] == "diagnostic:b"
+
+
+def test_a_metric_of_a_model_that_the_generator_runs_is_an_error() -> None:
+    model = "(defmodel m (x) (metric :size (mean x)) (linear x :out 2))"
+    codes = faults(model=model, generate=generate(step="(list :s (* (mean (model (getf state :s))) (getf state :s)))"))
+    assert [c.split()[0] for c in codes] == ["E-GEN-004"]
+
+
+def test_a_pass_with_the_training_fields_and_batch_runs_the_generator() -> None:
+    parts = {"generate": generate(), "prepare": "(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))"}
+    plan = plan_of(**parts, passes=HELD_OUT.format(batch=4))
+    assert plan.evaluates == {"p": True}
+    assert "generated:s" in ports(plan.phase("eval.p"))[0]
+    own = HELD_OUT.format(batch=8)[:-1] + " :prepare (lambda (batch ctx) (list :x (field batch :x) :y (field batch :y))))"
+    assert plan_of(**parts, passes=own).evaluates == {"p": False}
+
+
+@pytest.mark.parametrize("trips", ["0", "-1", "2.5", "1000000000000", '"two"'])
+def test_row_16_trips(trips: str) -> None:
+    assert [c.split()[0] for c in faults(generate=generate(trips=trips))] == ["E-GEN-005"]
+
+
+@pytest.mark.parametrize(
+    "step, code",
+    [
+        ("(list :s (reshape (getf state :s) [3 4]))", "E-GEN-002"),
+        ("(list :t (getf state :s))", "E-GEN-002"),
+        ("(list :s (getf state :s) :t (getf state :s))", "E-GEN-002"),
+        ("(list :s)", "E-GEN-001"),
+        ("(list 1 (getf state :s))", "E-GEN-001"),
+        ("(list :s 3)", "E-GEN-001"),
+        ("nil", "E-GEN-001"),
+    ],
+)
+def test_rows_15_and_17_the_state(step: str, code: str) -> None:
+    assert [c.split()[0] for c in faults(generate=generate(step=step))] == [code]
+
+
+@pytest.mark.parametrize("shape", ["[1099511627776]", "[1048576 1048576 8]", "[0]", "[-3]", "[1 1 1 1 1 1 1 1 1]"])
+def test_row_21_shapes_beyond_any_tensor(shape: str) -> None:
+    assert [c.split()[0] for c in faults(objective=f"(defobjective (inputs ctx) (+ (sum (zeros {shape})) (mean (model (getf inputs :x)))))")] == ["E-SHAPE-001"]
+
+
+# -- bounds of fields ------------------------------------------------------------------------------------------------
+
+
+def test_an_index_field_is_bound_by_the_table_it_reaches_through_the_generator() -> None:
+    plan = plan_of(
+        model="(defmodel m (ids) (linear (embedding ids :token 7 3) :out 2))",
+        loader='(defloader d :source "d.npz" :batch 4 :fields (list :id [3] :i32 :y [] :i32))',
+        generate=generate(init="(list :s (field batch :id))", step="(list :s (where (= (iota [1 3]) (cast trip :i32)) 0 (getf state :s)))"),
+        prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
+        objective="(defobjective (inputs ctx) (mean (cross-entropy (mean (model (getf inputs :x)) :axes [1]) (getf inputs :y))))",
+    )
+    assert plan.bounds == {("d", "id"): (0, 7), ("d", "y"): (0, 2)}
+
+
+def test_arithmetic_on_a_field_asks_nothing_of_it() -> None:
+    plan = plan_of(objective="(defobjective (inputs ctx) (mean (cross-entropy (model (getf inputs :x)) (mod (getf inputs :y) 2))))")
+    assert plan.bounds == {}
+
+
+def test_the_text_of_a_plan_names_its_phases_and_fits_100_columns() -> None:
+    from sexpgpu.explain import explain
+
+    text = explain(plan_of(generate=generate(), passes=HELD_OUT.format(batch=4)))
+    assert all(word in text for word in ("generate.step", "2 trips", "eval.p", "2 parameters"))
+    assert max(map(len, text.splitlines())) <= 100
+    assert run_text()
