@@ -13,6 +13,7 @@ from .tensors import DTYPES
 INPUTS = ("param", "optimizer", "gradient", "field", "generated", "state", "trip", "ctx", "counter", "seed")
 OUTPUTS = ("param", "optimizer", "gradient", "generated", "state", "counter", "metric", "diagnostic")
 CTX = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
+IN_PLACE = ("gradient", "state")  # in any phase: a stop forgets them; parameters move in ``update`` alone
 REQUIRED = ("init", "train", "update")
 GENERATOR = ("generate.init", "generate.step", "generate.finish")
 MAX_RANK, MAX_ELEMENTS, MAX_TRIPS = 8, 2**40, 2**31
@@ -166,7 +167,8 @@ def _check_in_place(at: str, phase: Phase) -> None:
     for output, input in phase.in_place:
         need(0 <= output < len(phase.outputs) and 0 <= input < len(phase.inputs), f"{at}: in_place is out of range")
         a, b = phase.outputs[output], phase.inputs[input]
-        need((a.shape, a.dtype) == (b.shape, b.dtype), f"{at}: in_place joins two types")
+        need(a == b, f"{at}: in_place joins {a.kind} {a.name} and {b.kind} {b.name}")
+        need(a.kind in IN_PLACE or phase.name == "update", f"{at}: {a.kind} {a.name} may not be written in place")
     _unique(f"{at}: in_place", (str(o) for o, _ in phase.in_place))
     _unique(f"{at}: in_place", (str(i) for _, i in phase.in_place))
 

@@ -81,7 +81,7 @@ def write(
     listed = tuple(File(name, len(members[name]), hashlib.sha256(members[name]).hexdigest()) for name in names)
     text = attrs.evolve(manifest, files=listed).to_bytes()
     Manifest.from_bytes(text, path)  # what we write, we can read
-    _check_output(path, force, inputs)
+    check_output(path, force, inputs)
     parts = []
     for name, data in ((MANIFEST, text), *((name, members[name]) for name in names)):
         parts += [header(name, len(data)), data, _padding(len(data))]
@@ -89,7 +89,7 @@ def write(
     return hashlib.sha256(text).hexdigest()
 
 
-def _check_output(path: str, force: bool, inputs: Iterable[str]) -> None:
+def check_output(path: str, force: bool, inputs: Iterable[str]) -> None:
     if not os.path.lexists(path):
         return
     if any(os.path.exists(each) and os.path.samefile(each, path) for each in inputs if os.path.exists(path)):
@@ -232,10 +232,10 @@ def _parse(block: bytes, path: str, at: int) -> tuple[str, int]:
         raise RunError(ART_CUT, f"there is no member header at byte {at}", path)
     raw = block[:100].split(b"\0", 1)[0]
     name = raw.decode("ascii", "backslashreplace")
+    if block[156:157] != b"0" or block[100:108] != b"0000644\0" or any(block[157:257]):
+        raise RunError(ART_KIND, f"{shown(name)} is not a plain file of mode 644", path)
     if block[345:346] != b"\0" or not name_allowed(name):
         raise RunError(ART_NAME, f"the member name {shown(name)} is not allowed", path)
-    if block[156:157] != b"0" or block[100:108] != b"0000644\0" or any(block[157:257]):
-        raise RunError(ART_KIND, f"{name} is not a plain file of mode 644", path)
     if not re.fullmatch(rb"[0-7]{11}\0", block[124:136]):
         raise RunError(ART_SIZE, f"{name} declares a size over the limit of {MAX_MEMBER}", path)
     size = int(block[124:135], 8)
