@@ -112,20 +112,30 @@ def wrap_multiply(x: Any, y: Any, out: TensorType) -> Any:
     return tirx.reinterpret("int64", (low(high) << tirx.const(32, "uint64")) | low(p))
 
 
-def safe_divisor(x: Any, y: Any, out: TensorType) -> Any:
-    """``y``, or 1 where x / y has no value or does not fit."""
-    one = num(1, x)
-    bad = y == num(0, x)
+def mask_of(x: Any, out: TensorType) -> Any:
+    """All ones where an integer is not 0, as an integer of ``out``'s dtype.
+
+    Said in bits, because TVM's simplifier drops what a comparison guards where a surrounding ``Select`` already
+    knows the answer, although both sides of a ``Select`` are computed: ``where y /= 0`` would bring the trap back.
+    """
+    wide = x.astype("int64")
+    folded = (wide >> num(32, wide)) | low(wide)
+    mask = (folded | (num(0, folded) - folded)) >> num(63, folded)
+    return mask if out.dtype == "i64" else narrow(mask, out.dtype)
+
+
+def divisible(x: Any, y: Any, out: TensorType) -> tuple[Any, Any]:
+    """Dividend and divisor that never trap and give what is stated: 0 / 1 for x / 0, and x / 1 for the smallest / -1."""
+    fits = nonzero = mask_of(y, out)
     if out.kind == "int":
         least = num(-(2 ** (DTYPES[out.dtype].bits - 1)), x)
-        bad = tirx.any(bad, tirx.all(y == num(-1, x), x == least))
-    return tirx.Select(bad, one, y)
+        fits = nonzero & mask_of((x ^ least) | (y ^ num(-1, y)), out)
+    return x & nonzero, (y & fits) | (~fits & num(1, y))
 
 
 @pointwise("quot")
 def quot(x: Any, y: Any, out: TensorType) -> Any:
-    zero = num(0, x)
-    return tirx.Select(y == zero, zero, tirx.truncdiv(x, safe_divisor(x, y, out)))
+    return tirx.truncdiv(*divisible(x, y, out))
 
 
 @pointwise("mod")
@@ -134,12 +144,12 @@ def mod(x: Any, y: Any, out: TensorType) -> Any:
     if DTYPES[out.dtype].bits == 16:
         wide = TensorType(out.shape, "f32")
         return mod(x.astype("float32"), y.astype("float32"), wide).astype(DTYPES[out.dtype].numpy)
-    zero = num(0, x)
-    r = tirx.Mod(x, y) if is_float(out.dtype) else tirx.truncmod(x, safe_divisor(x, y, out))
+    r = tirx.Mod(x, y) if is_float(out.dtype) else tirx.truncmod(*divisible(x, y, out))
     if out.kind == "uint":
-        return tirx.Select(y == zero, zero, r)
-    signed = tirx.Select(tirx.any(tirx.all(r < zero, y > zero), tirx.all(r > zero, y < zero)), r + y, r)
-    return signed if is_float(out.dtype) else tirx.Select(y == zero, zero, signed)
+        return r
+    zero = num(0, x)
+    apart = tirx.any(tirx.all(r < zero, y > zero), tirx.all(r > zero, y < zero))
+    return r + tirx.Select(apart, y, zero)
 
 
 def extremum(x: Any, y: Any, first: Any) -> Any:
