@@ -140,7 +140,7 @@ FORMS: dict[str, Row] = {
         Row("let", "special", "BINDINGS BODY", "Names values, each computed without the others."),
         Row("let*", "special", "BINDINGS BODY", "Names values, each may use those before it."),
         Row("lambda", "special", "PARAMS BODY", "A function without a name."),
-        Row("if", "special", "VALUE VALUE VALUE?", "The second unless the first is nil or false; then the third, or nil."),
+        Row("if", "special", "VALUE VALUE VALUE?", "The second unless the first is nil or false, else the third."),
         Row("cond", "special", "CLAUSE*", "The value of the first clause whose test is neither nil nor false, or nil."),
         Row("and", "special", "VALUE*", "The first that is nil or false, else the last; bool tensors per element."),
         Row("or", "special", "VALUE*", "The first but nil and false, else the last; bool tensors per element."),

@@ -142,6 +142,7 @@ class Reader:
     stack:   the open brackets: (bracket, offset, items so far)
     deep:    brackets open beyond MAX_DEPTH, counted only
     bad:     the top-level form being read has a fault, and is left out
+    astray:  a bracket closed another kind, so what follows is left out, up to what begins in column 1
     recover: "" until a form does not end; then what did not, "bracket" or "string": from there on an opening bracket in
              column 1 starts a new form, and after "string" it also ends a string
     mark:    (len(faults), data) when the top-level form being read began
@@ -152,6 +153,7 @@ class Reader:
     data: int = 0
     deep: int = 0
     bad: bool = False
+    astray: bool = False
     recover: str = ""
     mark: tuple[int, int] = (0, 0)
     stack: list[tuple[str, int, list[Form]]] = field(factory=list)
@@ -199,11 +201,11 @@ class Reader:
     def open(self, bracket: str, start: int) -> None:
         if not self.stack:
             prefixed = self.bad and self.source.text[start - 1 : start] in PREFIXES
-            self.begin()
-            self.bad = prefixed
+            self.begin(start)
+            self.bad |= prefixed
         elif self.recover and starts_line(self.source.text, start):
             self.unclosed(start)
-            self.begin()
+            self.begin(start)
         if len(self.stack) < MAX_DEPTH:
             self.stack.append((bracket, start, []))
             return
@@ -215,18 +217,18 @@ class Reader:
     def close(self, bracket: str, start: int) -> None:
         if self.deep:
             self.deep -= 1
-        elif not self.stack:
-            self.fault(c.READ_CLOSE, start, start + 1, f"{bracket} closes nothing")
-        else:
+        elif self.stack:
             if PAIR[self.stack[-1][0]] != bracket:
                 self.mismatch(bracket, start)
             opening, begun, items = self.stack.pop()
             self.add(Seq(tuple(items), opening, span=Span(self.source, begun, start + 1)))
+        elif not self.astray:
+            self.fault(c.READ_CLOSE, start, start + 1, f"{bracket} closes nothing")
 
     def string(self, text: str, start: int) -> None:
         if self.recover == "string" and (line := COLUMN_1.search(self.source.text, start, self.pos)):
             return self.unterminated("string", start, line.start())
-        self.alone()
+        self.alone(start)
         if len(text) - 2 > MAX_STRING:
             self.fault(
                 c.READ_LIMIT, start, start + 1, f"a string has {len(text) - 2} characters; the limit is {MAX_STRING}"
@@ -254,7 +256,7 @@ class Reader:
             self.atom(text, start)
 
     def atom(self, text: str, start: int) -> None:
-        self.alone()
+        self.alone(start)
         span = Span(self.source, start, self.pos)
         if INTEGER.fullmatch(text) or FLOAT.fullmatch(text):
             self.add(Literal(self.number(text, start), span=span))
@@ -326,14 +328,15 @@ class Reader:
 
     # ---- recovery
 
-    def begin(self) -> None:
+    def begin(self, start: int) -> None:
         """A top-level form begins."""
-        self.bad, self.mark, self.deep = False, (len(self.faults), self.data), 0
+        self.astray = self.astray and not starts_line(self.source.text, start)
+        self.bad, self.mark, self.deep = self.astray, (len(self.faults), self.data), 0
 
-    def alone(self) -> None:
+    def alone(self, start: int) -> None:
         """An atom or string begins: at top level it is a form of its own."""
         if not self.stack:
-            self.begin()
+            self.begin(start)
 
     def mismatch(self, bracket: str, start: int) -> None:
         """``bracket`` closes another kind. It closes the nearest of its own kind that is open, else the innermost."""
@@ -342,6 +345,7 @@ class Reader:
         self.fault(
             c.READ_CLOSE, start, start + 1, f"{bracket} does not close {opening}", note, hint=f"write {PAIR[opening]}"
         )
+        self.astray = True
         kinds = [PAIR[entry[0]] for entry in self.stack]
         if bracket in kinds:
             del self.stack[len(kinds) - kinds[::-1].index(bracket) :]

@@ -242,12 +242,10 @@ def resolve(run: RunFile, report: Report) -> None:
         assert isinstance(value, Symbol)
         known: Iterable[str] = models if key == "model" else run.loaders
         if value.name not in known:
-            what = (
-                "is defined, but not by defmodel"
-                if key == "model" and value.name in run.definitions
-                else f"is not a {key} of this run"
-            )
-            report.add(UserError(c.NAME_UNKNOWN, value.span, f"{value.name} {what}", hint=closest(value.name, known)))
+            other = key == "model" and value.name in run.definitions
+            what = "is defined, but not by defmodel" if other else f"is not a {key} of this run"
+            hint = closest(value.name, known) or (f"it has {' '.join(known)}" if known else "")
+            report.add(UserError(c.NAME_UNKNOWN, value.span, f"{value.name} {what}", hint=hint))
 
 
 def named(run: RunFile) -> Iterator[tuple[str, Form]]:

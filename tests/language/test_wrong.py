@@ -1,0 +1,57 @@
+"""One small wrong run file for each code of the language: ``wrong/CODE.sx``; its first line says where the fault is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sexpgpu.codes import CODES
+from sexpgpu.diagnostics import Report
+from sexpgpu.runfile import RunFile, load
+
+WRONG = sorted((Path(__file__).parent / "wrong").glob("*.sx"))
+
+# Codes that no single text file shows, and the test that does.
+ELSEWHERE: dict[str, str] = {
+    "E-READ-001": "a missing file: test_reader.py, row 1",
+    "E-READ-011": "a device, a fifo, 16 MiB: test_reader.py, row 11",
+    "E-READ-014": "a million data: test_reader.py, limits",
+    "E-ENV-001": "a package that is not installed: the command line's tests",
+    "E-IO-001": "an output that cannot be written: the command line's tests",
+    "E-TARGET-001": "an option of build: the command line's tests",
+    "E-TARGET-002": "an option of build: the command line's tests",
+}
+
+
+def faults(path: Path) -> list[tuple[str, str]]:
+    """(code, "line:column", or "-" for the whole file) of every fault that ``sexpgpu check`` shows."""
+    report = Report()
+    run = load(str(path), report)
+    if run and not report:
+        assert trace(run, report) is None
+    return [(e.code.name, ":".join(map(str, e.span.line_column())) if e.span else "-") for e in report.errors]
+
+
+def trace(run: RunFile, report: Report) -> object:
+    from sexpgpu import cli
+    from sexpgpu.phases import trace_run
+
+    kept = sys.getrecursionlimit()
+    sys.setrecursionlimit(cli.RECURSION)
+    try:
+        return trace_run(run, report)
+    finally:
+        sys.setrecursionlimit(kept)
+
+
+@pytest.mark.parametrize("path", WRONG, ids=[p.stem for p in WRONG])
+def test_a_wrong_file_has_its_code_at_its_place(path: Path) -> None:
+    place = path.read_bytes().split(b"\n", 1)[0].removeprefix(b"; ").decode()
+    assert faults(path) == [(path.stem, place)]
+
+
+def test_every_code_has_a_wrong_file_or_a_test_elsewhere() -> None:
+    assert {p.stem for p in WRONG} | set(ELSEWHERE) == set(CODES)
+    assert not {p.stem for p in WRONG} & set(ELSEWHERE)
