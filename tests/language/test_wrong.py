@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from sexpgpu.codes import CODES
 from sexpgpu.diagnostics import Report
-from sexpgpu.runfile import RunFile, load
+from sexpgpu.phases import trace_run
+from sexpgpu.runfile import load
 
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.sx"))
 
@@ -30,20 +30,8 @@ def faults(path: Path) -> list[tuple[str, str]]:
     report = Report()
     run = load(str(path), report)
     if run and not report:
-        assert trace(run, report) is None
+        assert trace_run(run, report) is None
     return [(e.code.name, ":".join(map(str, e.span.line_column())) if e.span else "-") for e in report.errors]
-
-
-def trace(run: RunFile, report: Report) -> object:
-    from sexpgpu import cli
-    from sexpgpu.phases import trace_run
-
-    kept = sys.getrecursionlimit()
-    sys.setrecursionlimit(cli.RECURSION)
-    try:
-        return trace_run(run, report)
-    finally:
-        sys.setrecursionlimit(kept)
 
 
 @pytest.mark.parametrize("path", WRONG, ids=[p.stem for p in WRONG])
