@@ -53,10 +53,10 @@ def split_body(items: Sequence[Form]) -> tuple[str | None, tuple[Form, ...]]:
     return None, tuple(items)
 
 
-def closest(name: str, names: Iterable[str], prefix: str = "") -> str:
+def closest(name: str, names: Iterable[str]) -> str:
     """``did you mean X?``, or ""."""
     close = difflib.get_close_matches(name, sorted(names), 1)
-    return f"did you mean {prefix}{close[0]}?" if close else ""
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def show(form: Form) -> str:

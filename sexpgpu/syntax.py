@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -230,6 +231,7 @@ class Checker:
         """Take keywords and their values off the front of ``items``, in any order, each once."""
         found: dict[str, Form] = {}
         seen: dict[str, Keyword] = {}
+        meant: set[str] = set()
         body = "BODY" in row.parts.split()
         while items and (isinstance(items[0], Keyword) or not body):
             word = items.pop(0)
@@ -244,24 +246,25 @@ class Checker:
                 continue
             value = items.pop(0)
             if key is None:
-                self.unknown(row, word)
+                meant.add(self.unknown(row, word))
             elif fresh:
                 found[key.name] = value
                 self.literal(row, key, value)
             self.inner(value)
         for key in row.keys:
-            if key.needed and key.name not in seen:
+            if key.needed and key.name not in seen and key.name not in meant:
                 self.fault(row.fault or c.FORM_MISSING, form.items[0].span, f"{row.name} lacks :{key.name}, {key.doc}")
         return found
 
-    def unknown(self, row: Row, word: Keyword) -> None:
+    def unknown(self, row: Row, word: Keyword) -> str:
+        """Add the fault; the keyword that was meant, or ""."""
         names = [key.name for key in row.keys]
-        hint = closest(word.name, names, ":") or (
-            f"its keywords are {' '.join(':' + n for n in names)}" if names else "it has none"
-        )
+        close = difflib.get_close_matches(word.name, names, 1)
+        hint = f"did you mean :{close[0]}?" if close else f"its keywords are {' '.join(':' + n for n in names)}"
         if row.name == "defmodel" and word.name == "onnx":
             hint = "models cannot be read from ONNX files in this version"
         self.fault(row.fault or c.FORM_KEYWORD, word.span, f"{row.name} does not take :{word.name}", hint=hint)
+        return close[0] if close else ""
 
     def literal(self, row: Row, key: Key, value: Form) -> None:
         """The fault of a keyword's value that can be seen without evaluating it."""

@@ -188,7 +188,7 @@ def test_every_faulty_form_of_every_file_is_reported_in_one_go(tmp_path: Path) -
     text = run_text(run="(defrun r :modle m :loader d)", optimizer="(defoptimizer (sgd :lr .1)")
     found = lines(tmp_path, run='(include "a.sx")\n' + text, a="(def a (let))\n(def b 1))")
     assert [" ".join(f.split(": ")[:2]) for f in found] == [
-        "[E-READ-003] run.sx:6:1", "[E-READ-012] run.sx:6:24", "[E-FORM-002] run.sx:7:2", "[E-FORM-001] run.sx:7:11",
+        "[E-READ-003] run.sx:6:1", "[E-READ-012] run.sx:6:24", "[E-FORM-001] run.sx:7:11",
         "[E-READ-004] a.sx:2:10", "[E-FORM-002] a.sx:1:9", "[E-FORM-002] a.sx:1:9",
     ]  # fmt: skip
 

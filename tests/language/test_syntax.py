@@ -161,6 +161,7 @@ def test_row_13_an_unknown_keyword_names_the_one_meant() -> None:
     assert lines(f"(defgenerate :tirps 6 :trips 6 {INIT} {STEP})") == [
         "GEN-006 14: defgenerate does not take :tirps (did you mean :trips?)"
     ]
+    assert codes(f"(defgenerate :tirps 6 {INIT} {STEP})") == ["E-GEN-006 14"]  # and :trips is not called missing
     assert lines("(defpass p :loader l :evry 1 :every 1)") == [
         "FORM-001 22: defpass does not take :evry (did you mean :every?)"
     ]

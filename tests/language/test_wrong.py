@@ -18,6 +18,7 @@ ELSEWHERE: dict[str, str] = {
     "E-READ-001": "a missing file: test_reader.py, row 1",
     "E-READ-011": "a device, a fifo, 16 MiB: test_reader.py, row 11",
     "E-READ-014": "a million data: test_reader.py, limits",
+    "E-GRAD-001": "no operator of today lacks a gradient: tests/graph/test_grad.py makes one that does",
     "E-ENV-001": "a package that is not installed: the command line's tests",
     "E-IO-001": "an output that cannot be written: the command line's tests",
     "E-TARGET-001": "an option of build: the command line's tests",
