@@ -8,7 +8,7 @@ from typing import Any
 
 import tvm
 from attrs import define, field, frozen
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import transform as rt
 
 from .passes.dedup import dedup
@@ -47,6 +47,9 @@ class _State:
     workspaces: dict[str, int] = field(factory=dict)
 
 
+# TVM names vectors of truth values that its own analyzer then refuses; LLVM finds common subexpressions anyway.
+CONFIG = {"tirx.disable_cse_tir": True}
+
 Pass = tuple[str, Callable[[tvm.IRModule, _State], tvm.IRModule]]
 
 
@@ -79,6 +82,8 @@ PASSES: tuple[Pass, ...] = (
     _tvm("AnnotateTIROpPattern"),
     _tvm("FuseOps"),
     _tvm("FuseTIR"),
+    # Two calls of one program fused into one have its let variables twice.
+    ("ConvertSSA", lambda module, state: tirx.transform.ConvertSSA()(module)),
     _tvm("DeadCodeElimination"),
     ("Dedup", lambda module, state: dedup(module)),
     _tvm("RewriteDataflowReshape"),  # a reshape of an intermediate is a view
@@ -114,7 +119,7 @@ def compile(
     """
     target = target if target.host is not None else target.with_host(target)  # never the building machine's
     state = _State(target, scheduler, in_place or {})
-    with target:
+    with target, tvm.transform.PassContext(config=CONFIG):
         for n, (name, run) in enumerate(PASSES):
             module = run(module, state)
             if dump is not None:

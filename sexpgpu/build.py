@@ -21,7 +21,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     target = find_target(options.target)
     from artifacts import tarball
 
-    tarball.check_output(options.output, options.file, options.force)
+    tarball.check_output(options.output, options.force, [options.file])
     data = embedded(plan)
     module_result, library, runtime = compile_plan(plan, target, options)
     report = report_text(plan, module_result, target)
@@ -33,7 +33,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         "report.txt": report.encode(),
     }
     manifest = make_manifest(plan, module_result, target, data)
-    digest = tarball.write(options.output, manifest, members, options.force)
+    digest = tarball.write(options.output, manifest, members, options.force, [options.file])
     unscheduled = sorted(row.kernel for row in module_result.kernels if not row.rule)
     return {
         "hash": digest,
@@ -173,10 +173,10 @@ def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, bytes]) ->
 
 
 def inspect(path: str, form: str) -> str:
-    from artifacts import inspect, tarball
+    from artifacts import describe, tarball
 
     artifact = tarball.open(path)
-    return json.dumps(inspect.to_json(artifact), indent=1) if form == "json" else inspect.describe(artifact)
+    return json.dumps(describe.to_json(artifact), indent=1) if form == "json" else describe.describe(artifact)
 
 
 def verify(path: str) -> str:
@@ -189,9 +189,9 @@ def verify(path: str) -> str:
 
 def diff(path: str, other: str) -> str:
     """The first difference of two artifacts in words, or ""."""
-    from artifacts import inspect, tarball
+    from artifacts import describe, tarball
 
-    return inspect.diff(tarball.open(path), tarball.open(other)) or ""
+    return describe.diff(tarball.open(path), tarball.open(other)) or ""
 
 
 __all__ = ["build", "diff", "inspect", "json", "targets", "verify"]

@@ -15,8 +15,9 @@ from tvm.ir import Var
 from tvm.sym import Analyzer
 
 from .emit import Call, Expr, Load, Stmt, is_int
-from .halves import WRITTEN_OUT, is_bf16, widen
+from .halves import WRITTEN_OUT, bits16, from_bits16, is_bf16, widen
 from .stages import Program, Stage, loads, stage_loads, variables
+from .tree import collect, rewrite
 
 Known = Callable[[Sequence[Expr]], Expr]
 
@@ -27,17 +28,20 @@ _NAMELESS = {"bool", "bfloat16"}
 _IF = tirx.if_then_else(tirx.Var("c", "bool"), 1, 0).op
 
 
+def _nameless(expr: Expr) -> bool:
+    """Of such a type, or the cast of a truth value, whose range TVM's analyzer cannot compute for a vector."""
+    return str(expr.ty.dtype) in _NAMELESS or (isinstance(expr, tirx.Cast) and str(expr.value.ty.dtype) == "bool")
+
+
 def cost(expr: Expr) -> int:
     """Rough work of one evaluation in additions, virtual reads not followed."""
-    total = 0
+    light = collect(expr, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min))
+    heavy = [node for node in collect(expr, (Call, tirx.Div)) if not _is_free(node)]
+    return len(light) + COSTLY * len(heavy)
 
-    def count(node: Any) -> None:
-        nonlocal total
-        heavy = isinstance(node, tirx.Div) or (isinstance(node, Call) and node.op.name not in _FREE)
-        total += COSTLY if heavy else 1
 
-    tvm_ffi.structural_walk(expr, ((Call, tirx.Div, tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min), count))
-    return total
+def _is_free(node: Any) -> bool:
+    return isinstance(node, Call) and node.op.name in _FREE
 
 
 class Virtual:
@@ -106,14 +110,14 @@ class Point:
             (tirx.LT, _plain_truth),
             *WRITTEN_OUT,
         ]
-        return tvm_ffi.structural_map(expr, callbacks)
+        return rewrite(expr, callbacks)
 
     def indices(self, indices: Sequence[Expr], at: dict[Any, Expr]) -> list[Expr]:
         return [self._simplify(self.write(index, at)) for index in indices]
 
     def bind(self, expr: Expr, name: str = "x") -> Expr:
         """A name for ``expr``, unless it is one already, a constant, or of a type that TVM cannot name."""
-        if isinstance(expr, Var | tirx.IntImm | tirx.FloatImm) or str(expr.ty.dtype) in _NAMELESS:
+        if isinstance(expr, Var | tirx.IntImm | tirx.FloatImm) or _nameless(expr):
             return expr
         var = tirx.Var(name, str(expr.ty.dtype))
         self.binds.append(tirx.Bind(var, expr))
@@ -145,12 +149,13 @@ class Point:
         test = self._simplify(self.write(call.args[0], at))
         if is_int(test):
             return self.write(call.args[1 if int(test.value) else 2], at)
-        branches = [self._branch(branch, at) for branch in call.args[1:]]
-        return tirx.if_then_else(test, *branches)
+        chosen = tirx.if_then_else(test, *(self._branch(branch, at) for branch in call.args[1:]))
+        return from_bits16(chosen) if is_bf16(call) else chosen
 
     def _branch(self, branch: Expr, at: dict[Any, Expr]) -> Expr:
         inner = Point(self.virtual, self.known, self.analyzer)
         value = inner.write(branch, at)
+        value = bits16(value) if is_bf16(value) else value
         for bound in reversed(inner.binds):
             value = tirx.Let(bound.var, bound.value, value)
         return value
@@ -166,7 +171,7 @@ def _lift_conditions(expr: Expr, hidden: dict[Any, Expr]) -> Expr:
         hidden[var] = call
         return var
 
-    return tvm_ffi.structural_map(expr, (Call, lift), order="pre")
+    return rewrite(expr, [(Call, lift)], order="pre")
 
 
 def _plain_truth(test: Any) -> Expr:
@@ -183,21 +188,15 @@ _VECTORIZABLE: dict[str, bool] = {}
 def can_vectorize(stmt: Stmt, lane: Any) -> bool:
     """Can every call whose arguments depend on ``lane`` be made of vectors?"""
     depends = {lane}
-    good = True
+    for bound in collect(stmt, (tirx.Bind, tirx.Let), order="pre"):
+        if variables(bound.value) & depends:
+            depends.add(bound.var)
+    return not any(_needs_scalars(call, depends) for call in collect(stmt, Call))
 
-    def bound(node: Any) -> None:
-        if variables(node.value) & depends:
-            depends.add(node.var)
 
-    def call(node: Any) -> None:
-        nonlocal good
-        args = node.args[:1] if node.op.same_as(_IF) else node.args
-        if not _op_vectorizes(node.op) and any(variables(a) & depends for a in args):
-            good = False
-
-    tvm_ffi.structural_walk(stmt, (((tirx.Bind, tirx.Let), bound),), order="pre")
-    tvm_ffi.structural_walk(stmt, (Call, call))
-    return good
+def _needs_scalars(call: Any, depends: set[Any]) -> bool:
+    args = call.args[:1] if call.op.same_as(_IF) else call.args
+    return not _op_vectorizes(call.op) and any(variables(arg) & depends for arg in args)
 
 
 def _op_vectorizes(op: Any) -> bool:
