@@ -6,7 +6,6 @@ is added in the order of its index by one thread.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from sexpgpu.types import TensorType
 from .kernels import kernel
 from .kernels_reduce import dtype_of
 
+Ints = Sequence[int]
 SERIAL = 16384  # updates below which starting threads costs more than they save
 PANEL = 64  # columns a thread takes at a time
 
@@ -52,8 +52,9 @@ def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> te.T
     n = sizes(x)[axis]
 
     def element(*at: Any) -> Any:
-        i = clamp(broadcast_at(ids, at), n)
-        return x(*(i if a == axis else number(0) if m == 1 else k for a, (m, k) in enumerate(zip(sizes(x), at, strict=True))))
+        there = [number(0) if m == 1 else i for m, i in zip(sizes(x), at, strict=True)]
+        there[axis] = clamp(broadcast_at(ids, at), n)
+        return x(*there)
 
     return te.compute(out.shape, element, "take_along")
 
@@ -78,8 +79,8 @@ def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> 
 
 @kernel("scatter-add")
 def scatter_add(base: te.Tensor, ids: te.Tensor, updates: te.Tensor, out: TensorType, columns: int) -> te.Tensor:
-    """base [rows*columns], ids [count], updates [count*columns] -> [rows*columns]. One thread owns a panel of columns and
-    goes through all updates in order. Of f32, f64 or integers."""
+    """base [rows*columns], ids [count], updates [count*columns] -> [rows*columns]. One thread owns a panel of columns
+    and goes through all updates in order. Of f32, f64 or integers."""
     rows, count = sizes(base)[0] // columns, sizes(ids)[0]
     panel = columns if columns * count < SERIAL else max(d for d in range(1, PANEL + 1) if columns % d == 0)
 
@@ -94,7 +95,8 @@ def scatter_add(base: te.Tensor, ids: te.Tensor, updates: te.Tensor, out: Tensor
                 with T.serial(0, number(count)) as t:
                     i = at[t].astype("int64")
                     with T.If(tirx.all(i >= 0, i < rows)), T.Then(), T.serial(0, number(panel)) as c:
-                        y[i * columns + first + c] = wrapped_sum(y[i * columns + first + c], dy[t * columns + first + c])
+                        here = i * columns + first + c
+                        y[here] = wrapped_sum(y[here], dy[t * columns + first + c])
             return ib.get()
 
     return te.extern([base.shape], [base, ids, updates], program, "scatter_add", dtype_of(base))
@@ -108,7 +110,7 @@ def wrapped_sum(x: Any, y: Any) -> Any:
     return tirx.reinterpret(dtype, tirx.reinterpret("u" + dtype, x) + tirx.reinterpret("u" + dtype, y))
 
 
-def window_start(at: te.Tensor, starts: Sequence[int], axis: int, whole: Sequence[int], part: Sequence[int]) -> list[Any]:
+def window_start(at: te.Tensor, starts: Ints, axis: int, whole: Ints, part: Ints) -> list[Any]:
     out = [number(i) for i in starts]
     moved = number(starts[axis]) + at().astype("int64")
     out[axis] = tirx.max(tirx.min(moved, number(whole[axis] - part[axis])), number(0))
@@ -116,7 +118,7 @@ def window_start(at: te.Tensor, starts: Sequence[int], axis: int, whole: Sequenc
 
 
 @kernel("write-window")
-def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, starts: Sequence[int], axis: int) -> te.Tensor:
+def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis: int) -> te.Tensor:
     first = window_start(at, starts, axis, sizes(x), sizes(part))
 
     def element(*i: Any) -> Any:
@@ -128,6 +130,6 @@ def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, 
 
 
 @kernel("read-window")
-def read_window(x: te.Tensor, at: te.Tensor, out: TensorType, starts: Sequence[int], axis: int) -> te.Tensor:
+def read_window(x: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis: int) -> te.Tensor:
     first = window_start(at, starts, axis, sizes(x), out.shape)
     return te.compute(out.shape, lambda *i: x(*(a + b for a, b in zip(i, first, strict=True))), "read_window")

@@ -17,7 +17,13 @@ from sexpgpu.types import TensorType
 from .kernels import kernel
 
 SHORT_SCAN = 64  # a running sum of up to so many terms is summed anew for each element
-KEYS = {"float32": ("int32", 0x7FFFFFFF, 31, 0x7F800000), "float64": ("int64", 0x7FFFFFFFFFFFFFFF, 63, 0x7FF0000000000000)}
+KEYS = {  # of a float: the integer of its width, all bits but the sign, the sign's place, the bits of infinity
+    "float32": ("int32", 0x7FFFFFFF, 31, 0x7F800000),
+    "float64": ("int64", 0x7FFFFFFFFFFFFFFF, 63, 0x7FF0000000000000),
+}
+ACCUMULATORS = {"bfloat16": "float32", "float16": "float32", "int32": "uint32", "int64": "uint64"}
+At = Sequence[Any]
+Elements = Callable[[At], Any]
 
 
 def dtype_of(x: Any) -> str:
@@ -116,12 +122,11 @@ kernel("argmin")(extreme_index(False))
 
 @kernel("cumsum")
 def cumsum(x: te.Tensor, out: TensorType, axis: int, reverse: bool) -> te.Tensor:
-    """Long sums are taken in blocks of about the root of the length: within the block, and over the blocks before it."""
-    acc = {"bfloat16": "float32", "float16": "float32", "int32": "uint32", "int64": "uint64"}.get(dtype_of(x), dtype_of(x))
+    """Long sums are taken in blocks of about the root of the length: within the block, and over those before it."""
+    acc = ACCUMULATORS.get(dtype_of(x), dtype_of(x))
     n = int(x.shape[axis])
-    y = scan(lambda at: x(*at).astype(acc), out.shape, axis, reverse, acc)
-    if n > SHORT_SCAN:
-        y = blocked_scan(lambda at: x(*at).astype(acc), out.shape, axis, reverse, acc)
+    way = blocked_scan if n > SHORT_SCAN else scan
+    y = way(lambda at: x(*at).astype(acc), out.shape, axis, reverse, acc)
     return y if acc == dtype_of(x) else te.compute(out.shape, lambda *at: y(*at).astype(dtype_of(x)), "round")
 
 
@@ -129,18 +134,19 @@ def put(at: Sequence[Any], axis: int, i: Any) -> list[Any]:
     return [*at[:axis], i, *at[axis + 1 :]]
 
 
-def scan(x: Callable[[Sequence[Any]], Any], shape: Sequence[int], axis: int, reverse: bool, acc: str, strict: bool = False) -> te.Tensor:
+def scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str, strict: bool = False) -> te.Tensor:
     """Sums of the terms up to each place (from it on, if ``reverse``), without its own if ``strict``."""
     k = te.reduce_axis((0, shape[axis]), "k")
 
     def total(*at: Any) -> Any:
         a, b = (at[axis], k.var) if reverse else (k.var, at[axis])
-        return te.sum(tirx.if_then_else(a < b if strict else a <= b, x(put(at, axis, k.var)), tirx.const(0, acc)), axis=k)
+        wanted = a < b if strict else a <= b
+        return te.sum(tirx.if_then_else(wanted, x(put(at, axis, k.var)), tirx.const(0, acc)), axis=k)
 
     return te.compute(shape, total, "scan")
 
 
-def blocked_scan(x: Callable[[Sequence[Any]], Any], shape: Sequence[int], axis: int, reverse: bool, acc: str) -> te.Tensor:
+def blocked_scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str) -> te.Tensor:
     n = shape[axis]
     block = math.isqrt(n - 1) + 1
     counts = put(shape, axis, -(-n // block))
@@ -153,13 +159,16 @@ def blocked_scan(x: Callable[[Sequence[Any]], Any], shape: Sequence[int], axis: 
         place = at[axis] % block
         return te.sum(term(at, at[axis] - place + j.var, j.var >= place if reverse else j.var <= place), axis=j)
 
-    totals = te.compute(counts, lambda *at: te.sum(term(at, at[axis] * block + k.var, tirx.const(True, "bool")), axis=k), "totals")
+    def whole(*at: Any) -> Any:
+        return te.sum(term(at, at[axis] * block + k.var, tirx.const(True, "bool")), axis=k)
+
+    totals = te.compute(counts, whole, "totals")
     before = scan(lambda at: totals(*at), counts, axis, reverse, acc, strict=True)
     inside = te.compute(shape, inner, "inside")
     return te.compute(shape, lambda *at: before(*put(at, axis, at[axis] // block)) + inside(*at), "cumsum")
 
 
-def mean_square(x: Callable[[Sequence[Any]], Any], like: te.Tensor, axes: Sequence[int], name: str, square: bool) -> te.Tensor:
+def mean_square(x: Elements, like: te.Tensor, axes: Sequence[int], name: str, square: bool) -> te.Tensor:
     """The mean of ``x``, or of its square, over ``axes``, which the result lacks."""
     over = reduce_axes(like, axes)
     n = math.prod(int(like.shape[a]) for a in axes)
@@ -189,7 +198,7 @@ def normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) ->
     return scaled(lambda at: widened(x(*at)) - centre(*outer(at, axes)), x, axes, eps)
 
 
-def scaled(v: Callable[[Sequence[Any]], Any], x: te.Tensor, axes: Sequence[int], eps: float) -> te.Tensor:
+def scaled(v: Elements, x: te.Tensor, axes: Sequence[int], eps: float) -> te.Tensor:
     """``v`` divided by the root of its mean square plus ``eps``."""
     square = mean_square(v, x, axes, "squares", True)
 

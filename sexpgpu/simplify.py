@@ -19,7 +19,6 @@ from attrs import evolve
 
 from .graph import Graph, Value
 from .ops import OPS
-from .types import TensorType
 
 Number = float | int | bool
 
@@ -70,7 +69,7 @@ def constant(v: Value) -> Number | None:
 
 
 def rounded(value: Number, dtype: str) -> Number | None:
-    """``value`` as ``dtype`` holds it. A float is rounded once, as IEEE says; None where Python has no such rounding."""
+    """``value`` as ``dtype`` holds it, a float rounded once, as IEEE says; None where Python has no such rounding."""
     if dtype == "f32" and math.isfinite(value):
         try:
             return struct.unpack("f", struct.pack("f", value))[0]
@@ -86,17 +85,16 @@ def in_range(value: Number, dtype: str) -> bool:
 def folded(t: Table, v: Value) -> Value | None:
     """The constant that ``v``, of constants, is. Of + - * / and neg alone: a float of twice the digits, rounded, is
     what IEEE's own operation gives (Figueroa 1995); exp and its like are the target's."""
-    numbers = [constant(a) for a in v.args]
-    kind = v.type.kind
-    if any(x is None for x in numbers) or v.type.dtype not in ("f32", "f64", "i32", "i64"):
+    dtype, row = v.type.dtype, OPS[v.op]
+    numbers = [x for a in v.args if (x := constant(a)) is not None and math.isfinite(x)]
+    if len(numbers) < len(v.args) or dtype not in ("f32", "f64", "i32", "i64") or row.number is None:
         return None
-    row = OPS[v.op]
-    if row.number is None or (v.op == "/" and not numbers[1]) or (kind == "float" and not all(map(math.isfinite, numbers))):
+    if v.op == "/" and not numbers[1]:
         return None
-    out = rounded(row.number(*(float(x) if kind == "float" else x for x in numbers)), v.type.dtype)
-    if out is None or not (math.isfinite(out) if kind == "float" else in_range(out, v.type.dtype)):
+    out = rounded(row.number(*(float(x) if v.type.kind == "float" else x for x in numbers)), dtype)
+    if out is None or not (math.isfinite(out) if v.type.kind == "float" else in_range(out, dtype)):
         return None
-    return t.like(v, "full", shape=v.type.shape, value=out, dtype=v.type.dtype)
+    return t.like(v, "full", shape=v.type.shape, value=out, dtype=dtype)
 
 
 # -- identities -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ class BrokenGraph(AssertionError):
 
 
 def verify(graph: Graph, after: str) -> Graph:
-    """``graph`` itself, if every invariant holds; BrokenGraph names the first that does not. ``after``: what made it."""
+    """``graph`` itself, if every invariant holds; else BrokenGraph naming the first broken. ``after``: what made it."""
     values = reachable(graph)
     for name, check in INVARIANTS.items():
         for who, what in check(graph, values):

@@ -15,6 +15,7 @@ from .reduce import HALVES, halves_in_f32
 from .rules import NUMBERS, WHOLE, int_range, need, same_dtype
 from .spec import attr, index, key, op, tensor
 
+Shape = tuple[int, ...]
 IDS_HINT = "cast indices to an integer dtype"
 
 
@@ -51,7 +52,8 @@ def scattered(base: TensorType, ids: TensorType, updates: TensorType) -> TensorT
     if not base.rank:
         raise ShapeFault(f"{base} has no axis to add to")
     if updates.shape != ids.shape + base.shape[1:]:
-        raise ShapeFault(f"updates are {listing(updates.shape)}, but the ids and the base ask for {listing(ids.shape + base.shape[1:])}")
+        wanted = listing(ids.shape + base.shape[1:])
+        raise ShapeFault(f"updates are {listing(updates.shape)}, but the ids and the base ask for {wanted}")
     return base
 
 
@@ -85,7 +87,8 @@ def scatter_vjp(b: Any, dy: Any, y: Any, base: Any, ids: Any, updates: Any) -> t
     return dy, None, read
 
 
-op("gather", "Rows of a table by number: table [n ...], ids any shape -> [ids... ...]. A number out of range reads the nearest row.",
+op("gather", "Rows of a table by number: table [n ...], ids any shape -> [ids... ...]. A number out of range reads the "
+   "nearest row.",
    group="index", args=(tensor("table"), index("ids")), type=gathered,
    ref=lambda np, table, ids: np.take(table, ids.astype("int64"), axis=0, mode="clip"),
    relax=lambda r, table, ids: r.kernel("gather", table, ids),
@@ -97,7 +100,8 @@ op("gather", "Rows of a table by number: table [n ...], ids any shape -> [ids...
    grad_cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8)], {}), ([("f32", (300, 2)), ("u8", (7,), 0, 256)], {}),
                ([("f32", (5,)), ("i64", (), 0, 5)], {})))
 
-op("scatter-add", "Base [n ...] with updates [ids... ...] added at the rows `ids`, in their order; an id out of range is dropped.",
+op("scatter-add", "Base [n ...] with updates [ids... ...] added at the rows `ids`, in their order; an id out of range "
+   "is dropped.",
    group="index", args=(tensor("base"), index("ids"), tensor("updates")), type=scattered,
    ref=halves_in_f32(scatter_ref),
    relax=scatter_relax,
@@ -146,7 +150,8 @@ def scatter_along_ref(np: Any, dy: Any, ids: Any, n: int, axis: int) -> Any:
     return out
 
 
-op("take-along", "x at the indices `ids` along `:axis`, the last by default; the other axes broadcast. An index out of range reads the nearest.",
+op("take-along", "x at the indices `ids` along `:axis`, the last by default; the other axes broadcast. An index out of "
+   "range reads the nearest.",
    group="index", args=(tensor("x"), index("ids"), key("axis", "int", -1)), normal=along_normal, type=along,
    ref=along_ref,
    relax=lambda r, x, ids, axis: r.kernel("take-along", x, ids, axis=axis),
@@ -157,8 +162,10 @@ op("take-along", "x at the indices `ids` along `:axis`, the last by default; the
           ([("f64", (4, 3)), ("i32", (2, 3), 0, 4)], {"axis": 0}),
           ([("bf16", (3, 5)), ("i32", (3, 1), 0, 5)], {}), ([("bool", (3, 5)), ("u32", (3, 4), 0, 2**32)], {})))
 
-op("scatter-along", "The gradient of take-along: zeros with `n` places along `axis`, to which dy is added at `ids`, clamped.",
-   group="index", internal=True, args=(tensor("dy"), index("ids"), key("n", "int"), key("axis", "int")), type=scatter_along_type,
+op("scatter-along", "The gradient of take-along: zeros with `n` places along `axis`, to which dy is added at `ids`, "
+   "clamped.",
+   group="index", internal=True, args=(tensor("dy"), index("ids"), key("n", "int"), key("axis", "int")),
+   type=scatter_along_type,
    ref=halves_in_f32(scatter_along_ref),
    relax=lambda r, dy, ids, n, axis: r.kernel("scatter-along", dy, ids, axis=axis),
    vjp=lambda b, dz, z, dy, ids, n, axis: (b("take-along", dz, ids, axis=axis), None),
@@ -171,76 +178,79 @@ op("scatter-along", "The gradient of take-along: zeros with `n` places along `ax
 # -- update-slice: a window -----------------------------------------------------------------------------------------
 
 
-def window_start(at: int, starts: tuple[int, ...], axis: int, whole: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
+def window_start(at: int, starts: Shape, axis: int, whole: Shape, part: Shape) -> Shape:
     """``starts`` with ``at`` added on ``axis``, clamped there so that the window fits."""
     moved = min(max(starts[axis] + at, 0), whole[axis] - part[axis])
     return starts[:axis] + (moved,) + starts[axis + 1:]
 
 
-def check_window(whole: tuple[int, ...], part: tuple[int, ...], starts: tuple[int, ...], axis: int, at: TensorType) -> None:
+def check_window(whole: Shape, part: Shape, starts: Shape, axis: int, at: TensorType) -> None:
     need(WHOLE, at, hint=IDS_HINT)
     if at.rank:
         raise ShapeFault(f"the moving start is {listing(at.shape)}, but must be a scalar")
     if not len(whole) == len(part) == len(starts) or not whole:
-        raise ShapeFault(f"{listing(whole)}, {listing(part)} and the {len(starts)} starts must have one rank, of 1 or more")
+        raise ShapeFault(f"{listing(whole)}, {listing(part)} and {len(starts)} starts must have one rank, of 1 or more")
     for i, (n, m, start) in enumerate(zip(whole, part, starts, strict=True)):
         if m > n or start < 0 or (start + m > n and i != axis):
             raise ShapeFault(f"a window of {listing(part)} at {listing(starts)} does not lie within {listing(whole)}")
 
 
-def written(x: TensorType, part: TensorType, at: TensorType, starts: tuple[int, ...], axis: int) -> TensorType:
+def written(x: TensorType, part: TensorType, at: TensorType, starts: Shape, axis: int) -> TensorType:
     same_dtype(x, part)
     check_window(x.shape, part.shape, starts, axis, at)
     return x
 
 
-def window(np: Any, at: Any, starts: tuple[int, ...], axis: int, whole: tuple[int, ...], part: tuple[int, ...]) -> tuple[slice, ...]:
+def window(np: Any, at: Any, starts: Shape, axis: int, whole: Shape, part: Shape) -> tuple[slice, ...]:
     first = window_start(int(at), starts, axis, whole, part)
     return tuple(slice(i, i + n) for i, n in zip(first, part, strict=True))
 
 
-def write_ref(np: Any, x: Any, part: Any, at: Any, starts: tuple[int, ...], axis: int) -> Any:
+def write_ref(np: Any, x: Any, part: Any, at: Any, starts: Shape, axis: int) -> Any:
     out = x.copy()
     out[window(np, at, starts, axis, x.shape, part.shape)] = part
     return out
 
 
-def write_vjp(b: Any, dz: Any, z: Any, x: Any, part: Any, at: Any, starts: tuple[int, ...], axis: int) -> tuple[Any, Any, None]:
+def write_vjp(b: Any, dz: Any, z: Any, x: Any, part: Any, at: Any, starts: Shape, axis: int) -> tuple[Any, Any, None]:
     dx = b("write-window", dz, b.full(0, part.type), at, starts=starts, axis=axis)
     return dx, b("read-window", dz, at, starts=starts, axis=axis, sizes=part.type.shape), None
 
 
-def read_type(x: TensorType, at: TensorType, starts: tuple[int, ...], axis: int, sizes: tuple[int, ...]) -> TensorType:
+def read_type(x: TensorType, at: TensorType, starts: Shape, axis: int, sizes: Shape) -> TensorType:
     check_window(x.shape, sizes, starts, axis, at)
     return TensorType(sizes, x.dtype)
 
 
-def read_vjp(b: Any, dz: Any, z: Any, x: Any, at: Any, starts: tuple[int, ...], axis: int, sizes: tuple[int, ...]) -> tuple[Any, None]:
+def read_vjp(b: Any, dz: Any, z: Any, x: Any, at: Any, starts: Shape, axis: int, sizes: Shape) -> tuple[Any, None]:
     return b("write-window", b.full(0, x.type), dz, at, starts=starts, axis=axis), None
 
 
-def update_slice(b: Any, x: Any, part: Any, at: Any = None, starts: tuple[int, ...] = (), axis: int = 0) -> Any:
+def update_slice(b: Any, x: Any, part: Any, at: Any = None, starts: Shape = (), axis: int = 0) -> Any:
     axis = axis_of(axis, x.type.rank)
     if at is None:
         check_window(x.type.shape, part.type.shape, starts, -1, TensorType((), "i32"))
     return b("write-window", x, part, b.const(0, "i32") if at is None else at, starts=starts, axis=axis)
 
 
-def update_slice_ref(np: Any, x: Any, part: Any, at: Any = 0, starts: tuple[int, ...] = (), axis: int = 0) -> Any:
+def update_slice_ref(np: Any, x: Any, part: Any, at: Any = 0, starts: Shape = (), axis: int = 0) -> Any:
     return write_ref(np, x, part, at, starts, axis % x.ndim)
 
 
-op("update-slice", "x with the window that begins at `starts`, one an axis, replaced by part. `:at`, an integer scalar, moves the window "
-   "along `:axis` (0 by default); there it is clamped to fit.",
-   group="index", args=(tensor("x"), tensor("part"), attr("starts", "ints"), index("at", key=True, default=None, number="i32"), key("axis", "int", 0)),
+op("update-slice", "x with the window that begins at `starts`, one an axis, replaced by part. `:at`, an integer "
+   "scalar, moves the window along `:axis` (0 by default); there it is clamped to fit.",
+   group="index", args=(tensor("x"), tensor("part"), attr("starts", "ints"),
+                        index("at", key=True, default=None, number="i32"), key("axis", "int", 0)),
    expand=update_slice, ref=update_slice_ref,
    cases=(([("f32", (4, 5)), ("f32", (2, 3))], {"starts": (1, 2)}),
           ([("f32", (4, 5)), ("f32", (4, 1)), ("i32", (), 3, 4)], {"starts": (0, 0), "axis": 1}),
           ([("i32", (4, 5)), ("i32", (2, 5)), ("i64", (), 9, 10)], {"starts": (1, 0)}),
           ([("bool", (5,)), ("bool", (2,))], {"starts": (3,)})))
 
-op("write-window", "x with the window at `starts`, moved by the scalar `at` along `axis` and clamped there, replaced by part.",
-   group="index", internal=True, args=(tensor("x"), tensor("part"), index("at"), key("starts", "ints"), key("axis", "int")), type=written,
+op("write-window", "x with the window at `starts`, moved by the scalar `at` along `axis` and clamped there, replaced "
+   "by part.",
+   group="index", internal=True, type=written,
+   args=(tensor("x"), tensor("part"), index("at"), key("starts", "ints"), key("axis", "int")),
    ref=write_ref,
    relax=lambda r, x, part, at, starts, axis: r.kernel("write-window", x, part, at, starts=starts, axis=axis),
    vjp=write_vjp,
@@ -249,7 +259,8 @@ op("write-window", "x with the window at `starts`, moved by the scalar `at` alon
           ([("bool", (4,)), ("bool", (3,)), ("i64", (), 1, 2)], {"starts": (0,), "axis": 0})))
 
 op("read-window", "The window of `sizes` that write-window would replace.",
-   group="index", internal=True, args=(tensor("x"), index("at"), key("starts", "ints"), key("axis", "int"), key("sizes", "ints")), type=read_type,
+   group="index", internal=True, type=read_type,
+   args=(tensor("x"), index("at"), key("starts", "ints"), key("axis", "int"), key("sizes", "ints")),
    ref=lambda np, x, at, starts, axis, sizes: x[window(np, at, starts, axis, x.shape, sizes)],
    relax=lambda r, x, at, starts, axis, sizes: r.kernel("read-window", x, at, starts=starts, axis=axis),
    vjp=read_vjp,

@@ -60,7 +60,8 @@ def dot(b: Any, x: Any, y: Any) -> Any:
     return b("cast", dot(b, b("cast", x, dtype="f32"), b("cast", y, dtype="f32")), dtype=same_dtype(x.type, y.type))
 
 
-op("matmul", "Product of matrices: [.. m k] by [.. k n] -> [.. m n]; leading axes broadcast. bf16 and f16 are summed in f32.",
+op("matmul", "Product of matrices: [.. m k] by [.. k n] -> [.. m n]; leading axes broadcast. bf16 and f16 are summed "
+   "in f32.",
    group="linear algebra", args=(tensor("x"), tensor("y")), normal=flags, type=product,
    ref=halves_in_f32(product_ref),
    relax=lambda r, x, y, ta, tb: r.kernel("matmul", x, y, ta=ta, tb=tb),

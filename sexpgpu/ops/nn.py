@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..types import ShapeFault, TensorType, TypeFault, broadcast
+from ..types import ShapeFault, TensorType, broadcast
 from .reduce import HALVES, halves_in_f32, in_f32, in_wide, mean
 from .rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
-from .spec import ZERO_GRAD, Arg, attr, index, key, op, tensor
+from .spec import ZERO_GRAD, attr, index, key, op, tensor
 
 HINT = "cast it to a float dtype first"
 X = (tensor("x"),)
@@ -62,7 +62,8 @@ def log_softmax_vjp(b: Any, dy: Any, y: Any, x: Any, axis: int) -> Any:
     return b("-", dy, b("*", b("exp", y), b("sum", dy, axes=(axis,), keepdims=True)))
 
 
-op("softmax", "exp of each element over the sum of exp along `:axis`, the last by default. bf16 and f16 are computed in f32.",
+op("softmax", "exp of each element over the sum of exp along `:axis`, the last by default. bf16 and f16 are computed "
+   "in f32.",
    group="neural", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
    ref=halves_in_f32(softmax_ref),
    relax=in_f32(lambda r, x, axis: r.nn.softmax(x, axis)),
@@ -70,7 +71,8 @@ op("softmax", "exp of each element over the sum of exp along `:axis`, the last b
    onnx=lambda o, x, axis: o("Softmax", x, axis=axis),
    cases=AXIS_CASES)
 
-op("log-softmax", "log of softmax along `:axis`, the last by default, without overflow. bf16 and f16 are computed in f32.",
+op("log-softmax", "log of softmax along `:axis`, the last by default, without overflow. bf16 and f16 are computed "
+   "in f32.",
    group="neural", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
    ref=halves_in_f32(log_softmax_ref),
    relax=in_f32(lambda r, x, axis: r.nn.log_softmax(x, axis)),
@@ -118,10 +120,9 @@ def gelu_ref(np: Any, x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-HALF_ACTIVATION = (1e-2, 1e-2)
-
 op("relu", "x where it is positive, else 0. The gradient at 0 is 0.",
-   group="neural", args=X, expand=floats_only(relu), ref=lambda np, x: np.where(x <= 0, x.dtype.type(0), x), cases=FLOAT_CASES)
+   group="neural", args=X, expand=floats_only(relu),
+   ref=lambda np, x: np.where(x <= 0, x.dtype.type(0), x), cases=FLOAT_CASES)
 
 op("gelu", "x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the tanh form of Hendrycks and Gimpel, arXiv:1606.08415.",
    group="neural", args=X, expand=floats_only(in_wide(gelu)), ref=halves_in_f32(gelu_ref), cases=FLOAT_CASES)
@@ -131,7 +132,8 @@ op("silu", "x sigmoid(x), also called swish.",
    ref=halves_in_f32(lambda np, x: x / (1 + np.exp(-x))), cases=FLOAT_CASES)
 
 op("softplus", "log(1 + exp(x)), without overflow.",
-   group="neural", args=X, expand=floats_only(in_wide(softplus)), ref=halves_in_f32(lambda np, x: np.logaddexp(x, x.dtype.type(0))), cases=FLOAT_CASES)
+   group="neural", args=X, expand=floats_only(in_wide(softplus)),
+   ref=halves_in_f32(lambda np, x: np.logaddexp(x, x.dtype.type(0))), cases=FLOAT_CASES)
 
 
 # -- normalization --------------------------------------------------------------------------------------------------
@@ -174,11 +176,12 @@ NORM_CASES = ((F, {}), (F, {"axes": (0, 1)}), ([("f32", (2, 3, 40))], {"eps": 1e
               ([("f32", (2, 6, 3))], {"axes": 1}), ([("f64", (3, 5))], {}),
               ([("bf16", (3, 40))], {}), ([("f16", (3, 40))], {}))
 
-for name, doc, ref, vjp in (
-    ("normalize", "(x - mean) / sqrt(variance + eps) over `:axes`, the last by default. bf16 and f16 are computed in f32.", normalize_ref, normalize_vjp),
-    ("rms-normalize", "x / sqrt(mean(x^2) + eps) over `:axes`, the last by default. bf16 and f16 are computed in f32.", rms_ref, rms_vjp),
+for name, formula, ref, vjp in (
+    ("normalize", "(x - mean) / sqrt(variance + eps)", normalize_ref, normalize_vjp),
+    ("rms-normalize", "x / sqrt(mean(x^2) + eps)", rms_ref, rms_vjp),
 ):
-    op(name, doc, group="neural", args=NORM_ARGS, normal=norm_attrs, type=unary(FLOATS, hint=HINT),
+    op(name, f"{formula} over `:axes`, the last by default. bf16 and f16 are computed in f32.",
+       group="neural", args=NORM_ARGS, normal=norm_attrs, type=unary(FLOATS, hint=HINT),
        ref=halves_in_f32(ref),
        relax=lambda r, x, axes, eps, name=name: r.kernel(name, x, axes=axes, eps=eps),
        vjp=widening(vjp),
@@ -237,9 +240,11 @@ def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: boo
     return np.where(seen, softmax_ref(np, np.where(seen, scores, scores.dtype.type(FAR))), scores.dtype.type(0)) @ v
 
 
-op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor that broadcasts to [.. q k], is true "
-   "where a query sees a key; with `:causal` a query sees no later key. What is not seen weighs exactly 0; a query that sees nothing gives 0.",
-   group="neural", args=(tensor("q"), tensor("k"), tensor("v"), index("mask", key=True, default=None), key("causal", "bool", False)),
+op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor "
+   "that broadcasts to [.. q k], is true where a query sees a key; with `:causal` a query sees no later key. What is "
+   "not seen weighs exactly 0; a query that sees nothing gives 0.",
+   group="neural", args=(tensor("q"), tensor("k"), tensor("v"), index("mask", key=True, default=None),
+                         key("causal", "bool", False)),
    expand=attention, ref=halves_in_f32(attention_ref),
    cases=(([("f32", (2, 3, 4)), ("f32", (2, 5, 4)), ("f32", (2, 5, 2))], {}),
           ([("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4))], {"causal": True}),
@@ -253,10 +258,12 @@ def cross_entropy(b: Any, logits: Any, label: Any) -> Any:
     need(FLOATS, logits.type, hint=HINT)
     need(WHOLE, label.type, hint="labels are integers")
     if label.type.shape != logits.type.shape[:-1] or not logits.type.rank:
-        raise ShapeFault(f"logits {logits.type} need labels of shape [{' '.join(map(str, logits.type.shape[:-1]))}], not {label.type}")
+        wanted = " ".join(map(str, logits.type.shape[:-1]))
+        raise ShapeFault(f"logits {logits.type} need labels of shape [{wanted}], not {label.type}")
     if logits.type.dtype in HALVES:
         logits = b("cast", logits, dtype="f32")
-    picked = b("take-along", b("log-softmax", logits, axis=-1), b("reshape", label, shape=(*label.type.shape, 1)), axis=-1)
+    at = b("reshape", label, shape=(*label.type.shape, 1))
+    picked = b("take-along", b("log-softmax", logits, axis=-1), at, axis=-1)
     return b("neg", b("reshape", picked, shape=label.type.shape))
 
 
@@ -266,7 +273,8 @@ def cross_entropy_ref(np: Any, logits: Any, label: Any) -> Any:
     return -np.take_along_axis(log_softmax_ref(np, wide), at, -1)[..., 0]
 
 
-op("cross-entropy", "-log softmax(logits) at the label: logits [.. v], label [..] integers -> [..], f32 for bf16 and f16 logits. A label out of range is clamped.",
+op("cross-entropy", "-log softmax(logits) at the label: logits [.. v], label [..] integers -> [..], f32 for bf16 and "
+   "f16 logits. A label out of range is clamped.",
    group="neural", args=(tensor("logits"), index("label")), expand=cross_entropy, ref=cross_entropy_ref,
    cases=(([("f32", (3, 5)), ("i32", (3,), 0, 5)], {}), ([("f32", (2, 3, 7), -50.0, 50.0), ("u8", (2, 3), 0, 7)], {}),
           ([("f32", (5,)), ("i64", (), 0, 5)], {}),
@@ -303,5 +311,6 @@ op("stop-gradient", "x; no gradient flows through it.",
    cases=((F, {}), ([("i32", (3,), 0, 9)], {}), ([("bool", (3,))], {})), grad_cases=())
 
 op("barrier", "x, never taken for equal to it: what a recomputed checkpoint body reads.",
-   group="control", internal=True, args=X, type=lambda x: x, ref=lambda np, x: x, relax=lambda r, x: x, vjp=lambda b, dy, y, x: (dy,),
+   group="control", internal=True, args=X, type=lambda x: x, ref=lambda np, x: x, relax=lambda r, x: x,
+   vjp=lambda b, dy, y, x: (dy,),
    cases=((F, {}), ([("bool", (3,))], {})))

@@ -18,6 +18,7 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
 UNIT = 2.0**-24
 SHAPE, SALT = attr("shape", "shape"), index("salt", key=True, default=None, number="i64")
+SHAPES = (([("i64", ())], {"shape": (5, 3)}), ([], {"shape": ()}), ([("i32", ())], {"shape": (41,)}))
 SEEDED = [("u32", (2,), 0, 2**32), ("i64", (), -(2**62), 2**62)]
 
 
@@ -33,7 +34,7 @@ def philox(np: Any, counter: Any, key: Any) -> Any:
 
 
 def bits_ref(np: Any, seed: Any, salt: Any, shape: tuple[int, ...], place: int) -> Any:
-    """Element e of the flat result is word e % 4 of the block of counter (e // 4, place, salt's low, salt's high word)."""
+    """Element e of the flat result is word e % 4 of the block of counter (e // 4, place, low salt, high salt)."""
     size = math.prod(shape)
     salt = int(salt) & (2**64 - 1)
     counter = np.zeros((-(-size // 4), 4), "uint32")
@@ -94,8 +95,8 @@ def bernoulli(b: Any, p: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> 
 
 
 def categorical(b: Any, logits: Any, salt: Any = None) -> Any:
-    """argmax(logits - log(-log u)), u from (0, 1) (Gumbel's trick). u is at least 2^-25, so that noise lies between -2.9
-    and 16.7: a logit of -1e9 beside a usual one is never drawn."""
+    """argmax(logits - log(-log u)), u from (0, 1) (Gumbel's trick). u is at least 2^-25, so that the noise lies between
+    -2.9 and 16.7: a logit of -1e9 beside a usual one is never drawn."""
     need(FLOATS, logits.type, hint="cast the logits to a float dtype")
     if not logits.type.rank:
         raise ShapeFault(f"the logits are {logits.type}, but need an axis to choose from")
@@ -111,7 +112,8 @@ def no_ref(np: Any, *xs: Any, **attrs: Any) -> Any:
 
 
 op("philox", "u32 words of Philox4x32-10 under the seed, for the draw at `place` and the salt.",
-   group="draws", internal=True, args=(index("seed"), index("salt"), key("shape", "shape"), key("place", "int")), type=bits_type,
+   group="draws", internal=True, args=(index("seed"), index("salt"), key("shape", "shape"), key("place", "int")),
+   type=bits_type,
    ref=bits_ref,
    relax=lambda r, seed, salt, shape, place: r.kernel("philox", seed, salt, place=place),
    vjp=ZERO_GRAD,
@@ -119,16 +121,18 @@ op("philox", "u32 words of Philox4x32-10 under the seed, for the draw at `place`
           (SEEDED, {"shape": (2, 2, 8), "place": 0})))
 
 op("random-bits", "u32 words, uniform. `:salt` is an integer scalar, 0 by default.",
-   group="draws", args=(SHAPE, SALT), expand=bits, ref=no_ref)
+   group="draws", args=(SHAPE, SALT), expand=bits, ref=no_ref, cases=SHAPES)
 
 op("random-uniform", "f32 from [0, 1), in steps of 2^-24.",
-   group="draws", args=(SHAPE, SALT), expand=uniform, ref=no_ref)
+   group="draws", args=(SHAPE, SALT), expand=uniform, ref=no_ref, cases=SHAPES)
 
 op("random-normal", "f32 of mean 0 and variance 1 (Box-Muller).",
-   group="draws", args=(SHAPE, SALT), expand=normal, ref=no_ref)
+   group="draws", args=(SHAPE, SALT), expand=normal, ref=no_ref, cases=SHAPES)
 
 op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape.",
-   group="draws", args=(SHAPE, index("p", number="f32"), SALT), expand=bernoulli, ref=no_ref)
+   group="draws", args=(SHAPE, index("p", number="f32"), SALT), expand=bernoulli, ref=no_ref,
+   cases=(([("f32", (3,), 0.0, 1.0)], {"shape": (40, 3)}), ([("f64", (), 0.0, 1.0), ("i64", ())], {"shape": (9,)})))
 
 op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits).",
-   group="draws", args=(tensor("logits"), SALT), expand=categorical, ref=no_ref)
+   group="draws", args=(tensor("logits"), SALT), expand=categorical, ref=no_ref,
+   cases=(([("f32", (20, 5))], {}), ([("f32", (7,)), ("i32", ())], {}), ([("bf16", (4, 3, 5))], {})))

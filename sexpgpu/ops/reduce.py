@@ -73,7 +73,7 @@ def in_f32(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapping(name: str) -> Callable[..., Any]:
-    """``relax.op`` ``name``. Signed overflow is taken for impossible by LLVM, so signed integers are summed unsigned."""
+    """``relax.op`` ``name``. LLVM takes signed overflow for impossible, so signed integers are summed unsigned."""
 
     def relax(r: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
         dtype = r.dtype(x)
@@ -211,7 +211,8 @@ COUNTS = (([("i32", (4, 5), -9, 9)], {"axes": (0,)}), ([("u8", (3, 4), 0, 9)], {
           ([("i64", (2, 3), -9, 9)], {"axes": (1,)}))
 HALF = (([("bf16", (3, 40))], {"axes": (1,)}), ([("f16", (3, 40))], {"axes": (1,), "keepdims": True}))
 
-op("sum", "Sum over `:axes`, all of them by default; `:keepdims true` leaves each as 1. bf16 and f16 are summed in f32.",
+op("sum", "Sum over `:axes`, all of them by default; `:keepdims true` leaves each as 1. bf16 and f16 are summed in "
+   "f32.",
    group="reduce", args=ARGS, normal=reduction, type=reduced(NUMBERS, hint="cast a bool tensor to count"),
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype)),
    relax=wrapping("sum"),
@@ -233,7 +234,7 @@ op("prod", "Product over `:axes`, all of them by default.",
    tolerance=(4e-6, 2e-6))  # one rounding a factor, in another order than NumPy's
 
 for name, word, way in (("reduce-max", "largest", "max"), ("reduce-min", "smallest", "min")):
-    op(name, f"The {word} element over `:axes`, all of them by default; NaN if any is NaN. n equal ones share the gradient.",
+    op(name, f"The {word} element over `:axes`, all of them by default; NaN if any is. Equal ones share the gradient.",
        group="reduce", args=ARGS, normal=reduction, type=reduced(NUMBERS, hint="of a bool tensor it is any or all"),
        ref=lambda np, x, axes=None, keepdims=False, way=way: getattr(np, way)(x, axis=axes, keepdims=keepdims),
        relax=extremum(way),
@@ -241,7 +242,7 @@ for name, word, way in (("reduce-max", "largest", "max"), ("reduce-min", "smalle
        cases=CASES + COUNTS + HALF)
 
 for name, word in (("argmax", "largest"), ("argmin", "smallest")):
-    op(name, f"Index of the {word} element along `:axis`, the last by default, i32: the first of equals, and of NaNs if there are any.",
+    op(name, f"Index of the {word} element along `:axis`, the last by default, i32: the first of equals, or of NaNs.",
        group="reduce", args=AXIS_ARGS, normal=axis_normal, type=needs_axis,
        ref=extreme_index(name),
        relax=lambda r, x, axis, keepdims, name=name: r.kernel(name, x, axis=axis, keepdims=keepdims),
@@ -261,7 +262,8 @@ op("all", "Are all elements true, over `:axes`, all of them by default?",
    ref=lambda np, x, axes=None, keepdims=False: np.all(x, axis=axes, keepdims=keepdims),
    cases=(([("bool", (3, 2))], {"axes": (1,)}), ([("bool", (3, 2))], {"keepdims": True})))
 
-op("logsumexp", "log of the sum of exp over `:axes`, all of them by default, without overflow; -inf where all elements are.",
+op("logsumexp", "log of the sum of exp over `:axes`, all of them by default, without overflow; -inf where all elements "
+   "are.",
    group="reduce", args=ARGS, normal=reduction, expand=in_wide(logsumexp),
    ref=halves_in_f32(logsumexp_ref),
    cases=CASES + (([("f32", (3, 5), 900.0, 999.0)], {"axes": (1,)}),) + HALF)

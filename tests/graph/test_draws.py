@@ -151,7 +151,8 @@ def test_dropout_keeps_the_mean_and_rate_0_is_the_identity():
     (lambda b: b("random-uniform", b.const(1.5, "f32"), shape=(2,)), TypeFault, "a salt is an integer"),
     (lambda b: b("random-uniform", b("iota", shape=(2,)), shape=(2,)), ShapeFault, "must be a scalar"),
     (lambda b: b("random-bernoulli", b("iota", shape=(2,)), shape=(2,)), TypeFault, "a probability is a float"),
-    (lambda b: b("random-bernoulli", b.full(0.5, TensorType((3, 2), "f32")), shape=(2,)), ShapeFault, "does not broadcast to [2]"),
+    (lambda b: b("random-bernoulli", b.full(0.5, TensorType((3, 2), "f32")), shape=(2,)), ShapeFault,
+     "does not broadcast to [2]"),
     (lambda b: b("random-categorical", b.const(1.0, "f32")), ShapeFault, "need an axis to choose from"),
     (lambda b: b("dropout", b.const(1.0, "f32"), rate=1.0), ShapeFault, "the rate is 1.0"),
 ])  # fmt: skip

@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,10 +32,6 @@ def simplified(make, *types: TensorType) -> Graph:
 
 def ops(graph: Graph) -> list[str]:
     return [v.op for v in graph.values() if v.op]
-
-
-def number(value: float, dtype: str = "f32"):
-    return lambda b: b.const(value, dtype)
 
 
 GONE = {
@@ -97,7 +94,8 @@ def test_a_value_keeps_the_span_of_its_first_writing():
 
 def test_constants_are_folded_as_f32_computes_them():
     def make(b: Builder) -> Value:
-        return b("/", b("-", b("+", b.const(0.1, "f32"), b.const(0.2, "f32")), b.const(7.0, "f32")), b.const(3.0, "f32"))
+        tenth, fifth, seven, three = (b.const(x, "f32") for x in (0.1, 0.2, 7.0, 3.0))
+        return b("/", b("-", b("+", tenth, fifth), seven), three)
 
     out = simplified(make)
     assert ops(out) == ["full"]
@@ -129,13 +127,17 @@ def test_transposed_matrices_are_read_as_they_lie():
 
 
 def test_constants_change_shape_freely():
-    out = simplified(lambda b: b("transpose", b("broadcast", b("reshape", b.const(2.0, "f32"), shape=(1,)), shape=(4, 3))))
+    def make(b: Builder) -> Value:
+        return b("transpose", b("broadcast", b("reshape", b.const(2.0, "f32"), shape=(1,)), shape=(4, 3)))
+
+    out = simplified(make)
     assert ops(out) == ["full"] and out.outputs[0][1].type == TensorType((3, 4), "f32")
 
 
 SQUARE = TensorType((3, 3), "f32")
 NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.1, 1e30, math.inf)
-UNARY = {"neg": {}, "tanh": {}, "square": {}, "transpose": {"perm": (1, 0)}, "stop-gradient": {}, "barrier": {}, "cast": {"dtype": "f32"}}
+UNARY = {"neg": {}, "tanh": {}, "square": {}, "transpose": {"perm": (1, 0)}, "stop-gradient": {}, "barrier": {},
+         "cast": {"dtype": "f32"}}
 
 
 def random_graph(seed: int) -> Graph:
@@ -177,7 +179,7 @@ def test_a_random_graph_keeps_every_bit(seed):
         assert before[number].tobytes() == after[number].tobytes()
 
 
-def shape_of(graph: Graph) -> list[tuple]:
+def shape_of(graph: Graph) -> list[Any]:
     """The graph as data: two graphs of one shape are the same but for the identity of their values."""
     number = {v: i for i, v in enumerate(graph.values())}
     made = [(v.op, [number[a] for a in v.args], repr(v.attrs), v.type, v.span, v.region) for v in number]

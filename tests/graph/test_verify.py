@@ -54,7 +54,8 @@ BROKEN = {
     "input names are unique": (twice_named, "'x': 2 inputs have this name"),
     "output names are unique": (double_output, "'y': 2 outputs have this name"),
     "only primitive operators": (lambda: reaching(Value("gelu", (x(),), {}, F)), "gelu f32[2 3]: a composite"),
-    "types are sound": (lambda: Graph("g", (Value("", (), {}, TensorType((0,), "f32"), "z"),), ()), "input 'z' f32[0]: "),
+    "types are sound": (lambda: Graph("g", (Value("", (), {}, TensorType((0,), "f32"), "z"),), ()),
+                        "input 'z' f32[0]: "),
     "attributes are plain": (lambda: reaching(Value("cast", (x(),), {"dtype": ["f32"]}, F)), "the attribute dtype is"),
     "attributes are in normal form": (
         lambda: reaching(Value("sum", (x(),), {"axes": (-1,), "keepdims": False}, TensorType((2,), "f32"))),
