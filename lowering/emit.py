@@ -59,6 +59,11 @@ class Namespace:
         """Our name of the dtype of ``x``."""
         return OURS[_dtype_text(self._typed(x).ty)]
 
+    def number(self, x: relax.Expr) -> float | int | bool | None:
+        """What a scalar constant holds; None of anything else."""
+        value = getattr(x, "value", None)
+        return value.numpy().item() if isinstance(value, tvm.runtime.Tensor) and not value.shape else None
+
     def kernel(self, name: str, *args: relax.Expr, **attrs: Any) -> relax.Expr:
         """The kernel ``name`` on ``args``: a tensor program of KERNELS, or a function of COMPOSED around one."""
         if name in COMPOSED:

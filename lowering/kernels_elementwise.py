@@ -2,7 +2,9 @@
 impossible: signed and unsigned overflow of 32 and 64 bits, division by zero, shifts past the width, casts that do
 not fit. No program here meets any of these.
 
-TVM's bounds analysis takes ``Cast`` for exact, so a cast that wraps is written with masks or ``reinterpret``.
+TVM's bounds analysis takes ``Cast`` for exact, so a cast that wraps is written with masks or ``reinterpret``. Its
+simplifier takes floats for real numbers (x - x is 0, x + y - y is x, x = x is true, not x < y is y <= x) and would lose
+NaN and infinity: what it must not connect is hidden from it by ``hidden`` and ``no``, which LLVM sees through.
 """
 
 from __future__ import annotations
@@ -82,6 +84,63 @@ def halves(x: Any) -> tuple[Any, Any]:
     return x >> tirx.const(32, "int64"), low(x)
 
 
+def hidden(x: Any) -> Any:
+    """A float that the simplifier does not take for equal to ``x``; no instruction comes of it."""
+    name = name_of(x)
+    return tirx.reinterpret(name, tirx.reinterpret(f"int{name.removeprefix('float')}", x))
+
+
+def no(truth: Any) -> Any:
+    """The other truth, which the simplifier does not turn into the opposite comparison."""
+    return (chosen(truth, "int8") ^ tirx.const(1, "int8")).astype("bool")
+
+
+def chosen(truth: Any, name: str) -> Any:
+    """1 or 0. TVM 0.27 fails on a ``Cast`` of a vector of integer comparisons, though not on this."""
+    return tirx.Select(truth, tirx.const(1, name), tirx.const(0, name))
+
+
+def widened(x: Any) -> Any:
+    """f16 and bf16 as f32."""
+    return x.astype("float32") if name_of(x) in SHORT else x
+
+
+@pointwise("subtract")
+def subtract(x: Any, y: Any, out: TensorType) -> Any:
+    return (widened(x) - hidden(widened(y))).astype(DTYPES[out.dtype].numpy)
+
+
+@pointwise("multiply")
+def multiply(x: Any, y: Any, out: TensorType) -> Any:
+    return x * y
+
+
+@pointwise("divide")
+def divide(x: Any, y: Any, out: TensorType) -> Any:
+    return x / y
+
+
+@pointwise("equal")
+def equal(x: Any, y: Any, out: TensorType) -> Any:
+    return tirx.all(x == y, no(tirx.isnan(widened(x))))
+
+
+@pointwise("differ")
+def differ(x: Any, y: Any, out: TensorType) -> Any:
+    """TVM's own != of floats is LLVM's ordered one, false of NaN."""
+    return no(equal(x, y, out))
+
+
+@pointwise("at-most")
+def at_most(x: Any, y: Any, out: TensorType) -> Any:
+    return tirx.all(x <= y, no(tirx.isnan(widened(x))))
+
+
+@pointwise("not")
+def negation(x: Any, out: TensorType) -> Any:
+    return no(x)
+
+
 @pointwise("wrap-add")
 def wrap_add(x: Any, y: Any, out: TensorType) -> Any:
     if out.dtype != "i64":
@@ -125,7 +184,7 @@ def mask_of(x: Any, out: TensorType) -> Any:
 
 
 def divisible(x: Any, y: Any, out: TensorType) -> tuple[Any, Any]:
-    """Dividend and divisor that never trap and give what is stated: 0 / 1 for x / 0, and x / 1 for the smallest / -1."""
+    """Dividend and divisor that never trap and give what is stated: 0 / 1 for x / 0, x / 1 for the smallest / -1."""
     fits = nonzero = mask_of(y, out)
     if out.kind == "int":
         least = num(-(2 ** (DTYPES[out.dtype].bits - 1)), x)
@@ -154,8 +213,7 @@ def mod(x: Any, y: Any, out: TensorType) -> Any:
 
 def extremum(x: Any, y: Any, first: Any) -> Any:
     """``x`` where it is NaN or ``first`` says so, else ``y``: then a NaN of either comes out."""
-    test = x.astype("float32") if name_of(x) in SHORT else x
-    return tirx.Select(tirx.any(tirx.isnan(test), first), x, y)
+    return tirx.Select(tirx.any(tirx.isnan(widened(x)), first), x, y)
 
 
 @pointwise("minimum")
@@ -197,7 +255,7 @@ def log1p(x: Any) -> Any:
     """x log(u) / (u - 1) with u = 1 + x: the rounding of u cancels (HP-15C Advanced Functions Handbook, appendix)."""
     one = num(1, x)
     u = x + one
-    near = tirx.Select(u == one, x, tirx.log(u) * (x / (u - one)))
+    near = tirx.Select(u == one, x, tirx.log(u) * (x / (hidden(u) - one)))
     return tirx.Select(x >= one, tirx.log(u), near)
 
 
@@ -238,8 +296,7 @@ def shift_right(x: Any, y: Any, out: TensorType) -> Any:
 @pointwise("saturate")
 def saturate(x: Any, out: TensorType) -> Any:
     """A float truncated to an integer, held at the ends of the range; NaN, which no comparison holds for, gives 0."""
-    x = x.astype("float32") if name_of(x) in SHORT else x
-    d = DTYPES[out.dtype]
+    x, d = widened(x), DTYPES[out.dtype]
     least, above = (0, 2**d.bits) if d.kind == "uint" else (-(2 ** (d.bits - 1)), 2 ** (d.bits - 1))
     low_end, high_end = num(float(least), x), num(float(above), x)
     whole = tirx.Select(tirx.all(x >= low_end, x < high_end), x, num(0.0, x)).astype(d.numpy)
@@ -257,6 +314,11 @@ def wrap_cast(x: Any, out: TensorType) -> Any:
     if signed == (d.kind == "int") or (not signed and d.bits > have):
         return x.astype(d.numpy)
     return tirx.reinterpret(d.numpy, x.astype(f"int{d.bits}") if signed else x)
+
+
+@pointwise("truth-cast")
+def truth_cast(x: Any, out: TensorType) -> Any:
+    return chosen(x, DTYPES[out.dtype].numpy)
 
 
 @kernel("iota")

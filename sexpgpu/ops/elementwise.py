@@ -61,6 +61,25 @@ def binary_relax(name: str, program: str) -> Callable[..., Any]:
     return relax
 
 
+def scaling_relax(name: str, program: str = "") -> Callable[..., Any]:
+    """Product or quotient. TVM would take 0 x and 0 / x for 0 where it sees the number 0; a program is handed it as
+    data. ``program`` is the wrapping integer one."""
+
+    def relax(r: Any, x: Any, y: Any) -> Any:
+        if program and wraps(r.dtype(x)):
+            return r.kernel(program, x, y)
+        return r.kernel(name, x, y) if 0 in (r.number(x), r.number(y)) else getattr(r, name)(x, y)
+
+    return relax
+
+
+def subtract_relax(r: Any, x: Any, y: Any) -> Any:
+    """TVM would take x - x for 0 and x + y - y for x; of floats that is wrong."""
+    if DTYPES[r.dtype(x)].kind == "float":
+        return r.kernel("subtract", x, y)
+    return binary_relax("subtract", "wrap-subtract")(r, x, y)
+
+
 def extremum_relax(name: str) -> Callable[..., Any]:
     """TVM's float minimum and maximum lose a NaN on one side; ours is a program."""
 
@@ -143,7 +162,7 @@ op("-", "Difference, broadcast; `(- x)` is the negative, and more arguments are 
    "wrap.",
    group="arithmetic", args=XS, folds=True, type=joined(NUMBERS),
    ref=lambda np, x, y: x - y,
-   relax=binary_relax("subtract", "wrap-subtract"),
+   relax=subtract_relax,
    vjp=lambda b, dz, z, x, y: (b.fit(dz, x), b.fit(b("neg", dz), y)),
    number=lambda x, y: x - y,
    onnx=lambda o, x, y: o("Sub", x, y),
@@ -154,7 +173,7 @@ op("-", "Difference, broadcast; `(- x)` is the negative, and more arguments are 
 op("*", "Product, broadcast; any number of arguments of one dtype. Integers wrap.",
    group="arithmetic", args=XS, folds=True, type=joined(NUMBERS),
    ref=lambda np, x, y: x * y,
-   relax=binary_relax("multiply", "wrap-multiply"),
+   relax=scaling_relax("multiply", "wrap-multiply"),
    vjp=lambda b, dz, z, x, y: (b.fit(b("*", dz, y), x), b.fit(b("*", dz, x), y)),
    number=lambda x, y: x * y,
    onnx=lambda o, x, y: o("Mul", x, y),
@@ -168,7 +187,7 @@ op("/", "Quotient of floats, broadcast; `(/ x)` is the reciprocal, and more argu
    "Integers have `quot`; of two numbers the quotient is an integer where it is exact.",
    group="arithmetic", args=XS, folds=True, type=joined(FLOATS, hint=INTS_HINT),
    ref=lambda np, x, y: x / y,
-   relax=lambda r, x, y: r.divide(x, y),
+   relax=scaling_relax("divide"),
    vjp=lambda b, dz, z, x, y: (b.fit(b("/", dz, y), x), b.fit(b("neg", b("*", b("/", dz, y), z)), y)),
    number=divide,
    onnx=lambda o, x, y: o("Div", x, y),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..types import TensorType, TypeFault, broadcast
+from ..types import DTYPES, TensorType, TypeFault, broadcast
 from .elementwise import XS, XY, X
 from .rules import BOOLS, NUMBERS, WHOLE, joined, same_dtype, unary
 from .spec import ZERO_GRAD, index, op, tensor
@@ -30,10 +30,20 @@ def equal_types(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(broadcast(x.shape, y.shape), "bool")
 
 
-def equal_relax(r: Any, name: str, x: Any, y: Any) -> Any:
-    """TVM 0.27 compares bools as floats, which LLVM refuses: they are compared as bytes."""
-    x, y = (r.astype(v, "uint8") if r.dtype(v) == "bool" else v for v in (x, y))
-    return getattr(r, name)(x, y)
+def compare_relax(name: str, program: str, flip: bool = False) -> Callable[..., Any]:
+    """``relax.op`` ``name``, or of floats the program that keeps to IEEE 754; ``flip`` hands it y and x.
+
+    TVM 0.27 compares bools as floats, which LLVM refuses: they are compared as bytes.
+    """
+
+    def relax(r: Any, x: Any, y: Any) -> Any:
+        kind = DTYPES[r.dtype(x)].kind
+        if kind == "float":
+            return r.kernel(program, y, x) if flip else r.kernel(program, x, y)
+        x, y = (r.astype(v, "uint8") if kind == "bool" else v for v in (x, y))
+        return getattr(r, name)(x, y)
+
+    return relax
 
 
 def where_type(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
@@ -76,7 +86,7 @@ def shift_number(left: bool) -> Callable[..., int]:
 op("=", "Whether two tensors of one dtype are equal, element by element, as bool, broadcast. NaN equals nothing.",
    group="logic", args=XY, type=equal_types, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x == y,
-   relax=lambda r, x, y: equal_relax(r, "equal", x, y),
+   relax=compare_relax("equal", "equal"),
    number=lambda x, y: x == y,
    onnx=lambda o, x, y: o("Equal", x, y),
    cases=EQUAL)
@@ -85,7 +95,7 @@ op("/=", "Whether two tensors of one dtype differ, element by element, as bool, 
    "everything.",
    group="logic", args=XY, type=equal_types, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x != y,
-   relax=lambda r, x, y: equal_relax(r, "not_equal", x, y),
+   relax=compare_relax("not_equal", "differ"),
    number=lambda x, y: x != y,
    cases=EQUAL)
 
@@ -100,7 +110,7 @@ op("<", "Whether x is less than y, element by element, as bool, broadcast. False
 op("<=", "Whether x is at most y, element by element, as bool, broadcast. False where either is NaN.",
    group="logic", args=XY, type=ORDERED, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x <= y,
-   relax=lambda r, x, y: r.less_equal(x, y),
+   relax=compare_relax("less_equal", "at-most"),
    number=lambda x, y: x <= y,
    onnx=lambda o, x, y: o("LessOrEqual", x, y),
    cases=COMPARE)
@@ -116,7 +126,7 @@ op(">", "Whether x is greater than y, element by element, as bool, broadcast. Fa
 op(">=", "Whether x is at least y, element by element, as bool, broadcast. False where either is NaN.",
    group="logic", args=XY, type=ORDERED, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x >= y,
-   relax=lambda r, x, y: r.greater_equal(x, y),
+   relax=compare_relax("greater_equal", "at-most", flip=True),
    number=lambda x, y: x >= y,
    onnx=lambda o, x, y: o("GreaterOrEqual", x, y),
    cases=COMPARE)
@@ -140,7 +150,7 @@ op("or", "Whether any of the bool tensors is true, element by element, broadcast
 op("not", "The other truth of each element of a bool tensor.",
    group="logic", args=X, type=unary(BOOLS, hint="compare it first, for example with = 0"), vjp=ZERO_GRAD,
    ref=lambda np, x: ~x,
-   relax=lambda r, x: r.logical_not(x),
+   relax=lambda r, x: r.kernel("not", x),
    onnx=lambda o, x: o("Not", x),
    cases=(([("bool", (3, 5))], {}), ([("bool", ())], {})))
 

@@ -212,6 +212,8 @@ def cast_relax(r: Any, x: Any, dtype: str) -> Any:
         return x
     if DTYPES[have].kind == "float" and DTYPES[dtype].kind in WHOLE:
         return r.kernel("saturate", x)
+    if have == "bool":
+        return r.kernel("truth-cast", x)
     if DTYPES[have].kind in WHOLE and DTYPES[dtype].kind in WHOLE:
         return r.kernel("wrap-cast", x)
     return r.astype(x, r.dt(dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (gives NumPy bfloat16)
@@ -12,7 +12,7 @@ import pytest
 from attrs import frozen
 
 from sexpgpu.draws import DrawBuilder
-from sexpgpu.graph import Value
+from sexpgpu.graph import Graph, Value
 from sexpgpu.interpret import numpy_dtype
 from sexpgpu.ops import OPS, Op
 from sexpgpu.types import DTYPES, TensorType
@@ -86,3 +86,29 @@ def makes_floats(row: Op, case: Any) -> bool:
 
 def params(cases: Iterator[tuple[str, Op, Any]]) -> list[Any]:
     return [pytest.param(row, case, id=name) for name, row, case in cases]
+
+
+def plain(func: Any, target: Any) -> Any:
+    """A scheduler that takes nothing: every kernel as TVM writes it."""
+    from schedules import Scheduled
+
+    return Scheduled(None, "", ())
+
+
+def scheduled(func: Any, target: Any) -> Any:
+    """The scheduler of a build."""
+    import schedules
+
+    return schedules.first(func, schedules.host_default())
+
+
+def compiled(graphs: Sequence[Graph], scheduler: Callable[[Any, Any], Any]) -> Any:
+    """A virtual machine with a function for each graph, compiled for this machine's default target."""
+    import tvm
+
+    from lowering import emit, pipeline
+    from schedules import host_default
+
+    target = tvm.target.Target(dict(host_default().tvm))
+    made = pipeline.compile(emit.emit(graphs), target, scheduler)
+    return tvm.relax.VirtualMachine(made.executable, tvm.cpu())

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from row_cases import Built, all_cases, build
+from row_cases import Built, all_cases, build, compiled, plain, scheduled
 
 from sexpgpu.graph import Graph
 from sexpgpu.interpret import evaluate
@@ -20,10 +20,11 @@ GROUPS = sorted({row.group for row in OPS.values()})
 SHORT = {"bf16": 2.0**-7, "f16": 2.0**-10}
 
 
+@pytest.mark.parametrize("scheduler", [plain, scheduled])
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_compiled_rows_agree_with_the_reference(group: str) -> None:
+def test_the_compiled_rows_agree_with_the_reference(group: str, scheduler: Any) -> None:
     chosen = [(name, build(row, case)) for name, row, case in all_cases() if row.group == group]
-    machine = compiled([graph(f"case_{i}", built) for i, (_, built) in enumerate(chosen)])
+    machine = compiled([graph(f"case_{i}", built) for i, (_, built) in enumerate(chosen)], scheduler)
     faults = []
     for i, (name, built) in enumerate(chosen):
         got = machine[f"case_{i}"](*(tvm.runtime.tensor(x) for x in inputs(built)))
@@ -38,15 +39,6 @@ def graph(name: str, built: Built) -> Graph:
 
 def inputs(built: Built) -> list[np.ndarray]:
     return [*built.arrays(), built.feeds["seed"]]
-
-
-def compiled(graphs: list[Graph]) -> Any:
-    from lowering.emit import emit
-    from lowering.pipeline import compile
-    from schedules import schedule, target
-
-    made = compile(emit(graphs), target("cpu-x86-64-v3"), schedule)
-    return tvm.relax.VirtualMachine(made.executable, tvm.cpu())
 
 
 def differing(name: str, built: Built, got: list[np.ndarray]) -> list[str]:
