@@ -92,8 +92,8 @@ FORMS: dict[str, Row] = {
         Row("defun", "top", "NAME PARAMS BODY", "Names a function."),
         Row("defmodel", "top", "WORD PARAMS KEYS BODY", "A model: a function with parameters of its own.", (
             Key("frozen", "flag", "true: its parameters get no gradient and no optimizer state"),
-            Key("pretrained", "text", "a .safetensors file with the values its parameters start from"),
-            Key("map", "value", "how the file's names become the model's"),
+            Key("pretrained", "text", "a file of first values; not available in this version"),
+            Key("map", "value", "how the file's names become the model's; not available in this version"),
         )),
         Row("defloader", "top", "WORD KEYS", "Where records come from, and their fields.", (
             Key("source", "value", "a path, a list of paths, or (indices N)", True),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 
 from .forms import Form, Keyword, Literal, Seq, Symbol
@@ -91,25 +90,14 @@ def model(run: RunFile) -> str:
 
 
 def definition(run: RunFile, d: Definition) -> str:
-    """A definition without its docstring, keywords by name; pretrained weights by what the file holds."""
+    """A definition without its docstring, keywords by name."""
     lines = [d.kind, d.name]
     if d.kind != "def":
         items = d.form.items[2]
         lines.append(canonical(items))
     for key, form in sorted(d.keys.items()):
-        lines.append(f":{key} {weights(d, form) if key == 'pretrained' else canonical(form)}")
+        lines.append(f":{key} {canonical(form)}")
     return f"({' '.join([*lines, *map(canonical, d.body)])})"
-
-
-def weights(d: Definition, form: Form) -> str:
-    """The digest of the file that ``form`` names beside the definition's own file; its name if it cannot be read."""
-    if isinstance(form, Literal) and isinstance(form.value, str):
-        try:
-            with open(os.path.join(os.path.dirname(d.form.span.source.name), form.value), "rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
-            pass
-    return canonical(form)
 
 
 def reachable(run: RunFile, roots: Iterable[Form]) -> list[Definition]:

@@ -200,6 +200,8 @@ class Checker:
                 keys += self.default(item)
             elif name := self.binding(item, "an argument"):
                 {"": names, "&rest": rest}[mode].append(name) if mode != "&key" else keys.append((name, None))
+        if {"&key", "&rest"} <= seen:
+            self.fault(c.FORM_SHAPE, form.span, "a lambda list has &key or &rest, not both")
         if "&rest" in seen and len(rest) != 1:
             self.fault(c.FORM_SHAPE, form.span, f"&rest names one argument, not {len(rest)}")
         made = Params(tuple(names), tuple(keys), rest[0] if rest else None)

@@ -151,14 +151,6 @@ def test_the_stages_and_their_loaders_count(tmp_path: Path) -> None:
     assert [n for n in NAMES if other[n] != first[n]] == ["data", "run"]
 
 
-def test_pretrained_weights_count_by_what_the_file_holds(tmp_path: Path) -> None:
-    def model(name: str, content: bytes) -> str:
-        (tmp_path / name).write_bytes(content)
-        return of(tmp_path, BASE.replace(":frozen true", f':frozen true :pretrained "{name}"'))["model"]
-
-    assert model("a.safetensors", b"1") == model("b.safetensors", b"1") != model("b.safetensors", b"2")
-
-
 def test_canonical_text_tells_different_forms_apart() -> None:
     text = '1 1.0 -0.0 0.0 true "true" :true a "a" (a) [a] (list "a b") (list "a" "b") (list a b) nil () "\\n" "\\\\n"'
     forms = read(Source("x", text), Report())

@@ -48,7 +48,7 @@ RIGHT = [
     '(include "a/b.sx")',
     "(def a 1)",
     "(def a (list :x [1 2] :y nil))",
-    '(defun f (x name &key (bias true) init &rest more) "Doc." (g x) (h x))',
+    '(defun f (x name &key (bias true) init) "Doc." (g x) (h x))',
     "(defun f () nil)",
     '(defun f () "a string alone is the value")',
     '(defmodel m (row) :frozen true :pretrained "w.safetensors" :map (list :a "b") "Doc." row)',
@@ -102,6 +102,7 @@ WRONG_TOP = [
     ("(defun f (x &key (y) (z 1 2) x) x)", ["E-FORM-004 18", "E-FORM-004 22", "E-NAME-002 30"]),
     ("(defun f (1 :k &optional y) y)", ["E-FORM-004 11", "E-FORM-004 13", "E-FORM-004 16"]),
     ("(defun f (&rest) 1)", ["E-FORM-004 10"]),
+    ("(defun f (x &key k &rest r) 1)", ["E-FORM-004 10"]),
     ("(defun f (&rest a b) 1)", ["E-FORM-004 10"]),
     ("(defun f (&key a &key b) 1)", ["E-FORM-004 18"]),
     ("(defun f (x) :frozen true)", ["E-FORM-004 14"]),
@@ -228,12 +229,13 @@ def test_parts_of_a_model() -> None:
 
 
 def test_a_lambda_list() -> None:
-    params = parse_params(one("(x y &key (bias true) init &rest more)"))
+    params = parse_params(one("(x y &key (bias true) init)"))
     assert [s.name for s in params.names] == ["x", "y"]
     assert [(s.name, d and canonical(d)) for s, d in params.keys] == [("bias", "true"), ("init", None)]
+    assert params.rest is None and params.takes(2) and not params.takes(1) and not params.takes(3)
+    params = parse_params(one("(x &rest more)"))
     assert params.rest and params.rest.name == "more"
-    assert params.takes(2) and params.takes(3) and not params.takes(1)
-    assert not parse_params(one("(x)")).takes(2)
+    assert params.takes(1) and params.takes(3) and not params.takes(0)
 
 
 def test_a_docstring_stands_first_in_a_body_of_several_forms() -> None:
