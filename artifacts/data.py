@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -178,6 +179,8 @@ class Feed:
 
     def close(self) -> None:
         self._closed.set()
+        with contextlib.suppress(queue.Empty):
+            self._queue.get_nowait()  # a thread that waits for room goes on at once, and sees that it is closed
         self._thread.join()
 
 

@@ -89,5 +89,11 @@ def _check_number(number: Any, field: Field, where: str) -> None:
         limits = np.iinfo(tensors.dtype(field.dtype))
         if not limits.min <= number <= limits.max:
             raise RunError(DATA_RANGE, f"{field.name} holds {number}, which does not fit {field.dtype}", where)
-    if kind == "float" and not np.isfinite(np.array(number, tensors.dtype(field.dtype)).astype(np.float64)):
+    if kind == "float" and not _fits(number, field.dtype):
         raise RunError(DATA_RANGE, f"{field.name} holds {number}, which does not fit {field.dtype}", where)
+
+
+def _fits(number: float, dtype: str) -> bool:
+    """Whether ``number`` is finite in ``dtype``."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.array(number, np.float64).astype(tensors.dtype(dtype)).astype(np.float64)))
