@@ -82,8 +82,6 @@ PASSES: tuple[Pass, ...] = (
     _tvm("AnnotateTIROpPattern"),
     _tvm("FuseOps"),
     _tvm("FuseTIR"),
-    # Two calls of one program fused into one have its let variables twice.
-    ("ConvertSSA", lambda module, state: tirx.transform.ConvertSSA()(module)),
     _tvm("DeadCodeElimination"),
     ("Dedup", lambda module, state: dedup(module)),
     _tvm("RewriteDataflowReshape"),  # a reshape of an intermediate is a view
@@ -95,6 +93,8 @@ PASSES: tuple[Pass, ...] = (
     _tvm("StaticPlanBlockMemory"),
     ("Count", _count),
     ("Schedule", _schedule),
+    # Fusion and schedules repeat a program's body, its let variables with it.
+    ("ConvertSSA", lambda module, state: tirx.transform.ConvertSSA()(module)),
     _tvm("LowerAllocTensor"),
     _tvm("KillAfterLastUse"),
     _tvm("LowerRuntimeBuiltin"),

@@ -1,0 +1,95 @@
+"""One hash: of an artifact however it is built, and of the trained weights however they are run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import EXAMPLES
+
+pytestmark = pytest.mark.build
+
+STEPS = "30"
+
+
+def digest(folder: Path, name: str = "params.safetensors") -> str:
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return hashlib.sha256((newest / name).read_bytes()).hexdigest()
+
+
+def runner(artifact: Path, out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "artifacts.run", str(artifact), "--out", str(out), "--steps", STEPS, *more]
+
+
+def test_two_builds_in_other_surroundings_have_one_hash(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "another place ö"
+    shutil.copytree(EXAMPLES / "tiny-generate", folder)
+    (tmp_path / "t").mkdir()
+    env = {**os.environ, "PYTHONHASHSEED": "99", "TMPDIR": str(tmp_path / "t"), "LC_ALL": "C", "TZ": "Asia/Tokyo", "HOME": "/nonexistent",
+           "PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, "-m", "sexpgpu", "build", "run.sx", "-o", "x.tar"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, umask=0o077)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "x.tar").read_bytes() == tiny.read_bytes()
+
+
+def test_threads_and_reruns_leave_the_same_weights(tiny: Path, tmp_path: Path) -> None:
+    found = set()
+    for n, threads in enumerate(("1", "2", "2")):
+        done = subprocess.run(runner(tiny, tmp_path / str(n), "--threads", threads), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.add((digest(tmp_path / str(n)), digest(tmp_path / str(n), "optim.safetensors")))
+    assert len(found) == 1
+
+
+# A runner that gets SIGTERM at its Nth look for a signal: looks stand before every microbatch, trip, train and batch.
+STOPPED = """
+import os, signal, sys
+from artifacts.signals import Stop
+from artifacts.run import main
+real, left = Stop.look, [int(sys.argv.pop(1))]
+def look(self):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    real(self)
+Stop.look = look
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("look", [10, 123, 345])
+def test_a_run_stopped_at_a_trip_and_resumed_leaves_the_same_weights(tiny: Path, tmp_path: Path, look: int) -> None:
+    whole = subprocess.run(runner(tiny, tmp_path / "whole"), capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    command = [sys.executable, "-c", STOPPED, str(look), *runner(tiny, tmp_path / "cut")[3:]]
+    stopped = subprocess.run(command, capture_output=True, text=True)
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    assert "resume" in stopped.stderr + stopped.stdout
+    done = subprocess.run(runner(tiny, tmp_path / "cut", "--resume"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in ("params.safetensors", "optim.safetensors"):
+        assert digest(tmp_path / "cut", name) == digest(tmp_path / "whole", name)
+
+
+def test_a_run_loads_nothing_of_the_compiler(tiny: Path, tmp_path: Path) -> None:
+    code = "import sys; from artifacts.run import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, *runner(tiny, tmp_path / "o")[3:]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    loaded = {name.split(".")[0] for name in done.stderr.split()}
+    assert "artifacts" in loaded and "numpy" in loaded
+    assert not loaded & {"tvm", "sexpgpu", "lowering", "schedules", "typer", "onnx"}
+
+
+def test_the_weights_are_plain_safetensors(tiny: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    subprocess.run(runner(tiny, tmp_path / "o"), check=True, capture_output=True)
+    weights = load_file(max((tmp_path / "o/checkpoints").glob("step-*")) / "params.safetensors")
+    assert "student/head/weight" in weights
