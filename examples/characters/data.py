@@ -1,8 +1,8 @@
 """Writes train.npz, held-out.npz and vocabulary.json from the English text that every CPython ships, pydoc_data.topics.
 
-A record is a window of 65 characters as numbers: 64 to read, each with the one after it to foretell. The vocabulary is the
-newline and the 95 printable ASCII characters, whatever the text holds, so that no shape depends on the version of Python;
-the text itself does, a little. Every tenth topic is held out.
+A record is a window of 65 characters as numbers: 64 to read, each with the one after it to foretell. The vocabulary is
+the newline and the 95 printable ASCII characters, whatever the text holds, so that no shape depends on the version of
+Python; the text itself does, a little. Every tenth topic is held out.
 """
 
 import io

@@ -1,4 +1,6 @@
-"""Turns the rows that `sexpgpu-run --output-format=json --diagnostic written` prints into text, prompt and continuation.
+"""Turns the rows that `sexpgpu-run --output-format=json --diagnostic written` prints into text.
+
+Each is shown as its prompt, a bar, and what the model wrote.
 
 usage: sexpgpu-run ... | python show.py [ROWS]     (ROWS of each batch, 4 by default)
 """
@@ -20,7 +22,8 @@ def main(rows):
     for line in map(json.loads, sys.stdin):
         if "pass" in line:
             values = {"loss": line["loss"], **line["metrics"]}
-            print(f"step {line['step']}", *(f"{name} {float(value):.4f}" for name, value in values.items()), sep="  ", flush=True)
+            shown = (f"{name} {float(value):.4f}" for name, value in values.items())
+            print(f"step {line['step']}", *shown, sep="  ", flush=True)
         elif line.get("diagnostic") == "written":
             for row in line["values"][:rows]:
                 print(f"    {text(row[:PROMPT])} | {text(row[PROMPT:])}", flush=True)

@@ -1,9 +1,11 @@
-"""Writes rows.npz (to train on) and held-out.npz. A row is its stride, a start, and then values each of which is the one
-before plus the stride, up to 31: [3 7 10 13 16 19 22 25]. Strides are 1 to 4 and starts 5 to 31, so no value is a stride.
+"""Writes rows.npz (to train on) and held-out.npz.
 
-Every pair of a stride and a start is one row, 108 in all. 32 are held out and never trained on: along each chain of values
-a stride apart, every third is kept back as a start, so that a held-out row begins with a step that training rows take only
-further on. The files have the same bytes wherever they are made.
+A row is its stride, a start, and then values each of which is the one before plus the stride, up to 31:
+[3 7 10 13 16 19 22 25]. Strides are 1 to 4 and starts 5 to 31, so no value is a stride.
+
+Every pair of a stride and a start is one row, 108 in all. 32 are held out and never trained on: along each chain of
+values a stride apart, every third is kept back as a start, so that a held-out row begins with a step that training rows
+take only further on. The files have the same bytes wherever they are made.
 """
 
 import io
