@@ -11,7 +11,6 @@ from attrs import define, field, frozen
 from tvm import relax, tirx
 from tvm.relax import transform as rt
 
-from .passes.dedup import dedup
 from .passes.in_place import Pair, in_place
 from .passes.memory import planned, workspaces
 from .passes.schedule import Kernel, Scheduler, schedule
@@ -81,9 +80,8 @@ PASSES: tuple[Pass, ...] = (
     _tvm("LegalizeOps"),
     _tvm("AnnotateTIROpPattern"),
     _tvm("FuseOps"),
-    _tvm("FuseTIR"),
+    _tvm("FuseTIR"),  # equal programs become one here, so that equal layers share kernels
     _tvm("DeadCodeElimination"),
-    ("Dedup", lambda module, state: dedup(module)),
     _tvm("RewriteDataflowReshape"),  # a reshape of an intermediate is a view
     _tvm("ToNonDataflow"),
     _tvm("RemovePurityChecking"),
