@@ -8,7 +8,7 @@ import pytest
 from sexpgpu.draws import DrawBuilder, place
 from sexpgpu.graph import Builder, Value
 from sexpgpu.interpret import evaluate
-from sexpgpu.ops.random import bits_ref, philox
+from sexpgpu.ops.random import bits_ref, philox, unit
 from sexpgpu.types import ShapeFault, TensorType, TypeFault
 
 SEED = np.array([7, 0], "uint32")
@@ -103,11 +103,11 @@ def test_normal():
         near((z**power).mean(), exact, moments[power] ** 0.5)
 
 
-def test_normal_is_finite_at_both_ends_of_its_uniform():
-    b = Builder()
-    from sexpgpu.ops.random import unit
-
+def test_normal_is_finite_at_both_ends_of_its_uniform(monkeypatch):
+    b = builder()
     ends = b("constant", data=(0, 2**32 - 1), dtype="u32")
+    monkeypatch.setattr(b, "draw", lambda shape, salt: ends)
+    np.testing.assert_allclose(drawn("random-normal", b=b, shape=(2,)), [(48 * np.log(2)) ** 0.5, 0], atol=1e-6)
     np.testing.assert_array_equal(evaluate([unit(b, ends, above=1)], {})[0], np.array([2.0**-24, 1.0], "float32"))
     np.testing.assert_array_equal(evaluate([unit(b, ends)], {})[0], np.array([0.0, 1 - 2.0**-24], "float32"))
 

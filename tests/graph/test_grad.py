@@ -108,7 +108,10 @@ def test_an_operator_without_a_gradient_on_a_path_is_named_with_the_parameter(mo
         "(wrap its input in stop-gradient, or use another operator)"
     )
     gradients(b, loss, [y])  # no path from y goes through it
-    gradients(b, total(b, b("+", b("stop-gradient", bent), y)), [x, y])
+    for inert in (b("sin", b("stop-gradient", x)), b("stop-gradient", bent)):
+        gradients(b, total(b, b("+", inert, y)), [x, y])
+    halted = b("square", x)
+    gradients(b, total(b, b("+", b("sin", halted), y)), [x, y], stop=[halted])
 
 
 def test_the_gradient_has_the_span_of_what_it_is_the_gradient_of():

@@ -126,6 +126,14 @@ def test_transposed_matrices_are_read_as_they_lie():
     assert ops(heads) == ["transpose", "matmul"]
 
 
+def test_transposes_in_a_row_become_one():
+    x = np.arange(24, dtype="float32").reshape(2, 3, 4)
+    make = lambda b, x: b("transpose", b("transpose", x, perm=(1, 2, 0)), perm=(0, 2, 1))  # noqa: E731
+    out = simplified(make, TensorType((2, 3, 4), "f32"))
+    assert ops(out) == ["transpose"]
+    np.testing.assert_array_equal(run(out, [x])[0], x.transpose(1, 2, 0).transpose(0, 2, 1))
+
+
 def test_constants_change_shape_freely():
     def make(b: Builder) -> Value:
         return b("transpose", b("broadcast", b("reshape", b.const(2.0, "f32"), shape=(1,)), shape=(4, 3)))

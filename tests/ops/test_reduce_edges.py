@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from row_cases import compiled, plain, scheduled
 
+from sexpgpu.grad import gradients
 from sexpgpu.graph import Builder, Graph, Value
 from sexpgpu.interpret import evaluate
 from sexpgpu.types import TensorType
@@ -130,6 +131,28 @@ def test_the_compiled_code_does_so(machine: Any, number: int) -> None:
 
     (got,) = machine[f"edge_{number}"](*map(tvm.runtime.tensor, EDGES[number][1]))
     check(got.numpy(), EDGES[number][3])
+
+
+# where a derivative has a choice, or its formula a division by zero: what it says; the input; the row; the gradient
+CHOICES: tuple[tuple[str, np.ndarray, Make, Any], ...] = (
+    ("relu at 0", f32(-1, 0, 2), op("relu"), [0, 0, 1]),
+    ("softplus at 0", f32(0, 0), op("softplus"), [0.5, 0.5]),
+    ("equal maxima share", f32(3, 1, 3, 3), op("reduce-max"), [1 / 3, 0, 1 / 3, 1 / 3]),
+    ("equal minima share", f32([1, 1], [0, 2]), op("reduce-min", axes=(1,)), [[0.5, 0.5], [1, 0]]),
+    ("prod beside one zero", f32(2, 0, 5), op("prod"), [0, 10, 0]),
+    ("prod beside two zeros", f32(0, 3, 0), op("prod"), [0, 0, 0]),
+    ("logsumexp of one finite element", f32(-INF, 2), op("logsumexp"), [0, 1]),
+    ("what a clamped index reads", f32(1, 2, 3), lambda b, x: b("gather", x, b.const(9, "i32")), [0, 0, 1]),
+)
+
+
+@pytest.mark.parametrize("choice", [pytest.param(c, id=c[0]) for c in CHOICES])
+def test_the_gradient_where_it_has_a_choice(choice: tuple[str, np.ndarray, Make, Any]) -> None:
+    _, given, make, want = choice
+    b = Builder()
+    x = b.input("x", TensorType(given.shape, "f32"))
+    (got,) = evaluate(gradients(b, b("sum", make(b, x)), [x]), {"x": given})
+    np.testing.assert_allclose(got, np.array(want, "float32"), rtol=1e-6, atol=0)
 
 
 @pytest.mark.build
