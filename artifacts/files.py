@@ -69,6 +69,8 @@ def make_directory(path: str) -> None:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise of_os_error(error, path) from None
+    except RecursionError:  # makedirs calls itself for each level
+        raise RunError(IO_WRITE, "the path has too many levels", path) from None
     except ValueError as error:
         raise RunError(IO_WRITE, str(error), path) from None
 

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from . import files
@@ -34,17 +34,18 @@ class Console:
         self.quiet, self.verbose, self.as_json = quiet, verbose, as_json
         self._dead = False
 
-    def line(self, text: str, data: Mapping[str, Any] | None = None, always: bool = False) -> None:
-        """Say ``text``, or ``data`` as one JSON line when that is asked for."""
+    def line(self, text: str, data: Mapping[str, Any], always: bool = False) -> None:
+        """Say ``text`` on one line, or ``data`` as one JSON line when that is asked for."""
+        self.lines([text], data, always)
+
+    def lines(self, texts: Sequence[str], data: Mapping[str, Any], always: bool = False) -> None:
+        """Say each of ``texts`` on a line of its own, or ``data`` as one JSON line."""
         if self.quiet and not always:
             return
-        if self.as_json:
-            self._out(json.dumps(data, ensure_ascii=True) if data is not None else "")
-        else:
-            self._out("\n".join(map(printable, text.split("\n"))))
+        self._out(json.dumps(data) if self.as_json else "\n".join(map(printable, texts)))
 
     def _out(self, text: str) -> None:
-        if self._dead or not text:
+        if self._dead:
             return
         try:
             print(text, flush=True)
@@ -187,10 +188,12 @@ class Progress:
         self._bar: Any = None
         if console.quiet or console.as_json or not _terminal():
             return
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, OSError, ValueError):
             from tqdm import tqdm
 
-            self._bar = tqdm(total=steps, initial=done, unit="step", dynamic_ncols=True, leave=True, file=sys.stderr)
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+            width = {"dynamic_ncols": True} if columns else {"ncols": 80}  # some terminals do not say how wide they are
+            self._bar = tqdm(total=steps, initial=done, unit="step", leave=True, file=sys.stderr, **width)
 
     @property
     def shown(self) -> bool:

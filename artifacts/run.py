@@ -19,6 +19,7 @@ INTERNAL, BROKEN_PIPE = 70, 141
 def main(argv: Sequence[str] | None = None, device: Callable[..., Any] | None = None) -> int:
     """The exit status. ``device``: (artifact, threads) -> Device, in place of the compiled library."""
     argv = sys.argv[1:] if argv is None else argv
+    _open_standard()
     as_json = "--output-format=json" in argv or "json" in argv
     try:
         options = parse(argv)
@@ -27,6 +28,16 @@ def main(argv: Sequence[str] | None = None, device: Callable[..., Any] | None = 
     except RunError as error:
         return _tell(error, as_json)
     return _flush(_guarded(options, device), as_json)
+
+
+def _open_standard() -> None:
+    """Give the descriptors 0 to 2 a place if they came closed: else the next file opened would take one of them, and
+    whatever a library prints would land in it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
 def _guarded(options: Options, device: Callable[..., Any] | None) -> int:
@@ -95,6 +106,8 @@ def _to_stderr(text: str) -> None:
 
 def _flush(status: int, as_json: bool) -> int:
     """``status``, unless what was printed could not be: 141 for a closed pipe, E-IO-010 for a full device."""
+    if sys.stdout is None:  # it came closed
+        return status
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -253,8 +253,8 @@ class Session:
             if name in tensors:
                 progress.clear()
                 array = self.loop.device.numpy(tensors[name])
-                text = f"diagnostic {name}, {where}: {array.dtype}{list(array.shape)}\n{array}"
-                self.console.line(text, {"diagnostic": name, "step": step, "values": array.tolist()}, always=True)
+                texts = [f"diagnostic {name}, {where}: {array.dtype}{list(array.shape)}", *str(array).split("\n")]
+                self.console.lines(texts, {"diagnostic": name, "step": step, "values": array.tolist()}, always=True)
 
     def save(self, now: State) -> None:
         """A checkpoint of the last finished step, if it has none yet."""
@@ -328,7 +328,7 @@ class Session:
         text += [f"pass {name}: " + "  ".join(f"{k} {v}" for k, v in values.items()) for name, values in passes.items()]
         text += [f"checkpoint {path}", f"params sha256:{digest}"]
         data = {"done": True, "step": now.cursor.step, "loss": loss, "passes": passes, "checkpoint": path}
-        self.console.line("\n".join(text), {**data, "params": f"sha256:{digest}", "seconds": round(seconds, 6)})
+        self.console.lines(text, {**data, "params": f"sha256:{digest}", "seconds": round(seconds, 6)})
 
 
 def _nbytes(manifest: Manifest) -> int:

@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import toy
+
+from . import toy
 
 
 @pytest.fixture

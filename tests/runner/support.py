@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import toy
 from artifacts import run
+
+from . import toy
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = "import sys, toy; from artifacts.run import main; sys.exit(main(sys.argv[1:], device=toy.device))"
@@ -31,7 +32,9 @@ def environment(**more: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}{os.pathsep}{here}", **more}
 
 
-def child(artifact: str, out: Path, *more: str, env: dict[str, str] | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
+def child(
+    artifact: str, out: Path, *more: str, env: dict[str, str] | None = None, **how: Any
+) -> subprocess.CompletedProcess[str]:
     """A run in its own process, of at most 30 seconds."""
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 30, **how}
     return subprocess.run(arguments(artifact, out, *more), env=environment(**(env or {})), **how)
@@ -48,7 +51,9 @@ def steps(out: Path) -> list[int]:
 def contents(out: Path, step: int) -> dict[str, str]:
     """file name -> sha256 of a checkpoint, without info.json, which is under no promise."""
     folder = checkpoint(out, step)
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir()) if p.name != "info.json"}
+    return {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir()) if p.name != "info.json"
+    }
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
@@ -63,5 +68,3 @@ def one_error(text: str, code: str) -> str:
     lines = text.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith(f"error[{code}]: "), text
     return lines[0]
-
-

@@ -13,15 +13,17 @@ import attrs
 import ml_dtypes
 import numpy as np
 import pytest
-import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from artifacts import manifest as m
 from artifacts import tarball, tensors
 from artifacts.data import Feed, Records, fingerprint, in_order, open_records
 from artifacts.errors import RunError
 from artifacts.order import Order
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support import go, one_error
+
+from . import toy
+from .support import go, one_error
 
 RECORDS = toy.records(11, 3)
 
@@ -152,7 +154,9 @@ def test_row_23_a_cut_npy_names_the_record_and_the_byte(tmp_path: Path) -> None:
     save(tmp_path, "npy")
     path = tmp_path / "rows" / "x.npy"
     data = path.read_bytes()
-    path.write_bytes(data[: len(data) - 5 * 12 - 4])  # records of 12 bytes: 5 whole ones and a third of another are gone
+    path.write_bytes(
+        data[: len(data) - 5 * 12 - 4]
+    )  # records of 12 bytes: 5 whole ones and a third of another are gone
     assert "record 5" in refuse("E-DATA-010", tmp_path, "rows") and "x.npy" in refuse("E-DATA-010", tmp_path, "rows")
     path.write_bytes(data + b"more")
     assert "after" in refuse("E-DATA-010", tmp_path, "rows")
@@ -215,7 +219,9 @@ def test_row_24_the_record_is_counted_within_its_file(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     x = RECORDS["x"].copy()
     x[2, 0] = 500
-    text = refuse("E-DATA-013", tmp_path, save(tmp_path, "npz"), "b/" + save(tmp_path / "b", "npz", {**RECORDS, "x": x}))
+    text = refuse(
+        "E-DATA-013", tmp_path, save(tmp_path, "npz"), "b/" + save(tmp_path / "b", "npz", {**RECORDS, "x": x})
+    )
     assert "b/rows.npz: record 2" in text
 
 
@@ -352,7 +358,9 @@ class Bomb:
 
 def test_other_kinds_are_named(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("1,2\n")
-    assert ".csv" in refuse("E-DATA-011", tmp_path, "rows.csv") and ".jsonl" in refuse("E-DATA-011", tmp_path, "rows.csv")
+    assert ".csv" in refuse("E-DATA-011", tmp_path, "rows.csv") and ".jsonl" in refuse(
+        "E-DATA-011", tmp_path, "rows.csv"
+    )
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-import toy
+
 from artifacts import manifest as m
 from artifacts import run, session, state, tarball
 from artifacts.data import Training, open_records
@@ -19,7 +19,9 @@ from artifacts.loop import Loop
 from artifacts.options import parse
 from artifacts.report import Console
 from artifacts.signals import Stop, Stopped
-from support import checkpoint, contents, go, metrics, one_error, steps
+
+from . import toy
+from .support import checkpoint, contents, go, metrics, one_error, steps
 
 
 @pytest.fixture(autouse=True)
@@ -62,16 +64,17 @@ def test_looks_before_every_microbatch_trip_train_and_batch(artifact: str, out: 
     assert looks(artifact, out) == toy.STEPS * toy.MICRO * microbatch + passes
 
 
-def test_stop_at_every_place_and_resume_is_the_uninterrupted_run(artifact: str, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
+def test_stop_at_every_place_and_resume_is_the_uninterrupted_run(tmp_path: Path) -> None:
+    """Four steps, with checkpoints at 2 and 4, a pass at 3 and one after the last."""
+    artifact, whole = toy.write(tmp_path, toy.manifest(steps=4)), tmp_path / "whole"
     total = looks(artifact, whole)
     for k in range(1, total + 1):
         out = tmp_path / f"stop-{k}"
         assert stopped_run(artifact, out, k) == (143, 0)
         saved = steps(out)[-1]
-        assert steps(out) == sorted({*range(2, saved + 1, 2), saved})[-3:]
+        assert steps(out) == sorted({*range(2, saved + 1, 2), saved})
         assert go(artifact, out, "--resume", "-q") == 0
-        assert contents(out, 6) == contents(whole, 6), k
+        assert contents(out, 4) == contents(whole, 4), k
         assert metrics(out) == metrics(whole), k
 
 
@@ -131,7 +134,12 @@ def test_the_phases_of_a_step_in_order_and_their_inputs(artifact: str) -> None:
     assert [int(a[2]) for a in given["generate.step"]] == [0, 1, 2] * 4
     assert [int(a[3]) for a in given["train"]] == [0, 4, 8, 12]  # records before the microbatch
     assert [int(a[4]) for a in given["train"]] == [0, 4, 8, 12]  # the counter runs on from microbatch to microbatch
-    assert [a[5].any() for a in given["train"]] == [False, True, False, True]  # accumulators are zeroed before the first
+    assert [a[5].any() for a in given["train"]] == [
+        False,
+        True,
+        False,
+        True,
+    ]  # accumulators are zeroed before the first
     assert [int(a[4]) for a in given["update"]] == [8, 16] and [int(a[3]) for a in given["update"]] == [0, 1]
     assert now.cursor == state.Cursor(2, 16, 0, 2, 16, {"rows": 16}, {"tokens": 16})
     close()
@@ -162,15 +170,18 @@ def test_outputs_that_are_not_in_place_are_bound_anew(tmp_path: Path) -> None:
     assert contents(tmp_path / "a", 6)["params.safetensors"] == contents(tmp_path / "b", 6)["params.safetensors"]
 
 
-def test_one_microbatch_without_accumulators_or_generator(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_microbatch_without_accumulators_or_generator(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The smallest run: train returns its gradients, nothing is generated."""
     base = toy.manifest(microbatches=1)
     x, y, w = toy.x, toy.y, toy.w
     train = toy.phase("train", [w, x, y], [toy.loss, toy.grad])
     held = toy.phase("eval.held", [w, x, y], [toy.loss])
     keep = {p.name: p for p in base.phases if p.name in ("init", "update")}
-    step = attrs.evolve(base.step, trips=None, generated=(), diagnostics=(),
-                        passes=(attrs.evolve(base.step.passes[0], generate=False),))
+    step = attrs.evolve(
+        base.step, trips=None, generated=(), diagnostics=(), passes=(attrs.evolve(base.step.passes[0], generate=False),)
+    )
     made = attrs.evolve(base, phases=(keep["init"], train, keep["update"], held), step=step)
 
     def slope(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[Any, ...]:
@@ -178,8 +189,13 @@ def test_one_microbatch_without_accumulators_or_generator(tmp_path: Path, out: P
         return np.mean(off**2), (2 * off[:, None] * x / 100).mean(0).astype(np.float32)
 
     update = base.phases[5]
-    made = attrs.evolve(made, phases=tuple(
-        attrs.evolve(p, inputs=update.inputs[:4], outputs=update.outputs) if p.name == "update" else p for p in made.phases))
+    made = attrs.evolve(
+        made,
+        phases=tuple(
+            attrs.evolve(p, inputs=update.inputs[:4], outputs=update.outputs) if p.name == "update" else p
+            for p in made.phases
+        ),
+    )
     monkeypatch.setitem(toy.FUNCTIONS, "train", slope)
     monkeypatch.setitem(toy.FUNCTIONS, "eval.held", lambda w, x, y: slope(w, x, y)[:1])
     monkeypatch.setitem(toy.FUNCTIONS, "update", lambda w, m_, g, step: toy.update(w, m_, g, step, np.int64(0)))
@@ -188,7 +204,9 @@ def test_one_microbatch_without_accumulators_or_generator(tmp_path: Path, out: P
     assert losses[-1] < losses[0]
 
 
-def test_a_generator_without_finish_gives_its_last_state(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_without_finish_gives_its_last_state(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = toy.manifest()
     phases = []
     for phase in base.phases:
@@ -198,7 +216,9 @@ def test_a_generator_without_finish_gives_its_last_state(tmp_path: Path, out: Pa
     made = attrs.evolve(base, phases=tuple(phases), step=attrs.evolve(base.step, generated=("row",)))
     for name in ("train", "eval.held"):
         real = toy.FUNCTIONS[name]
-        monkeypatch.setitem(toy.FUNCTIONS, name, lambda w, y, row, *rest, real=real: real(w, y, row / np.float32(97), *rest))
+        monkeypatch.setitem(
+            toy.FUNCTIONS, name, lambda w, y, row, *rest, real=real: real(w, y, row / np.float32(97), *rest)
+        )
     assert go(toy.write(tmp_path, made), out, "-q") == 0
 
 
@@ -241,7 +261,9 @@ def test_epochs_end_the_run_in_words(tmp_path: Path, out: Path, capsys: pytest.C
 # Row 80: numbers that are not finite
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, name: str, k: int, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+def poison(
+    monkeypatch: pytest.MonkeyPatch, name: str, k: int, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+) -> None:
     real, calls = toy.FUNCTIONS[name], [0]
 
     def call(*args: Any) -> tuple[Any, ...]:
@@ -264,8 +286,15 @@ NAN = np.array([np.nan, 1, 1], np.float32)
     ],
 )
 def test_row_80_not_finite(
-    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    phase: str, call: int, change: Callable[[tuple[Any, ...]], tuple[Any, ...]], step: int, words: str,
+    artifact: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    phase: str,
+    call: int,
+    change: Callable[[tuple[Any, ...]], tuple[Any, ...]],
+    step: int,
+    words: str,
 ) -> None:
     assert go(artifact, tmp_path / "whole", "-q", "--steps", str(step - 1)) == 0
     poison(monkeypatch, phase, call, change)
@@ -291,7 +320,9 @@ def test_row_24_data_that_goes_bad_during_the_run_keeps_the_state(
 
     monkeypatch.setattr(Records, "batch", batch)
     made = toy.manifest()
-    path = toy.write(Path(artifact).parent, attrs.evolve(made, step=attrs.evolve(made.step, passes=()), phases=made.phases[:-1]))
+    path = toy.write(
+        Path(artifact).parent, attrs.evolve(made, step=attrs.evolve(made.step, passes=()), phases=made.phases[:-1])
+    )
     assert go(path, out, "-q") == 1
     assert "record 3" in one_error(capsys.readouterr().err, "E-DATA-013") and steps(out) == [2, 4]
 

@@ -8,9 +8,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from artifacts.order import Order
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from artifacts.order import Order
 
 
 def order(n: int, seed: int = 7, loader: str = "rows", shuffle: bool = True) -> Order:
@@ -30,12 +31,19 @@ def test_seekable(n: int, start: int, count: int) -> None:
     """Any stretch is the same, read at once, one by one or from the middle on: through epoch ends too."""
     whole = order(n).records(0, start + count)
     assert np.array_equal(order(n).records(start, count), whole[start:])
-    assert np.array_equal([order(n).records(start + i, 1)[0] for i in range(min(count, 5))], whole[start : start + 5][:count])
+    assert np.array_equal(
+        [order(n).records(start + i, 1)[0] for i in range(min(count, 5))], whole[start : start + 5][:count]
+    )
 
 
 def test_epochs_seeds_and_loaders_differ() -> None:
-    streams = [order(1000).records(0, 1000), order(1000).records(1000, 1000), order(1000, seed=8).records(0, 1000),
-               order(1000, loader="other").records(0, 1000), np.arange(1000)]
+    streams = [
+        order(1000).records(0, 1000),
+        order(1000).records(1000, 1000),
+        order(1000, seed=8).records(0, 1000),
+        order(1000, loader="other").records(0, 1000),
+        np.arange(1000),
+    ]
     for a, b in itertools.combinations(streams, 2):
         assert (a == b).sum() < 20  # two random permutations agree in 1 place on average; 20 has odds below 1e-18
 
@@ -52,7 +60,7 @@ def test_far_positions_cost_no_more() -> None:
 
 
 def test_uniform_over_small_permutations() -> None:
-    """All 24 orders of 4 records turn up alike: chi-square with 23 degrees of freedom, the 1 - 1e-6 quantile is 65.2."""
+    """All 24 orders of 4 records turn up alike: chi-square, 23 degrees of freedom, 1 - 1e-6 quantile 65.2."""
     draws = 1200
     seen = Counter(tuple(order(4, seed=s).records(0, 4).tolist()) for s in range(draws))
     expected = draws / 24

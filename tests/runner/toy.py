@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+
 from artifacts import manifest as m
 from artifacts import tarball
 from artifacts.device import HostDevice
@@ -41,7 +42,9 @@ loss, error = port("metric", "loss"), port("metric", "error")
 rows = port("diagnostic", "rows", (B, W))
 
 
-def phase(name: str, inputs: list[m.Port], outputs: list[m.Port], in_place: tuple[tuple[int, int], ...] = ()) -> m.Phase:
+def phase(
+    name: str, inputs: list[m.Port], outputs: list[m.Port], in_place: tuple[tuple[int, int], ...] = ()
+) -> m.Phase:
     return m.Phase(name, name.replace(".", "_"), 1, tuple(inputs), tuple(outputs), in_place, 1024)
 
 
@@ -51,8 +54,12 @@ PHASES = (
     phase("generate.step", [w, row, trip], [row]),
     phase("generate.finish", [row, t], [sample]),
     phase("train", [w, y, sample, ctx("records"), tokens, grad], [loss, error, tokens, grad, rows], ((3, 5),)),
-    phase("update", [w, m_, grad, ctx("step"), tokens], [w, m_, port("metric", "grad_norm"), port("metric", "lr")],
-          ((0, 0), (1, 1))),
+    phase(
+        "update",
+        [w, m_, grad, ctx("step"), tokens],
+        [w, m_, port("metric", "grad_norm"), port("metric", "lr")],
+        ((0, 0), (1, 1)),
+    ),
     phase("eval.held", [w, y, sample], [loss, error, rows]),
 )
 
@@ -123,8 +130,13 @@ def manifest(**run: Any) -> m.Manifest:
         parameters=(m.Parameter("net/w", (W,), f32, False), m.Parameter("net/t", (1,), f32, True)),
         optimizer=(m.Tensor("net/w/m", (W,), f32),),
         phases=PHASES,
-        step=m.Step(TRIPS, ("sample",), (m.Pass("held", "held", 3, None, True),),
-                    (m.Stage("main", None, None, "rows"),), ("rows",)),
+        step=m.Step(
+            TRIPS,
+            ("sample",),
+            (m.Pass("held", "held", 3, None, True),),
+            (m.Stage("main", None, None, "rows"),),
+            ("rows",),
+        ),
         loaders=(loader("rows", "rows.npz"), loader("held", "held.npz", shuffle=False)),
         memory=m.Memory(16, 12, 12, 4096, 1024),
         targets=(m.Target("cpu-any", LIBRARY, os.uname().machine, ()),),
@@ -132,7 +144,12 @@ def manifest(**run: Any) -> m.Manifest:
     )
 
 
-MEMBERS = {LIBRARY: b"\x7fELF not really", RUNTIME: b"\x7fELF neither" * 100, "source/toy.sx": b"(defrun toy)\n", "report.txt": b""}
+MEMBERS = {
+    LIBRARY: b"\x7fELF not really",
+    RUNTIME: b"\x7fELF neither" * 100,
+    "source/toy.sx": b"(defrun toy)\n",
+    "report.txt": b"",
+}
 
 
 def records(count: int, salt: int) -> dict[str, np.ndarray]:
