@@ -321,6 +321,18 @@ def truth_cast(x: Any, out: TensorType) -> Any:
     return chosen(x, DTYPES[out.dtype].numpy)
 
 
+@kernel("spread-bf16")
+def spread_bf16(x: te.Tensor, out: TensorType) -> te.Tensor:
+    """``x`` broadcast. TVM 0.27 fails on the store of a vector of one bf16, so the value is made to look as if it
+    depended on its place; LLVM sees that a whole number is never NaN."""
+
+    def element(*i: Any) -> Any:
+        place = sum(i[1:], i[0]).astype("float32") if i else tirx.const(0.0, "float32")
+        return tirx.Select(tirx.isnan(place), num(0, at(x, i)), at(x, i))
+
+    return te.compute(dims(out), element, "spread")
+
+
 @kernel("iota")
 def iota(out: TensorType, axis: int) -> te.Tensor:
     def element(*i: Any) -> Any:

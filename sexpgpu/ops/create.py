@@ -29,7 +29,10 @@ def full_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[st
 
 
 def full_relax(r: Any, shape: tuple[int, ...], value: Any, dtype: str) -> Any:
-    return r.full(shape, r.const(value, dtype), r.dt(dtype)) if shape else r.const(value, dtype)
+    scalar = r.const(value, dtype)
+    if not shape:
+        return scalar
+    return r.kernel("spread-bf16", scalar) if dtype == "bf16" else r.full(shape, scalar, r.dt(dtype))
 
 
 def iota_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +139,7 @@ TRIANGLE: dict[str, Any] = {
     "args": (*X, key("diagonal", "int", 0)),
     "normal": lambda types, attrs: {"diagonal": attrs.get("diagonal", 0)},
     "cases": (([("f32", (4, 6))], {}), ([("f32", (2, 5, 3))], {"diagonal": -1}), ([("i32", (3, 3))], {"diagonal": 1}),
-              ([("bool", (3, 4))], {})),
+              ([("bool", (3, 4))], {}), ([("bf16", (16, 16))], {})),
 }
 
 op("iota", "0, 1, 2 ... counted along `:axis` (the last by default) of a tensor of `shape`, the same along every "

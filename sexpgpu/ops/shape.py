@@ -263,11 +263,12 @@ op("broadcast", "x repeated to `shape`, as an elementwise operator would: axes o
    group="shape", args=(*X, attr("shape", "shape")), normal=broadcast_normal,
    type=lambda x, shape: TensorType(shape, x.dtype),
    ref=lambda np, x, shape: np.broadcast_to(x, shape),
-   relax=lambda r, x, shape: r.broadcast_to(x, shape),
+   relax=lambda r, x, shape: r.broadcast_to(x, shape) if r.dtype(x) != "bf16" else r.kernel("spread-bf16", x),
    vjp=lambda b, dy, y, x, shape: (b.fit(dy, x),),
    cases=(([("f32", (3, 1))], {"shape": (2, 3, 4)}), ([("f32", ())], {"shape": (5,)}),
           ([("i32", (1, 3))], {"shape": (4, 3)}),
-          ([("bool", (1,))], {"shape": (33,)})))
+          ([("bool", (1,))], {"shape": (33,)}), ([("bf16", (3, 1))], {"shape": (3, 16)}),
+          ([("f16", ())], {"shape": (16,)})))
 
 op("concat", "The tensors of one dtype one after another along `:axis` (0 by default); their other dimensions are "
    "equal.",
@@ -311,7 +312,7 @@ op("pad", "x with `value` (0 by default) around it: `widths` is a vector of [bef
    vjp=pad_vjp,
    cases=(([("f32", (3, 4))], {"widths": ((1, 2), (0, 3))}), ([("f32", (3,))], {"widths": ((0, 0),), "value": 1.5}),
           ([("i32", (2, 2))], {"widths": ((1, 0), (0, 1)), "value": -1}), ([("bool", (3,))], {"widths": ((2, 2),)}),
-          ([("f32", ())], {"widths": ()})))
+          ([("f32", ())], {"widths": ()}), ([("bf16", (16,))], {"widths": ((16, 8),), "value": 0.5})))
 
 op("flip", "x in the opposite order along each of `axes`.",
    group="shape", args=(*X, attr("axes", "ints")),
