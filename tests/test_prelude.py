@@ -228,7 +228,7 @@ def reference(name, p, g, s, t):
         return p - 0.1 * (push + 0.9 * v if name == "nesterov" else v), {"velocity": v}
     m = s.get("m", 0 * p)
     if name == "lion":
-        return p - 0.1 * (np.sign(0.9 * m + 0.1 * g) + 0.01 * p), {"m": 0.99 * m + 0.01 * g}
+        return p - 0.1 * (np.sign(0.9 * m + 0.1 * g) + 0.01 * p), {"m": 0.5 * m + 0.5 * g}
     m, v = B1 * m + (1 - B1) * g, B2 * s.get("v", 0) + (1 - B2) * g * g
     step = (m / (1 - B1**t)) / (np.sqrt(v / (1 - B2**t)) + 1e-8)
     return p - 0.1 * (step + (0.01 * p if name == "adamw" else 0)), {"m": m, "v": v}
@@ -242,7 +242,7 @@ def reference(name, p, g, s, t):
         ("nesterov", "(momentum :lr 0.1 :nesterov true :weight-decay 0.01)"),
         ("adam", "(adam :lr 0.1)"),
         ("adamw", "(adamw :lr (lambda (ctx) (constant 0.1)))"),
-        ("lion", "(lion :lr 0.1 :weight-decay 0.01)"),
+        ("lion", "(lion :lr 0.1 :beta2 0.5 :weight-decay 0.01)"),
     ],
 )
 def test_an_optimizer_over_three_steps(name, text):
@@ -252,7 +252,8 @@ def test_an_optimizer_over_three_steps(name, text):
     now |= {("optimizer", p.name): np.zeros(p.type.shape) for p in phase.inputs if p.kind == "optimizer"}
     want, states = dict(params), {n: {} for n in params}
     for step in range(3):
-        grads = {n: np.cos(p * 3 + step) for n, p in params.items()}
+        # signs that turn while the sizes grow, so that lion's directions depend on both of its betas
+        grads = {n: np.cos(p + step / 9) * (-3) ** step for n, p in params.items()}
         feeds = {**now, **{("gradient", n): g for n, g in grads.items()}, ("ctx", "step"): step}
         arrays = run(phase.graph, [np.asarray(feeds[p.kind, p.name], numpy_name(p)) for p in phase.inputs])
         now |= {(p.kind, p.name): a for p, a in zip(phase.outputs, arrays, strict=True)}
