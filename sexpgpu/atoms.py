@@ -35,6 +35,10 @@ FOREIGN = [
     (re.compile(r"^&$"), "an ampersand alone", "&key and &rest stand in lambda lists"),
 ]
 
+# Characters that make text look other than it reads, refused in strings and comments too: bidirectional controls
+# ("Trojan Source", CVE-2021-42574), line ends that only some editors show as such, NUL, lone surrogates.
+FORBIDDEN = re.compile("[\0\r\x85\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
 # Python's character database has no names for these.
 CONTROLS = {
     "\t": "TAB",

@@ -70,7 +70,7 @@ def component(run: RunFile, lines: Iterable[str], roots: Iterable[Form]) -> str:
 
 def settings(run: RunFile, top: Top, counted: dict[str, str]) -> str:
     given = {key: top.keys[key] for key in counted if key in top.keys}
-    lines = [f":{key} {canonical(given[key]) if key in given else default}" for key, default in sorted(counted.items())]
+    lines = [f":{key} {canonical(given[key]) if key in given else default}" for key, default in counted.items()]
     return component(run, lines, given.values())
 
 

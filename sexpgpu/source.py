@@ -25,8 +25,8 @@ class Span:
 
     def line_column(self) -> tuple[int, int]:
         """1-based line and 1-based column of the first character."""
-        before = self.source.text[: self.start]
-        return before.count("\n") + 1, self.start - (before.rfind("\n") + 1) + 1
+        text = self.source.text
+        return text.count("\n", 0, self.start) + 1, self.start - text.rfind("\n", 0, self.start)
 
     def place(self) -> str:
         """``file:line:column``, as every message begins."""

@@ -17,6 +17,7 @@ BASE = """
 (defun block (x) "Doc." (linear x :out width))
 (defmodel student (x) "Doc." (block x))
 (defmodel teacher (x) :frozen true (linear x :out 3))
+(defmodel other (x) (linear x :out 4))
 (defloader rows :source "rows.npz" :batch 4 :fields (list :x [3] :f32))
 (defloader held :source "held.npz" :batch 4 :fields (list :x [3] :f32))
 (defgenerate :trips 2 :init (lambda (batch ctx) (list :s (field batch :x)))
@@ -99,6 +100,7 @@ def test_names_of_loaders_do_not_count(tmp_path: Path) -> None:
         ("(list :x (field batch :x)))\n(defobj", "(list :x (neg (field batch :x))))\n(defobj", ["prepare"]),
         ("(mean (square", "(sum (square", ["objective"]),
         (":trips 2", ":trips 3", ["generate"]),
+        ("(list :s (field batch :x))", "(list :s (other (field batch :x)))", ["model", "generate"]),
         (":lr 0.1", ":lr 0.2", ["optimizer"]),
         (":seed 1", ":seed 2", ["run"]),
         (":seed 1", ":seed 1 :microbatches 2", ["run"]),

@@ -279,6 +279,10 @@ def test_row_12_syntax_of_other_lisps_is_named(text: str, column: int, words: st
     assert words in report.errors[0].message
 
 
+def test_row_12_what_a_quote_stands_before_is_no_form() -> None:
+    assert texts("'(a b)\n`(c)\n#(d) (e)") == (["(e)"], ["E-READ-012 1:1", "E-READ-012 2:1", "E-READ-012 3:1"])
+
+
 @pytest.mark.parametrize(
     "text, hint",
     [
@@ -346,6 +350,7 @@ def test_an_unterminated_string_ends_at_the_next_form() -> None:
     text = '(def a "x)\n(def b "y")\n(def c "z\n(not a form)")'
     assert texts(text)[1][0] == "E-READ-005 1:8"
     assert texts(text)[0][0] == '(def b "y")'
+    assert faults('(def a "x)\n(def b "it\'s .5")') == ["E-READ-005 1:8"]  # what a string holds is not read as code
     assert texts('(def a "two\n(lines)")') == (['(def a "two\\n(lines)")'], [])
 
 
