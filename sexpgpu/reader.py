@@ -128,7 +128,7 @@ def read(source: Source, report: Report) -> list[Form]:
     """The sound top-level forms of ``source``; every fault is added to ``report``. Both in the order of the text."""
     reader = Reader(source)
     with no_collections():
-        reader.everything()
+        reader.run()
     for error in sorted(reader.faults, key=lambda e: e.span.start if e.span else 0):
         report.add(error)
     return reader.forms
@@ -171,14 +171,11 @@ class Reader:
     forms: list[Form] = field(factory=list)
     faults: list[UserError] = field(factory=list)
 
-    def everything(self) -> None:
-        """Read the whole text."""
-        for match in FORBIDDEN.finditer(self.source.text):
-            self.character(match.start())
-        self.run()
-
     def run(self) -> None:
+        """Read the whole text."""
         text, match = self.source.text, TOKEN.match
+        for bad in FORBIDDEN.finditer(text):
+            self.character(bad.start())
         tokens = {kind: getattr(self, kind) for kind in TOKEN.groupindex}
         while self.pos < len(text) and len(self.faults) < MAX_FAULTS:
             token = match(text, self.pos)
