@@ -21,8 +21,20 @@ LOOKUPS: dict[str, Callable[[Value], tuple[Value, int]]] = {
     "gather": lambda v: (v.args[1], v.args[0].type.shape[0]),
     "take-along": lambda v: (v.args[1], v.args[0].type.shape[v.attrs["axis"]]),
 }
-MOVES = {"reshape": (0,), "transpose": (0,), "expand-dims": (0,), "squeeze": (0,), "broadcast": (0,), "slice": (0,), "flip": (0,),
-         "roll": (0,), "repeat": (0,), "cast": (0,), "stop-gradient": (0,), "where": (1, 2)}
+MOVES = {
+    "reshape": (0,),
+    "transpose": (0,),
+    "expand-dims": (0,),
+    "squeeze": (0,),
+    "broadcast": (0,),
+    "slice": (0,),
+    "flip": (0,),
+    "roll": (0,),
+    "repeat": (0,),
+    "cast": (0,),
+    "stop-gradient": (0,),
+    "where": (1, 2),
+}
 
 
 def field_bounds(phases: list[Phase]) -> dict[str, Bound]:

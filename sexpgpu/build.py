@@ -51,7 +51,9 @@ def need_extra() -> None:
         try:
             version(package)
         except PackageNotFoundError:
-            raise UserError(codes.ENV_MISSING, None, f"building needs {package}", hint="pip install 'sexpgpu[build]'") from None
+            raise UserError(
+                codes.ENV_MISSING, None, f"building needs {package}", hint="pip install 'sexpgpu[build]'"
+            ) from None
 
 
 def find_target(name: str | None) -> Any:
@@ -89,8 +91,12 @@ def read_source(plan: Plan, loader: Loader, source: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as fault:
-        raise UserError(codes.DATA_SOURCE, loader.span, f"{path} cannot be embedded: {fault.strerror}",
-                        hint="make the data first, or leave :embed out") from None
+        raise UserError(
+            codes.DATA_SOURCE,
+            loader.span,
+            f"{path} cannot be embedded: {fault.strerror}",
+            hint="make the data first, or leave :embed out",
+        ) from None
 
 
 def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> tuple[Any, bytes, bytes]:
@@ -103,7 +109,9 @@ def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> tuple[
     runtime = export.runtime_library(target.machine, options.runtime)
     module = emit.emit([p.graph for p in plan.phases])
     pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
-    compiled = pipeline.compile(module, tvm.target.Target(dict(target.tvm)), lambda func, _: schedules.first(func, target), pairs, options.dump)
+    compiled = pipeline.compile(
+        module, tvm.target.Target(dict(target.tvm)), lambda func, _: schedules.first(func, target), pairs, options.dump
+    )
     missed = sorted(row.kernel for row in compiled.kernels if not row.rule)
     if missed and options.strict_schedules:
         raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(missed)}")
@@ -128,8 +136,19 @@ def make_manifest(plan: Plan, compiled: Any, target: Any, data: dict[str, bytes]
     s = plan.settings
     generator = [p for p in plan.phases if p.name.startswith("generate.")]
     return m.Manifest(
-        toolchain=m.Toolchain(__version__, version("apache-tvm"), version("apache-tvm-ffi"), f"ld.lld of ziglang {version('ziglang')}"),
-        run=m.Run(s.name, s.seed, s.steps, s.microbatches, s.precision, s.log_every, s.checkpoint_every, m.Identity(**plan.identity)),
+        toolchain=m.Toolchain(
+            __version__, version("apache-tvm"), version("apache-tvm-ffi"), f"ld.lld of ziglang {version('ziglang')}"
+        ),
+        run=m.Run(
+            s.name,
+            s.seed,
+            s.steps,
+            s.microbatches,
+            s.precision,
+            s.log_every,
+            s.checkpoint_every,
+            m.Identity(**plan.identity),
+        ),
         parameters=tuple(m.Parameter(p.name, p.type.shape, p.type.dtype, p.is_frozen) for p in plan.parameters),
         optimizer=tuple(m.Tensor(e.name, e.type.shape, e.type.dtype) for e in plan.optimizer),
         phases=tuple(phase_record(m, p, compiled) for p in plan.phases),
@@ -138,7 +157,11 @@ def make_manifest(plan: Plan, compiled: Any, target: Any, data: dict[str, bytes]
             plan.generated,
             tuple(m.Pass(p.name, p.loader, p.every, p.batches, plan.evaluates[p.name]) for p in s.passes),
             tuple(m.Stage(t.name, t.steps, t.records, t.loader) for t in s.stages),
-            tuple(n for n in plan.diagnostics if any(port.kind == "diagnostic" and port.name == n for p in plan.phases for port in p.outputs)),
+            tuple(
+                n
+                for n in plan.diagnostics
+                if any(port.kind == "diagnostic" and port.name == n for p in plan.phases for port in p.outputs)
+            ),
         ),
         loaders=tuple(loader_record(m, plan, loader, data) for loader in s.loaders.values()),
         memory=m.Memory(
@@ -159,8 +182,15 @@ def phase_record(m: Any, phase: Phase, compiled: Any) -> Any:
         return m.Port(p.kind, p.name, p.type.shape, p.type.dtype)
 
     done = tuple(tuple(pair) for pair in compiled.in_place.get(phase.function, ()))
-    return m.Phase(phase.name, phase.function, 1, tuple(map(port, phase.inputs)), tuple(map(port, phase.outputs)), done,
-                   compiled.memory[phase.function])
+    return m.Phase(
+        phase.name,
+        phase.function,
+        1,
+        tuple(map(port, phase.inputs)),
+        tuple(map(port, phase.outputs)),
+        done,
+        compiled.memory[phase.function],
+    )
 
 
 def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, bytes]) -> Any:
@@ -168,8 +198,17 @@ def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, bytes]) ->
     fields = tuple(
         m.Field(n, t.shape, t.dtype, *plan.bounds.get((loader.name, n), (None, None))) for n, t in loader.fields.items()
     )
-    return m.Loader(loader.name, "indices" if loader.count is not None else "files", loader.sources, members, loader.count,
-                    loader.batch, loader.shuffle, loader.epochs, fields)
+    return m.Loader(
+        loader.name,
+        "indices" if loader.count is not None else "files",
+        loader.sources,
+        members,
+        loader.count,
+        loader.batch,
+        loader.shuffle,
+        loader.epochs,
+        fields,
+    )
 
 
 def inspect(path: str, form: str) -> str:
@@ -192,6 +231,3 @@ def diff(path: str, other: str) -> str:
     from artifacts import describe, tarball
 
     return describe.diff(tarball.open(path), tarball.open(other)) or ""
-
-
-__all__ = ["build", "diff", "inspect", "json", "targets", "verify"]

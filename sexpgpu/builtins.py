@@ -12,9 +12,10 @@ from .opcall import as_tensor, build, convert
 from .ops import OPS
 from .ops.spec import attr
 from .parameters import Parameter, digest
-from .trace import Tracer, parameter_name
+from .special import parameter_name
+from .trace import Tracer
 from .types import TensorType
-from .values import BUILTINS, FUNCTIONS, MISSING, Builtin, Call, Indices, Key, Lookup, describe, is_number, plist
+from .values import BUILTINS, FUNCTIONS, MISSING, Builtin, Call, Indices, Key, Lookup, describe, is_number
 
 
 def builtin(signature: str, least: int, most: int | None = -1):
@@ -214,7 +215,9 @@ def assert_(t: Tracer, call: Call) -> Any:
     if isinstance(value, Value):
         raise UserError(codes.TYPE_CONDITION, call.spans[0], "assert looks at trace time, and this is a tensor")
     if value is None or value is False:
-        raise UserError(codes.CALL_ERROR, call.span, text(call, 1) if len(call.args) > 1 else "the assertion does not hold")
+        raise UserError(
+            codes.CALL_ERROR, call.span, text(call, 1) if len(call.args) > 1 else "the assertion does not hold"
+        )
     return value
 
 
@@ -262,7 +265,7 @@ def param(t: Tracer, call: Call) -> Any:
 
 
 def initial(world: Any, parameter: Parameter, tracer: Tracer | None = None) -> Value:
-    """The parameter's first value, traced alone; its draws are keyed by its own name, so no edit elsewhere moves them."""
+    """The parameter's first value, traced alone: its draws are keyed by its name, so no edit elsewhere moves them."""
     own = tracer or Tracer(world, f"param/{parameter.name}", "init")
     init, span, shape = parameter.init, parameter.span, parameter.type.shape
     value = own.call(init, shape, span=span) if isinstance(init, FUNCTIONS) else init
@@ -271,7 +274,9 @@ def initial(world: Any, parameter: Parameter, tracer: Tracer | None = None) -> V
     if isinstance(value, Value) and value.type.dtype == "f32" and value.type.rank == 0:
         value = own.builder("broadcast", value, shape=shape)
     if not isinstance(value, Value) or value.type != parameter.type:
-        raise UserError(codes.PARAM_INIT, span, f"the init of {parameter.name} gives {describe(value)}, not {parameter.type}")
+        raise UserError(
+            codes.PARAM_INIT, span, f"the init of {parameter.name} gives {describe(value)}, not {parameter.type}"
+        )
     return value
 
 
@@ -280,14 +285,22 @@ def metric(t: Tracer, call: Call) -> Any:
     """Reports a scalar of ``objective``; its value is the scalar."""
     name = need_key(call, 0)
     if t.role == "generate":
-        raise UserError(codes.GEN_REPORT, call.span, f"metric :{name} inside the generator ({t.form})",
-                        hint="return the value in the state and report it from objective")
+        raise UserError(
+            codes.GEN_REPORT,
+            call.span,
+            f"metric :{name} inside the generator ({t.form})",
+            hint="return the value in the state and report it from objective",
+        )
     if t.role not in ("objective", "pass"):
         raise UserError(codes.CONTRACT_PLACE, call.span, f"metric :{name} in {t.form}")
     value = scalar(t, call)
     if name in t.metrics or name in ("loss", "lr", "grad_norm"):
-        raise UserError(codes.CONTRACT_METRIC, call.span, f"the name :{name} is taken",
-                        *([(t.metrics[name][1], "it is reported here first")] if name in t.metrics else []))
+        raise UserError(
+            codes.CONTRACT_METRIC,
+            call.span,
+            f"the name :{name} is taken",
+            *([(t.metrics[name][1], "it is reported here first")] if name in t.metrics else []),
+        )
     t.metrics[name] = (value, call.span)
     return value
 
@@ -295,7 +308,12 @@ def metric(t: Tracer, call: Call) -> Any:
 def scalar(t: Tracer, call: Call) -> Value:
     value = as_tensor(t.builder, call.args[1], None, call.spans[1], f"{call.name} needs a scalar")
     if value.type.rank:
-        raise UserError(codes.CONTRACT_METRIC, call.spans[1], f"{call.name} needs a scalar, not {value.type}", hint="reduce it with mean or sum")
+        raise UserError(
+            codes.CONTRACT_METRIC,
+            call.spans[1],
+            f"{call.name} needs a scalar, not {value.type}",
+            hint="reduce it with mean or sum",
+        )
     return value
 
 
@@ -318,6 +336,11 @@ def counter(t: Tracer, call: Call) -> Any:
     if value.type.kind not in ("int", "uint"):
         raise UserError(codes.CONTRACT_METRIC, call.spans[1], f"a counter adds an integer scalar, not {value.type}")
     if name in t.counters:
-        raise UserError(codes.CONTRACT_METRIC, call.span, f"the counter :{name} is declared twice", (t.counters[name][1], "it is declared here first"))
+        raise UserError(
+            codes.CONTRACT_METRIC,
+            call.span,
+            f"the counter :{name} is declared twice",
+            (t.counters[name][1], "it is declared here first"),
+        )
     t.counters[name] = (value, call.span)
     return value

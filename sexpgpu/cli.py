@@ -22,7 +22,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         words = [o for a in self._actions for o in (*a.option_strings, *(a.choices or ()))]
         wrong = message.rpartition(": ")[2].split()[:1]
-        wrong = [w.strip("'") for w in wrong] if "unrecognized" in message else [w.strip("'\"") for w in message.split("'")[1:2]]
+        wrong = (
+            [w.strip("'") for w in wrong]
+            if "unrecognized" in message
+            else [w.strip("'\"") for w in message.split("'")[1:2]]
+        )
         close = difflib.get_close_matches(wrong[0], map(str, words), 1) if wrong else []
         hint = f" (did you mean {close[0]}?)" if close else ""
         self.exit(EXIT_USAGE, f"error[E-CLI-001]: {self.prog}: {message}{hint}\n")
@@ -48,7 +52,9 @@ def parser() -> Parser:
     build.add_argument("-o", "--output", required=True, metavar="RUN.tar")
     build.add_argument("--target", default=None, metavar="T", help="see sexpgpu targets; default: cpu-x86-64-v3")
     build.add_argument("--force", action="store_true", help="replace an existing output")
-    build.add_argument("--diagnostic", action="append", default=[], metavar="NAME", help="keep this diagnostic in the artifact")
+    build.add_argument(
+        "--diagnostic", action="append", default=[], metavar="NAME", help="keep this diagnostic in the artifact"
+    )
     build.add_argument("--runtime", metavar="FILE", help="libtvm_runtime.so for a target of another machine")
     build.add_argument("--strict-schedules", action="store_true", help="refuse a kernel that no schedule rule took")
     build.add_argument("--dump", metavar="DIR", help="write the module after each pass")
@@ -91,8 +97,11 @@ def unexpected(error: Exception, options: argparse.Namespace) -> int:
         raise error
     if isinstance(error, OSError):
         return complain(f"error[E-IO-001]: {error.filename or 'output'}: {error.strerror or error}", 5)
-    return complain(f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                    " (please report; SEXPGPU_DEBUG=1 shows the traceback)", EXIT_BUG)
+    return complain(
+        f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        " (please report; SEXPGPU_DEBUG=1 shows the traceback)",
+        EXIT_BUG,
+    )
 
 
 def complain(line: str, status: int) -> int:
@@ -125,7 +134,12 @@ def run_check(options: argparse.Namespace) -> int:
     plan = plan_of(options.file, report)
     if report:
         return show(report.errors, options)
-    out = {"run": plan.settings.name, "phases": [p.name for p in plan.phases], "parameters": len(plan.parameters), "identity": plan.identity}
+    out = {
+        "run": plan.settings.name,
+        "phases": [p.name for p in plan.phases],
+        "parameters": len(plan.parameters),
+        "identity": plan.identity,
+    }
     if options.output_format == "json":
         print(json.dumps(out))
     else:
@@ -160,8 +174,10 @@ def run_build(options: argparse.Namespace) -> int:
         print(json.dumps(built))
     else:
         print(f"{options.output}: sha256:{built['hash']}")
-        print(f"  {built['kernels']} kernels for {built['target']}, {built['bytes']:,} bytes, {built['seconds']} s"
-              + (f"; no schedule rule took {', '.join(built['unscheduled'])}" if built["unscheduled"] else ""))
+        print(
+            f"  {built['kernels']} kernels for {built['target']}, {built['bytes']:,} bytes, {built['seconds']} s"
+            + (f"; no schedule rule took {', '.join(built['unscheduled'])}" if built["unscheduled"] else "")
+        )
     return 0
 
 
@@ -192,7 +208,9 @@ def run_targets(options: argparse.Namespace) -> int:
     from .build import targets
 
     rows = targets()
-    print(json.dumps(rows) if options.output_format == "json" else "\n".join(f"{n:16} {text}" for n, text in rows.items()))
+    print(
+        json.dumps(rows) if options.output_format == "json" else "\n".join(f"{n:16} {text}" for n, text in rows.items())
+    )
     return 0
 
 

@@ -20,7 +20,9 @@ def code(name: str, summary: str, fix: str, exit: int = 1) -> Code:
 READ_FILE = code("E-READ-001", "a file cannot be read", "Check the path and its permissions.")
 READ_EMPTY = code("E-READ-002", "a run file holds no forms", "Write the run's forms; see docs/run-file.md.")
 READ_UNCLOSED = code("E-READ-003", "a list or vector is not closed", "Add the missing bracket.")
-READ_CLOSE = code("E-READ-004", "a bracket closes nothing, or closes another kind", "Remove it, or match the opening one.")
+READ_CLOSE = code(
+    "E-READ-004", "a bracket closes nothing, or closes another kind", "Remove it, or match the opening one."
+)
 READ_UNTERMINATED = code("E-READ-005", "a string or block comment does not end", "End it.")
 READ_DEPTH = code("E-READ-006", "forms nest too deeply", "Name the inner parts with let* or defun.")
 READ_INTEGER = code("E-READ-007", "an integer does not fit 64 bits", "Use a smaller integer, or a float.")
@@ -29,14 +31,20 @@ READ_BYTES = code("E-READ-009", "the text is not valid UTF-8, or holds a NUL", "
 READ_CHARACTER = code("E-READ-010", "a character is not allowed here", "Remove it, or put it in a string.")
 READ_SIZE = code("E-READ-011", "a source is too large or not a regular file", "Name a text file of at most 16 MiB.")
 READ_SYNTAX = code("E-READ-012", "this Lisp syntax is not part of the language", "Write it with plain lists.")
-READ_INCLUDE = code("E-READ-013", "an include is wrong", "Include a file by a relative path that exists, without a cycle.")
-READ_LIMIT = code("E-READ-014", "a file holds too many data, or too long a string or name", "Split it, or move it to a data file.")
+READ_INCLUDE = code(
+    "E-READ-013", "an include is wrong", "Include a file by a relative path that exists, without a cycle."
+)
+READ_LIMIT = code(
+    "E-READ-014", "a file holds too many data, or too long a string or name", "Split it, or move it to a data file."
+)
 
 FORM_KEYWORD = code("E-FORM-001", "a form does not take this keyword", "Use one of the form's keywords.")
 FORM_MISSING = code("E-FORM-002", "a form lacks a part it needs", "Add the part.")
 FORM_DUPLICATE = code("E-FORM-003", "a keyword is given twice", "Keep one of them.")
 FORM_SHAPE = code("E-FORM-004", "a form is not written as its grammar says", "Write it as docs/run-file.md shows.")
-FORM_LIMIT = code("E-FORM-005", "the run file expands without end, or too far", "Remove the recursion, or make it smaller.")
+FORM_LIMIT = code(
+    "E-FORM-005", "the run file expands without end, or too far", "Remove the recursion, or make it smaller."
+)
 FORM_TOP = code("E-FORM-006", "this form does not stand at top level", "Use one of the top-level forms.")
 FORM_ABSENT = code("E-FORM-007", "the run lacks a top-level form", "Add the form.")
 FORM_TWICE = code("E-FORM-008", "a top-level form is given twice", "Keep one of them.")
@@ -53,39 +61,88 @@ CALL_ERROR = code("E-CALL-005", "the run file's own assert or error", "See its m
 
 TYPE_MIX = code("E-TYPE-001", "dtypes do not agree", "Convert with cast: there is no silent promotion.")
 TYPE_CONDITION = code("E-TYPE-002", "a tensor is used as a trace-time condition", "Choose per element with where.")
-TYPE_NUMBER = code("E-TYPE-003", "a number cannot be held in the tensor's dtype", "Cast the tensor, or change the number.")
+TYPE_NUMBER = code(
+    "E-TYPE-003", "a number cannot be held in the tensor's dtype", "Cast the tensor, or change the number."
+)
 TYPE_TENSOR = code("E-TYPE-004", "a tensor is needed, or is not allowed, here", "Give a value of the kind named.")
 SHAPE_FIT = code("E-SHAPE-001", "shapes do not fit", "Reshape, or correct a dimension.")
 
 PARAM_SCOPE = code("E-PARAM-001", "a parameter outside a model", "Declare parameters inside a defmodel.")
 PARAM_CLASH = code("E-PARAM-002", "one parameter name with two meanings", "Give each its own scope or name.")
-PARAM_INIT = code("E-PARAM-003", "an init does not make the parameter", "An init takes the shape and gives an f32 tensor of it.")
-PARAM_WEIGHTS = code("E-PARAM-004", "pretrained weights are not available in this version", "Leave :pretrained and :map out.")
+PARAM_INIT = code(
+    "E-PARAM-003", "an init does not make the parameter", "An init takes the shape and gives an f32 tensor of it."
+)
+PARAM_WEIGHTS = code(
+    "E-PARAM-004", "pretrained weights are not available in this version", "Leave :pretrained and :map out."
+)
 
-CONTRACT_PREPARE = code("E-CONTRACT-001", "prepare does not return a plist of tensors", "Return (list :name tensor ...).")
-CONTRACT_LOSS = code("E-CONTRACT-002", "objective does not return a scalar f32 loss", "Reduce it: mean or sum, then cast.")
-CONTRACT_OPTIMIZER = code("E-CONTRACT-003", "an optimizer breaks its contract", "Return :param and the state's keys, with their types.")
-CONTRACT_METRIC = code("E-CONTRACT-004", "a metric or counter is not a scalar, or its name is taken", "Reduce it to a scalar under its own name.")
-CONTRACT_GENERATED = code("E-CONTRACT-005", "prepare reads a generated name where the generator does not run",
-                          "Give the pass its own :prepare, or the training loader's fields and batch size.")
-CONTRACT_FIELD = code("E-CONTRACT-006", "the batch has no such field", "Name a field of the loader, or what the generator returned.")
-CONTRACT_PLACE = code("E-CONTRACT-007", "a report outside objective", "Report metrics from objective, and diagnostics too.")
-CONTRACT_RATE = code("E-CONTRACT-008", "a learning rate is not a number or a function of ctx to a scalar", "Give a number or (lambda (ctx) scalar).")
+CONTRACT_PREPARE = code(
+    "E-CONTRACT-001", "prepare does not return a plist of tensors", "Return (list :name tensor ...)."
+)
+CONTRACT_LOSS = code(
+    "E-CONTRACT-002", "objective does not return a scalar f32 loss", "Reduce it: mean or sum, then cast."
+)
+CONTRACT_OPTIMIZER = code(
+    "E-CONTRACT-003", "an optimizer breaks its contract", "Return :param and the state's keys, with their types."
+)
+CONTRACT_METRIC = code(
+    "E-CONTRACT-004",
+    "a metric or counter is not a scalar, or its name is taken",
+    "Reduce it to a scalar under its own name.",
+)
+CONTRACT_GENERATED = code(
+    "E-CONTRACT-005",
+    "prepare reads a generated name where the generator does not run",
+    "Give the pass its own :prepare, or the training loader's fields and batch size.",
+)
+CONTRACT_FIELD = code(
+    "E-CONTRACT-006", "the batch has no such field", "Name a field of the loader, or what the generator returned."
+)
+CONTRACT_PLACE = code(
+    "E-CONTRACT-007", "a report outside objective", "Report metrics from objective, and diagnostics too."
+)
+CONTRACT_RATE = code(
+    "E-CONTRACT-008",
+    "a learning rate is not a number or a function of ctx to a scalar",
+    "Give a number or (lambda (ctx) scalar).",
+)
 CONTRACT_COUNTER = code("E-CONTRACT-010", "a counter outside prepare", "Declare counters in prepare.")
 
-GEN_STATE = code("E-GEN-001", "a generator returns something other than a plist of tensors", "Return (list :name tensor ...).")
-GEN_CHANGE = code("E-GEN-002", "a generator's state changes its keys, shapes or dtypes", "Return from :step what :init made: cast or reshape it back.")
+GEN_STATE = code(
+    "E-GEN-001", "a generator returns something other than a plist of tensors", "Return (list :name tensor ...)."
+)
+GEN_CHANGE = code(
+    "E-GEN-002",
+    "a generator's state changes its keys, shapes or dtypes",
+    "Return from :step what :init made: cast or reshape it back.",
+)
 GEN_NAME = code("E-GEN-003", "a generated name is a loader's field", "Rename the entry.")
-GEN_REPORT = code("E-GEN-004", "a metric inside a generator", "Return the value in the state and report it from objective.")
+GEN_REPORT = code(
+    "E-GEN-004", "a metric inside a generator", "Return the value in the state and report it from objective."
+)
 GEN_TRIPS = code("E-GEN-005", ":trips is not an integer of 1 or more", "Give an integer from 1 to 2147483647.")
-GEN_FORM = code("E-GEN-006", "defgenerate is written wrong", "Give :trips, :init, :step and, if wanted, :finish, as lambdas of the right arguments.")
+GEN_FORM = code(
+    "E-GEN-006",
+    "defgenerate is written wrong",
+    "Give :trips, :init, :step and, if wanted, :finish, as lambdas of the right arguments.",
+)
 
-GRAD_NONE = code("E-GRAD-001", "an operator on the way to the loss has no gradient", "Wrap its input in stop-gradient, or use another operator.")
+GRAD_NONE = code(
+    "E-GRAD-001",
+    "an operator on the way to the loss has no gradient",
+    "Wrap its input in stop-gradient, or use another operator.",
+)
 
-DATA_SOURCE = code("E-DATA-001", "a loader's source cannot be used", "Name .npz, .npy, .safetensors or .jsonl files, or (indices N).")
-DATA_FIELD = code("E-DATA-002", "a loader's field does not fit its source", "Match the field's name, shape and dtype to the file.")
+DATA_SOURCE = code(
+    "E-DATA-001", "a loader's source cannot be used", "Name .npz, .npy, .safetensors or .jsonl files, or (indices N)."
+)
+DATA_FIELD = code(
+    "E-DATA-002", "a loader's field does not fit its source", "Match the field's name, shape and dtype to the file."
+)
 
 TARGET_NAME = code("E-TARGET-001", "no such target", "See sexpgpu targets.", 2)
-TARGET_SCHEDULE = code("E-TARGET-002", "a kernel has no schedule", "Leave --strict-schedules out, or report the kernel.")
+TARGET_SCHEDULE = code(
+    "E-TARGET-002", "a kernel has no schedule", "Leave --strict-schedules out, or report the kernel."
+)
 ENV_MISSING = code("E-ENV-001", "a part that this command needs is not installed", "Install the extra named.", 3)
 IO_WRITE = code("E-IO-001", "a file cannot be written", "Check the path, its permissions and the free space.", 5)

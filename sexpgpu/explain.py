@@ -43,8 +43,17 @@ def phase_rows(plan: Plan) -> list[Sequence[str]]:
     for phase in plan.phases:
         operators = sum(1 for v in phase.graph.values() if v.op)
         live = live_bytes(phase.graph) / 2**20
-        rows.append((phase.name, calls(plan, phase), str(len(phase.inputs)), str(len(phase.outputs)), str(operators),
-                     f"{flops(phase.graph) / 1e6:.2f}", f"{live:.2f}"))
+        rows.append(
+            (
+                phase.name,
+                calls(plan, phase),
+                str(len(phase.inputs)),
+                str(len(phase.outputs)),
+                str(operators),
+                f"{flops(phase.graph) / 1e6:.2f}",
+                f"{live:.2f}",
+            )
+        )
     return rows
 
 
@@ -60,7 +69,10 @@ def calls(plan: Plan, phase: Phase) -> str:
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns aligned: the first to the left, the rest to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    return [
+        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
 
 
 def outline(plan: Plan) -> list[str]:
@@ -72,7 +84,11 @@ def outline(plan: Plan) -> list[str]:
         lines.append(f"  generate.step    {plan.trips} trips: " + histogram(plan.phase("generate.step").graph))
     if "generate.finish" in names:
         lines.append("  generate.finish  " + histogram(plan.phase("generate.finish").graph))
-    return [*lines, "  train            " + histogram(plan.phase("train").graph), "update             " + histogram(plan.phase("update").graph)]
+    return [
+        *lines,
+        "  train            " + histogram(plan.phase("train").graph),
+        "update             " + histogram(plan.phase("update").graph),
+    ]
 
 
 def histogram(graph: Graph, most: int = 8) -> str:
@@ -83,7 +99,11 @@ def histogram(graph: Graph, most: int = 8) -> str:
 
 def flops(graph: Graph) -> int:
     """Multiplications and additions: 2 m n k for a matmul, one an element for all else but moves."""
-    return sum(2 * v.type.size * inner(v) if v.op == "matmul" else v.type.size for v in graph.values() if v.op and v.op not in MOVES)
+    return sum(
+        2 * v.type.size * inner(v) if v.op == "matmul" else v.type.size
+        for v in graph.values()
+        if v.op and v.op not in MOVES
+    )
 
 
 MOVES = {"reshape", "transpose", "broadcast", "full", "constant", "slice", "expand-dims", "squeeze", "stop-gradient"}

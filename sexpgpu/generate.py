@@ -73,11 +73,17 @@ def trace_part(t: Tracer, form: Any, args: tuple[Any, ...]) -> dict[str, Value] 
         return None
     entries = plist(value)
     if not entries:
-        raise UserError(codes.GEN_STATE, function.body[-1].span, f"{t.form} returns {describe(value)}, not a plist of tensors")
+        raise UserError(
+            codes.GEN_STATE, function.body[-1].span, f"{t.form} returns {describe(value)}, not a plist of tensors"
+        )
     for name, entry in entries.items():
         if not isinstance(entry, Value):
-            raise UserError(codes.GEN_STATE, function.body[-1].span, f"{t.form} returns {describe(entry)} for :{name}, not a tensor",
-                            hint="make it one with full, cast or constant")
+            raise UserError(
+                codes.GEN_STATE,
+                function.body[-1].span,
+                f"{t.form} returns {describe(entry)} for :{name}, not a tensor",
+                hint="make it one with full, cast or constant",
+            )
     return entries
 
 
@@ -87,10 +93,19 @@ def same_state(first: dict[str, Value], following: dict[str, Value], init: Span,
         a, b = first.get(name), following.get(name)
         if a is None or b is None:
             who, lacks, value = (":init", ":step", a) if b is None else (":step", ":init", b)
-            raise UserError(codes.GEN_CHANGE, step, f"{who} makes :{name}, {value.type if value else ''}, and {lacks} does not", (init, ":init is here"))
+            raise UserError(
+                codes.GEN_CHANGE,
+                step,
+                f"{who} makes :{name}, {value.type if value else ''}, and {lacks} does not",
+                (init, ":init is here"),
+            )
         if a.type != b.type:
-            raise UserError(codes.GEN_CHANGE, b.span or step, f":step returns :{name} as {b.type}, and :init made it {a.type}",
-                            (a.span or init, f":{name} is made here"))
+            raise UserError(
+                codes.GEN_CHANGE,
+                b.span or step,
+                f":step returns :{name} as {b.type}, and :init made it {a.type}",
+                (a.span or init, f":{name} is made here"),
+            )
 
 
 def free_names(world: World, settings: Settings, made: dict[str, TensorType], span: Span) -> None:
@@ -99,5 +114,11 @@ def free_names(world: World, settings: Settings, made: dict[str, TensorType], sp
     for loader in (settings.loaders[n] for n in names):
         for name in made:
             if name in loader.fields:
-                world.report.add(UserError(codes.GEN_NAME, span, f"the generator makes :{name}, which is a field of {loader.name}",
-                                           (loader.span, f"{loader.name} has the field :{name}")))
+                world.report.add(
+                    UserError(
+                        codes.GEN_NAME,
+                        span,
+                        f"the generator makes :{name}, which is a field of {loader.name}",
+                        (loader.span, f"{loader.name} has the field :{name}"),
+                    )
+                )

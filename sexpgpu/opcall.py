@@ -26,13 +26,17 @@ def signature(row: Op) -> str:
 
 
 def call_operator(t: Tracer, row: Op, call: Call) -> Any:
-    """The result of ``row`` on ``call``'s arguments: a number if all are numbers, else a tensor (or a tuple of them)."""
+    """The result of ``row`` on ``call``'s arguments: a number if all are numbers, else a tensor or a tuple of them."""
     bound, spans = bind(row, call)
     operands = [a for a in row.args if a.kind in ("tensor", "tensors")]
     flat = [v for a in operands for v in listed(bound[a.name]) if v is not None]
     if row.number and flat and all(is_number(v) or isinstance(v, bool) for v in flat):
         return on_numbers(row, flat, bound, call.span)
-    attrs = {a.name: convert(a, bound[a.name], spans[a.name][0]) if a.name in spans else a.default for a in row.args if a not in operands}
+    attrs = {
+        a.name: convert(a, bound[a.name], spans[a.name][0]) if a.name in spans else a.default
+        for a in row.args
+        if a not in operands
+    }
     values = tensors(t.builder, row, operands, bound, spans, call.span)
     return build(t.builder, row, values, attrs, call.span)
 
@@ -78,12 +82,18 @@ def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: Sp
         if not isinstance(word, Key):
             raise UserError(codes.CALL_COUNT, call.spans[at], f"{row.name} has too many arguments", hint=signature(row))
         if word.name not in names:
-            raise UserError(codes.CALL_KEYWORD, call.spans[at], f"{row.name} does not take :{word.name}", hint=signature(row))
+            raise UserError(
+                codes.CALL_KEYWORD, call.spans[at], f"{row.name} does not take :{word.name}", hint=signature(row)
+            )
         if at + 1 == len(call.args):
             raise UserError(codes.CALL_KEYWORD, call.spans[at], f":{word.name} has no value", hint=signature(row))
         if word.name in bound:
-            raise UserError(codes.FORM_DUPLICATE, call.spans[at], f":{word.name} is given twice",
-                            (spans[word.name][0], "it is given here first"))
+            raise UserError(
+                codes.FORM_DUPLICATE,
+                call.spans[at],
+                f":{word.name} is given twice",
+                (spans[word.name][0], "it is given here first"),
+            )
         bound[word.name], spans[word.name] = call.args[at + 1], (call.spans[at + 1],)
         at += 2
 
@@ -197,7 +207,9 @@ def held(value: int | float, dtype: str, span: Span) -> int | float:
         return float(value)
     low, high = (0, 2**d.bits) if d.kind == "uint" else (-(2 ** (d.bits - 1)), 2 ** (d.bits - 1))
     if d.kind == "bool" or value != int(value) or not low <= value < high:
-        raise UserError(codes.TYPE_NUMBER, span, f"{value} cannot be held in {dtype}", hint="cast the tensor to a dtype that can")
+        raise UserError(
+            codes.TYPE_NUMBER, span, f"{value} cannot be held in {dtype}", hint="cast the tensor to a dtype that can"
+        )
     return int(value)
 
 

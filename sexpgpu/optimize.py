@@ -71,10 +71,19 @@ def check_optimizer(value: Any, span: Span) -> dict[str, Any]:
     """An optimizer value as a dict: a plist of :state and :update, functions, and optional keys."""
     made = plist(value) or {}
     if not isinstance(made.get("state"), FUNCTIONS) or not isinstance(made.get("update"), FUNCTIONS):
-        raise UserError(codes.CONTRACT_OPTIMIZER, span, f"an optimizer is a plist with the functions :state and :update, not {describe(value)}")
+        raise UserError(
+            codes.CONTRACT_OPTIMIZER,
+            span,
+            f"an optimizer is a plist with the functions :state and :update, not {describe(value)}",
+        )
     for key in made:
         if key not in KEYS:
-            raise UserError(codes.CONTRACT_OPTIMIZER, span, f"an optimizer has no :{key}", hint="its keys are " + " ".join(f":{k}" for k in KEYS))
+            raise UserError(
+                codes.CONTRACT_OPTIMIZER,
+                span,
+                f"an optimizer has no :{key}",
+                hint="its keys are " + " ".join(f":{k}" for k in KEYS),
+            )
     clip = made.get("clip-norm")
     if clip is not None and not (is_number(clip) and clip > 0):
         raise UserError(codes.CONTRACT_OPTIMIZER, span, f":clip-norm must be a number above 0, not {describe(clip)}")
@@ -92,7 +101,9 @@ def group_of(whole: dict[str, Any], name: str, span: Span) -> dict[str, Any]:
     return whole
 
 
-def scaled_gradients(t: Tracer, settings: Settings, train: TrainGraph, whole: dict[str, Any], span: Span) -> tuple[dict[str, Value], Value]:
+def scaled_gradients(
+    t: Tracer, settings: Settings, train: TrainGraph, whole: dict[str, Any], span: Span
+) -> tuple[dict[str, Value], Value]:
     """Mean gradients over the microbatches, clipped; and their norm before clipping, sqrt of the sum of squares."""
     b, types = t.builder, {n: t.world.parameters.found[n].type for n in train.trained}
     b.span = span
@@ -105,7 +116,9 @@ def scaled_gradients(t: Tracer, settings: Settings, train: TrainGraph, whole: di
     norm = b("sqrt", total)
     clip = whole.get("clip-norm")
     if clip is not None:
-        scale = b("min", b.const(1.0, "f32"), b("/", b.const(float(clip), "f32"), b("max", norm, b.const(1e-12, "f32"))))
+        scale = b(
+            "min", b.const(1.0, "f32"), b("/", b.const(float(clip), "f32"), b("max", norm, b.const(1e-12, "f32")))
+        )
         grads = {n: b("*", g, scale) for n, g in grads.items()}
     return grads, norm
 
@@ -124,12 +137,21 @@ def update_one(t: Tracer, own: dict[str, Any], name: str, grad: Value, context: 
         return state, None
     if got != want:
         shown = ", ".join(f":{k} {v}" for k, v in got.items())
-        raise UserError(codes.CONTRACT_OPTIMIZER, span, f":update of {name} returns {shown}; it must return " + ", ".join(f":{k} {v}" for k, v in want.items()))
-    following = {("param" if k == "param" else "optimizer", name if k == "param" else f"{name}/{k}"): v for k, v in entries.items()}
+        raise UserError(
+            codes.CONTRACT_OPTIMIZER,
+            span,
+            f":update of {name} returns {shown}; it must return " + ", ".join(f":{k} {v}" for k, v in want.items()),
+        )
+    following = {
+        ("param" if k == "param" else "optimizer", name if k == "param" else f"{name}/{k}"): v
+        for k, v in entries.items()
+    }
     return state, following
 
 
-def first_state(world: World, own: dict[str, Any], param: Value, span: Span, tracer: Tracer | None = None) -> dict[str, Value]:
+def first_state(
+    world: World, own: dict[str, Any], param: Value, span: Span, tracer: Tracer | None = None
+) -> dict[str, Value]:
     """What ``:state`` gives for a parameter, traced alone (for its types) or into ``tracer``."""
     t = tracer or Tracer(world, "optimizer.state", "init")
     return check_plist(t.call(own["state"], param, span=span), codes.CONTRACT_OPTIMIZER, ":state", span)
@@ -140,7 +162,9 @@ def rate(t: Tracer, value: Any, context: Any, span: Span) -> Value:
     if is_number(made):
         return t.builder.const(float(made), "f32")
     if not isinstance(made, Value) or made.type != TensorType((), "f32"):
-        raise UserError(codes.CONTRACT_RATE, span, f"the learning rate is {describe(made)}, not a number or a scalar f32")
+        raise UserError(
+            codes.CONTRACT_RATE, span, f"the learning rate is {describe(made)}, not a number or a scalar f32"
+        )
     return made
 
 

@@ -45,7 +45,9 @@ class Parameters:
                 raise UserError(codes.FORM_VALUE, flag.span, ":frozen must be true or false")
             for word in ("pretrained", "map"):
                 if word in definition.keys:
-                    raise UserError(codes.PARAM_WEIGHTS, definition.keys[word].span, f":{word} is not available in this version")
+                    raise UserError(
+                        codes.PARAM_WEIGHTS, definition.keys[word].span, f":{word} is not available in this version"
+                    )
             is_frozen = isinstance(flag, Literal) and flag.value is True
             assert definition.params
             made = Model(definition.name, definition.params, definition.body, is_frozen, definition.form.span)
@@ -58,8 +60,12 @@ class Parameters:
         for what, old, new in (("type", before.type, made.type), ("init", before.digest, made.digest)):
             if old != new:
                 shown = f"{new} here and {old} before" if what == "type" else "another init here than before"
-                raise UserError(codes.PARAM_CLASH, made.span, f"{made.name} has {shown}",
-                                (before.span, f"{made.name} is first declared here"))
+                raise UserError(
+                    codes.PARAM_CLASH,
+                    made.span,
+                    f"{made.name} has {shown}",
+                    (before.span, f"{made.name} is first declared here"),
+                )
         return before
 
     def trainable(self) -> list[Parameter]:

@@ -22,12 +22,25 @@ from .parameters import Parameter
 from .runfile import RunFile
 from .settings import Loader, Pass, Reader, Settings, read_settings
 from .simplify import simplify
-from .trace import RECURSION, Tracer, World
+from .trace import RECURSION, World
 from .training import TrainGraph, trace_pass, trace_train
 from .types import TensorType
 from .verify import verify
 
-PORT_KINDS = ("param", "optimizer", "gradient", "field", "generated", "state", "trip", "ctx", "counter", "seed", "metric", "diagnostic")
+PORT_KINDS = (
+    "param",
+    "optimizer",
+    "gradient",
+    "field",
+    "generated",
+    "state",
+    "trip",
+    "ctx",
+    "counter",
+    "seed",
+    "metric",
+    "diagnostic",
+)
 
 
 @frozen
@@ -80,7 +93,7 @@ class Plan:
 
 
 def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> Plan | None:
-    """The plan of a run, or None with every fault in ``report``. ``diagnostics``: names to keep beside the run's own."""
+    """The plan of a run, or None with every fault in ``report``. ``diagnostics``: kept beside the run's own."""
     sys.setrecursionlimit(max(RECURSION, sys.getrecursionlimit()))
     world = World(run, report)
     settings = read_settings(world)
@@ -91,17 +104,35 @@ def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> 
     generator = reader.attempt(trace_generator, reader, settings) if run.generate else Generator(None, {}, ())
     train = reader.attempt(trace_train, world, settings, generator.made, kept) if generator else None
     world.counters = train.counters if train else ()
-    passes = {p.name: reader.attempt(trace_pass, world, settings, p, generator.made, kept) for p in settings.passes} if generator else {}
+    passes = (
+        {p.name: reader.attempt(trace_pass, world, settings, p, generator.made, kept) for p in settings.passes}
+        if generator
+        else {}
+    )
     updates = reader.attempt(trace_update, world, settings, train) if train else None
     init = reader.attempt(trace_init, world, updates.entries) if updates else None
     if report or not (generator and train and updates and init):
         return None
-    graphs = [("init", init), *generator.phases, ("train", train), ("update", updates), *((f"eval.{n}", g) for n, g in passes.items())]
+    graphs = [
+        ("init", init),
+        *generator.phases,
+        ("train", train),
+        ("update", updates),
+        *((f"eval.{n}", g) for n, g in passes.items()),
+    ]
     phases = tuple(finish(name, graph) for name, graph in graphs)
     return Plan(
-        run, settings, phases, generator.trips, tuple(generator.made), tuple(sorted_parameters(world, init)), updates.entries,
+        run,
+        settings,
+        phases,
+        generator.trips,
+        tuple(generator.made),
+        tuple(sorted_parameters(world, init)),
+        updates.entries,
         {n: bool(g.runs_generator) for n, g in passes.items()},
-        loader_bounds(phases, settings, settings.passes), identity(run), kept,
+        loader_bounds(phases, settings, settings.passes),
+        identity(run),
+        kept,
     )
 
 
@@ -136,7 +167,9 @@ def pairs(inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> tuple[tuple[in
     return tuple((o, at[(p.kind, p.name)]) for o, p in enumerate(outputs) if (p.kind, p.name) in at)
 
 
-def loader_bounds(phases: tuple[Phase, ...], settings: Settings, passes: tuple[Pass, ...]) -> dict[tuple[str, str], tuple[int, int]]:
+def loader_bounds(
+    phases: tuple[Phase, ...], settings: Settings, passes: tuple[Pass, ...]
+) -> dict[tuple[str, str], tuple[int, int]]:
     """Bounds by loader: what train and the generator ask of the training loaders, and each pass of its own."""
     by_name = {p.name: p for p in phases}
     generator = [p for n, p in by_name.items() if n.startswith("generate.")]
@@ -153,6 +186,3 @@ def loader_bounds(phases: tuple[Phase, ...], settings: Settings, passes: tuple[P
     for p in passes:
         ask(settings.loaders[p.loader], [*generator, by_name[f"eval.{p.name}"]])
     return out
-
-
-__all__ = ["Phase", "Plan", "Port", "Tracer", "trace_run"]

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from . import codes
 from .diagnostics import UserError
-from .forms import Form, Keyword, Literal, Symbol
+from .forms import Form, Keyword, Symbol
 from .graph import GraphFull
 from .runfile import RunFile, Top
 from .source import Span
@@ -89,9 +89,16 @@ class Reader:
     def value(self, top: Top, key: str, default: Any = None) -> Any:
         return self.tracer.evaluate(top.keys[key], None) if key in top.keys else default
 
-    def integer(self, top: Top, key: str, default: int | None, least: int = 1, most: int = MAX_COUNT) -> int | None:
-        value = self.value(top, key, default)
-        if key in top.keys and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most):
+    def integer(self, top: Top, key: str, default: int, least: int = 1, most: int = MAX_COUNT) -> int:
+        """``default`` where the key is absent; a key that syntax.py demands never is."""
+        return default if key not in top.keys else self.given(top, key, least, most)
+
+    def optional(self, top: Top, key: str, most: int = MAX_COUNT) -> int | None:
+        return self.given(top, key, 1, most) if key in top.keys else None
+
+    def given(self, top: Top, key: str, least: int, most: int) -> int:
+        value = self.value(top, key)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise wrong(top.keys[key], key, f"an integer from {least} to {most}", value)
         return value
 
@@ -138,27 +145,37 @@ def read_model(reader: Reader, run: RunFile) -> Model:
 
 
 def read_run(reader: Reader, top: Top, model: Any, loaders: Any, passes: Any) -> Settings:
-    steps = reader.integer(top, "steps", None)
+    steps = reader.optional(top, "steps")
     loader = name_of(top.keys["loader"], "loader", loaders)
     stages = read_stages(reader, loader, loaders)
     planned = [s.steps for s in stages]
     if steps is None and stages and all(planned):
         steps = sum(n for n in planned if n)
     if steps is None:
-        raise UserError(codes.FORM_MISSING, top.form.span, "defrun needs :steps, or a curriculum whose stages all have :steps")
+        raise UserError(
+            codes.FORM_MISSING, top.form.span, "defrun needs :steps, or a curriculum whose stages all have :steps"
+        )
     precision = reader.value(top, "precision", Key("f32"))
     if precision != Key("f32"):
         raise wrong(top.keys["precision"], "precision", ":f32 (the one precision of this version)", precision)
     diagnostics = reader.value(top, "diagnostics", ())
     if not isinstance(diagnostics, tuple) or not all(isinstance(d, Key) for d in diagnostics):
         raise wrong(top.keys["diagnostics"], "diagnostics", "a list of keywords", diagnostics)
-    seed = reader.integer(top, "seed", 0, 0, 2**63 - 1)
-    counts = [reader.integer(top, k, d) for k, d in (("microbatches", 1), ("log-every", 10), ("checkpoint-every", 100))]
-    assert top.name and seed is not None and all(counts)
+    assert top.name
     return Settings(
-        top.name, model, loader, seed, steps, counts[0], "f32", counts[1], counts[2],  # type: ignore[arg-type]
-        tuple(d.name for d in diagnostics), loaders, passes,
-        stages or (Stage("run", None, None, loader),),
+        name=top.name,
+        model=model,
+        loader=loader,
+        seed=reader.integer(top, "seed", 0, 0, 2**63 - 1),
+        steps=steps,
+        microbatches=reader.integer(top, "microbatches", 1),
+        precision="f32",
+        log_every=reader.integer(top, "log-every", 10),
+        checkpoint_every=reader.integer(top, "checkpoint-every", 100),
+        diagnostics=tuple(d.name for d in diagnostics),
+        loaders=loaders,
+        passes=passes,
+        stages=stages or (Stage("run", None, None, loader),),
     )
 
 
@@ -167,8 +184,12 @@ def name_of(form: Form, key: str, known: dict[str, Any]) -> str:
         return form.name
     name = form.name if isinstance(form, Symbol | Keyword) else "this"
     close = difflib.get_close_matches(name, list(known), 1)
-    raise UserError(codes.NAME_UNKNOWN, form.span, f":{key} names {name}, which is not defined",
-                    hint=f"did you mean {close[0]}?" if close else "")
+    raise UserError(
+        codes.NAME_UNKNOWN,
+        form.span,
+        f":{key} names {name}, which is not defined",
+        hint=f"did you mean {close[0]}?" if close else "",
+    )
 
 
 def read_stages(reader: Reader, loader: str, loaders: dict[str, Any]) -> tuple[Stage, ...]:
@@ -178,12 +199,16 @@ def read_stages(reader: Reader, loader: str, loaders: dict[str, Any]) -> tuple[S
     out = []
     for form in top.body:
         stage = stage_top(form)
-        steps, records = (reader.integer(stage, k, None, 1, 2**62) for k in ("steps", "records"))
+        steps, records = (reader.optional(stage, k, 2**62) for k in ("steps", "records"))
         if (steps is None) == (records is None):
             raise UserError(codes.FORM_MISSING, form.span, "a stage has either :steps or :records")
         own = name_of(stage.keys["loader"], "loader", loaders) if "loader" in stage.keys else loader
         if loaders[own] and loaders[loader] and not loaders[own].same_batches(loaders[loader]):
-            raise UserError(codes.FORM_VALUE, stage.keys["loader"].span, f"{own} has other fields or another batch size than {loader}")
+            raise UserError(
+                codes.FORM_VALUE,
+                stage.keys["loader"].span,
+                f"{own} has other fields or another batch size than {loader}",
+            )
         out.append(Stage(str(stage.name), steps, records, own))
     return tuple(out)
 
@@ -196,10 +221,10 @@ def stage_top(form: Any) -> Top:
 
 
 def read_pass(reader: Reader, top: Top) -> Pass:
-    every = reader.integer(top, "every", None)
+    every = reader.integer(top, "every", 1)
     loader = name_of(top.keys["loader"], "loader", reader.world.run.loaders)
-    assert top.name and every
-    return Pass(top.name, loader, every, reader.integer(top, "batches", None), top)
+    assert top.name
+    return Pass(top.name, loader, every, reader.optional(top, "batches"), top)
 
 
 def read_loader(reader: Reader, top: Top) -> Loader:
@@ -211,14 +236,25 @@ def read_loader(reader: Reader, top: Top) -> Loader:
     fields = read_fields(reader, top)
     if count is not None and list(fields.values()) != [TensorType((), "i64")]:
         raise UserError(codes.DATA_FIELD, top.keys["fields"].span, "(indices N) has one field, [] :i64")
-    batch = reader.integer(top, "batch", None)
-    if count is not None and batch and count < batch:
-        raise UserError(codes.DATA_SOURCE, top.keys["source"].span, f"a batch needs {batch} records and there are {count}")
+    batch = reader.integer(top, "batch", 1)
+    if count is not None and count < batch:
+        raise UserError(
+            codes.DATA_SOURCE, top.keys["source"].span, f"a batch needs {batch} records and there are {count}"
+        )
     embed = reader.flag(top, "embed", False)
     shuffle = reader.flag(top, "shuffle", True)
-    assert top.name and batch
-    return Loader(top.name, () if count is not None else sources, count, batch, fields, shuffle,  # type: ignore[arg-type]
-                  reader.integer(top, "epochs", None), embed, top.form.span)
+    assert top.name
+    return Loader(
+        top.name,
+        () if count is not None else sources,
+        count,
+        batch,
+        fields,
+        shuffle,  # type: ignore[arg-type]
+        reader.optional(top, "epochs"),
+        embed,
+        top.form.span,
+    )
 
 
 def read_fields(reader: Reader, top: Top) -> dict[str, TensorType]:
@@ -231,7 +267,9 @@ def read_fields(reader: Reader, top: Top) -> dict[str, TensorType]:
     out: dict[str, TensorType] = {}
     for name, shape, dtype in triples:
         if not (isinstance(name, Key) and isinstance(shape, tuple) and isinstance(dtype, Key) and dtype.name in DTYPES):
-            raise wrong(form, "fields", f"a list of :name [shape] :dtype ({' '.join(':' + d for d in DTYPES)}), in turn", value)
+            raise wrong(
+                form, "fields", f"a list of :name [shape] :dtype ({' '.join(':' + d for d in DTYPES)}), in turn", value
+            )
         if name.name in out:
             raise UserError(codes.FORM_DUPLICATE, form.span, f"the field :{name.name} is given twice")
         try:
@@ -246,8 +284,7 @@ def trips_of(reader: Reader, top: Top) -> int:
     form = top.keys["trips"]
     value = reader.tracer.evaluate(form, None)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
-        raise UserError(codes.GEN_TRIPS, form.span, f":trips is {describe(value)}", hint=f"give an integer from 1 to {MAX_COUNT}")
+        raise UserError(
+            codes.GEN_TRIPS, form.span, f":trips is {describe(value)}", hint=f"give an integer from 1 to {MAX_COUNT}"
+        )
     return value
-
-
-__all__ = ["Literal", "Loader", "Pass", "Reader", "Settings", "Stage", "read_settings", "trips_of"]

@@ -16,7 +16,7 @@ from .settings import Loader, Pass, Settings
 from .source import Span
 from .trace import Tracer, World
 from .types import TensorType
-from .values import MISSING, POISON, Closure, Lookup, describe, is_number, plist
+from .values import MISSING, POISON, Closure, Lookup, describe, plist
 
 CTX_KEYS = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
 SCALAR = TensorType((), "i64")
@@ -60,16 +60,27 @@ def batch(t: Tracer, loader: Loader, made: dict[str, TensorType], absent: dict[s
         if name in fields:
             return t.port("field", name, fields[name])
         if name in absent:
-            raise UserError(codes.CONTRACT_GENERATED, span, f":{name} is generated, and the generator does not run on the batches of {loader.name}",
-                            (loader.span, f"{loader.name} differs from the training loader in its fields or batch size"))
+            raise UserError(
+                codes.CONTRACT_GENERATED,
+                span,
+                f":{name} is generated, and the generator does not run on the batches of {loader.name}",
+                (loader.span, f"{loader.name} differs from the training loader in its fields or batch size"),
+            )
         close = difflib.get_close_matches(name, [*fields, *made], 1)
-        raise UserError(codes.CONTRACT_FIELD, span, f"the batch of {loader.name} has no field :{name}",
-                        (loader.span, f"{loader.name} is defined here"), hint=f"did you mean :{close[0]}?" if close else "")
+        raise UserError(
+            codes.CONTRACT_FIELD,
+            span,
+            f"the batch of {loader.name} has no field :{name}",
+            (loader.span, f"{loader.name} is defined here"),
+            hint=f"did you mean :{close[0]}?" if close else "",
+        )
 
     return Lookup("the batch", read)
 
 
-def trace_loss(t: Tracer, prepare: Any, objective: Any, data: Lookup, counters: dict[str, Value], spans: tuple[Span, Span]) -> Value:
+def trace_loss(
+    t: Tracer, prepare: Any, objective: Any, data: Lookup, counters: dict[str, Value], spans: tuple[Span, Span]
+) -> Value:
     """The loss of one batch. ``counters`` gain what prepare declares, unless this is a pass: a pass counts nothing."""
     role = t.role
     t.role, t.builder.form, t.builder.drawn = "prepare", f"{t.form}/prepare", 0
@@ -78,7 +89,9 @@ def trace_loss(t: Tracer, prepare: Any, objective: Any, data: Lookup, counters: 
     if role == "objective":
         for name, (value, _) in t.counters.items():
             total = t.port("counter", name, SCALAR)
-            counters[name] = t.builder("+", total, value if value.type.dtype == "i64" else t.builder("cast", value, dtype="i64"))
+            counters[name] = t.builder(
+                "+", total, value if value.type.dtype == "i64" else t.builder("cast", value, dtype="i64")
+            )
     t.role, t.builder.form, t.builder.drawn = role, f"{t.form}/objective", 0
     loss = t.call(objective, inputs, ctx(t, counters), span=spans[1])
     if loss is not POISON and not (isinstance(loss, Value) and loss.type == TensorType((), "f32")):
@@ -100,12 +113,21 @@ def check_plist(value: Any, code: Any, who: str, span: Span) -> dict[str, Value]
     return {n: e for n, e in entries.items() if e is not POISON}
 
 
-def trace_train(world: World, settings: Settings, made: dict[str, TensorType], diagnostics: tuple[str, ...]) -> TrainGraph:
+def trace_train(
+    world: World, settings: Settings, made: dict[str, TensorType], diagnostics: tuple[str, ...]
+) -> TrainGraph:
     run, t = world.run, Tracer(world, "train", "objective")
     assert run.prepare and run.objective
     counters: dict[str, Value] = {}
     data = batch(t, settings.loaders[settings.loader], made, {})
-    loss = trace_loss(t, closure(run.prepare), closure(run.objective), data, counters, (run.prepare.form.span, run.objective.form.span))
+    loss = trace_loss(
+        t,
+        closure(run.prepare),
+        closure(run.objective),
+        data,
+        counters,
+        (run.prepare.form.span, run.objective.form.span),
+    )
     if loss is POISON:
         return TrainGraph(t, ())
     check_reports(t, diagnostics)
@@ -140,20 +162,28 @@ def trained_parameters(world: World, t: Tracer, loss: Value, span: Span) -> tupl
     return names
 
 
-def trace_pass(world: World, settings: Settings, p: Pass, made: dict[str, TensorType], diagnostics: tuple[str, ...]) -> TrainGraph:
+def trace_pass(
+    world: World, settings: Settings, p: Pass, made: dict[str, TensorType], diagnostics: tuple[str, ...]
+) -> TrainGraph:
     run, t = world.run, Tracer(world, f"pass/{p.name}", "pass")
     assert run.prepare and run.objective
     t.builder.evaluating = True
     loader, training = settings.loaders[p.loader], settings.loaders[settings.loader]
     runs = bool(made) and loader.same_batches(training)
     data = batch(t, loader, made if runs else {}, {} if runs else made)
-    prepare, objective = (pass_function(t, p, key, top) for key, top in (("prepare", run.prepare), ("objective", run.objective)))
+    prepare, objective = (
+        pass_function(t, p, key, top) for key, top in (("prepare", run.prepare), ("objective", run.objective))
+    )
     counters = known_counters(t, world)
     loss = trace_loss(t, prepare, objective, data, counters, (p.top.form.span, p.top.form.span))
     if loss is POISON:
         return TrainGraph(t, ())
     check_reports(t, diagnostics)
-    outputs = [("metric", "loss", loss), *(("metric", n, v) for n, (v, _) in t.metrics.items()), *selected(t, diagnostics)]
+    outputs = [
+        ("metric", "loss", loss),
+        *(("metric", n, v) for n, (v, _) in t.metrics.items()),
+        *selected(t, diagnostics),
+    ]
     return TrainGraph(t, tuple(outputs), runs_generator=runs and any(k == "generated" for k, _ in t.inputs))
 
 
@@ -174,6 +204,3 @@ class Counters(dict[str, Value]):
 
 def known_counters(t: Tracer, world: World) -> Counters:
     return Counters(t, world.counters)
-
-
-__all__ = ["SCALAR", "TrainGraph", "batch", "check_plist", "closure", "ctx", "is_number", "trace_loss", "trace_pass", "trace_train"]

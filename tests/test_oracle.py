@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import evolve
-from tests.conftest import EXAMPLES
 
 from artifacts import tarball
 from artifacts.cpu import CpuDevice
@@ -18,6 +17,7 @@ from sexpgpu.diagnostics import Report
 from sexpgpu.interpret import run
 from sexpgpu.phases import Plan, trace_run
 from sexpgpu.runfile import load
+from tests.conftest import EXAMPLES
 
 pytestmark = pytest.mark.build
 
@@ -41,7 +41,9 @@ def steps(artifact: tarball.Artifact, device: Device, folder: Path) -> dict[str,
     now, out = loop.initial(), {}
     for n in range(STEPS):
         result = loop.step(now)
-        out |= {f"{n}:loss": result.loss, f"{n}:norm": result.grad_norm} | {f"{n}:{k}": v for k, v in result.metrics.items()}
+        out |= {f"{n}:loss": result.loss, f"{n}:norm": result.grad_norm} | {
+            f"{n}:{k}": v for k, v in result.metrics.items()
+        }
     for p in manifest.step.passes:
         result = loop.evaluate(now, evolve(p, batches=1))
         out |= {f"{p.name}:loss": result.loss} | {f"{p.name}:{k}": v for k, v in result.metrics.items()}

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.conftest import EXAMPLES
 
 pytestmark = pytest.mark.build
@@ -31,8 +32,15 @@ def test_two_builds_in_other_surroundings_have_one_hash(tiny: Path, tmp_path: Pa
     folder = tmp_path / "another place ö"
     shutil.copytree(EXAMPLES / "tiny-generate", folder)
     (tmp_path / "t").mkdir()
-    env = {**os.environ, "PYTHONHASHSEED": "99", "TMPDIR": str(tmp_path / "t"), "LC_ALL": "C", "TZ": "Asia/Tokyo", "HOME": "/nonexistent",
-           "PYTHONPATH": str(EXAMPLES.parent)}
+    env = {
+        **os.environ,
+        "PYTHONHASHSEED": "99",
+        "TMPDIR": str(tmp_path / "t"),
+        "LC_ALL": "C",
+        "TZ": "Asia/Tokyo",
+        "HOME": "/nonexistent",
+        "PYTHONPATH": str(EXAMPLES.parent),
+    }
     command = [sys.executable, "-m", "sexpgpu", "build", "run.sx", "-o", "x.tar"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, umask=0o077)
     assert done.returncode == 0, done.stderr

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.support import faults, plan_of, run_text
 
 from sexpgpu.interpret import run
 from sexpgpu.phases import Phase, Plan
+from tests.support import faults, plan_of, run_text
 
 TWICE = "(defgenerate :trips {trips} :init (lambda (batch ctx) {init}) :step (lambda (state trip ctx) {step}){finish})"
-HELD_OUT = '(defloader e :source "e.npz" :batch {batch} :fields (list :x [3] :f32 :y [] :i32))\n(defpass p :loader e :every 2)'
+HELD_OUT = (
+    '(defloader e :source "e.npz" :batch {batch} :fields (list :x [3] :f32 :y [] :i32))\n(defpass p :loader e :every 2)'
+)
 
 
 def generate(trips: str = "2", init: str = "(list :s (field batch :x))", step: str = "state", finish: str = "") -> str:
-    return TWICE.format(trips=trips, init=init, step=step, finish=f" :finish (lambda (state ctx) {finish})" if finish else "")
+    return TWICE.format(
+        trips=trips, init=init, step=step, finish=f" :finish (lambda (state ctx) {finish})" if finish else ""
+    )
 
 
 def ports(phase: Phase) -> tuple[list[str], list[str]]:
@@ -36,24 +40,32 @@ def test_only_ports_that_a_phase_uses_appear() -> None:
     assert [p.name for p in plan.phases] == ["init", "train", "update"]
     assert ports(plan.phase("train")) == (
         ["param:m/out/bias", "param:m/out/weight", "field:x", "field:y"],
-        ["metric:loss", "gradient:m/out/bias", "gradient:m/out/weight"])
+        ["metric:loss", "gradient:m/out/bias", "gradient:m/out/weight"],
+    )
 
 
 def test_update_is_in_place_and_scales_by_microbatches() -> None:
     plan = plan_of(run="(defrun r :model m :loader d :seed 1 :steps 2 :microbatches 4)")
     update = plan.phase("update")
     outputs = ports(update)[1]
-    assert [(outputs[o], ports(update)[0][i]) for o, i in update.in_place] == [(f"param:m/out/{n}",) * 2 for n in ("bias", "weight")]
+    assert [(outputs[o], ports(update)[0][i]) for o, i in update.in_place] == [
+        (f"param:m/out/{n}",) * 2 for n in ("bias", "weight")
+    ]
     made = call(update, m_out_bias=1.0)  # parameter and gradient are both fed 1: 1 - 0.1 * 1/4
     np.testing.assert_allclose(made["param:m/out/bias"], 0.975, rtol=1e-6)
     train = plan.phase("train")
-    assert [(ports(train)[1][o], ports(train)[0][i]) for o, i in train.in_place] == [(f"gradient:m/out/{n}",) * 2 for n in ("bias", "weight")]
+    assert [(ports(train)[1][o], ports(train)[0][i]) for o, i in train.in_place] == [
+        (f"gradient:m/out/{n}",) * 2 for n in ("bias", "weight")
+    ]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     update = plan_of(optimizer="(defoptimizer (adamw :lr 0.1))").phase("update")
-    values = [np.full(p.type.shape, bad if p.kind == "gradient" else 0.5, "float32" if p.type.dtype == "f32" else "int64") for p in update.inputs]
+    values = [
+        np.full(p.type.shape, bad if p.kind == "gradient" else 0.5, "float32" if p.type.dtype == "f32" else "int64")
+        for p in update.inputs
+    ]
     made = dict(zip(ports(update)[1], run(update.graph, values), strict=True))
     assert not np.isfinite(made["metric:grad_norm"])
     for name, value in made.items():
@@ -89,7 +101,8 @@ def test_a_parameter_starts_the_same_whatever_else_the_file_holds() -> None:
 def test_counters_add_up_and_are_read_by_objective_and_schedules() -> None:
     plan = plan_of(
         prepare="(defprepare (batch ctx) (counter :rows 4) (list :x (field batch :x) :y (field batch :y)))",
-        objective="(defobjective (inputs ctx) (metric :seen (cast (getf ctx :rows) :f32)) (mean (model (getf inputs :x))))",
+        objective="(defobjective (inputs ctx) (metric :seen (cast (getf ctx :rows) :f32))"
+        " (mean (model (getf inputs :x))))",
         optimizer="(defoptimizer (sgd :lr (lambda (ctx) (cast (getf ctx :rows) :f32))))",
         passes=HELD_OUT.format(batch=4),
     )
@@ -100,7 +113,10 @@ def test_counters_add_up_and_are_read_by_objective_and_schedules() -> None:
 
 
 def test_ctx_keys_are_scalars_and_absent_ones_nil() -> None:
-    plan = plan_of(prepare="(defprepare (batch ctx) (list :x (* (field batch :x) (cast (getf ctx :step) :f32)) :y (if (getf ctx :nothing) (field batch :x) (field batch :y))))")
+    plan = plan_of(
+        prepare="(defprepare (batch ctx) (list :x (* (field batch :x) (cast (getf ctx :step) :f32))"
+        " :y (if (getf ctx :nothing) (field batch :x) (field batch :y))))"
+    )
     assert "ctx:step" in ports(plan.phase("train"))[0]
 
 
@@ -109,12 +125,22 @@ def test_ctx_keys_are_scalars_and_absent_ones_nil() -> None:
 
 def test_a_generator_makes_state_and_what_finish_returned_joins_the_batch() -> None:
     plan = plan_of(
-        generate=generate(init="(list :s (model (field batch :x)))", step="(list :s (+ (getf state :s) (cast trip :f32)))",
-                          finish="(list :half (* 0.5 (getf state :s)))"),
+        generate=generate(
+            init="(list :s (model (field batch :x)))",
+            step="(list :s (+ (getf state :s) (cast trip :f32)))",
+            finish="(list :half (* 0.5 (getf state :s)))",
+        ),
         prepare="(defprepare (batch ctx) (list :x (field batch :x) :y (field batch :y) :h (field batch :half)))",
         objective="(defobjective (inputs ctx) (+ (mean (getf inputs :h)) (mean (model (getf inputs :x)))))",
     )
-    assert [p.name for p in plan.phases] == ["init", "generate.init", "generate.step", "generate.finish", "train", "update"]
+    assert [p.name for p in plan.phases] == [
+        "init",
+        "generate.init",
+        "generate.step",
+        "generate.finish",
+        "train",
+        "update",
+    ]
     assert ports(plan.phase("generate.init")) == (["param:m/out/bias", "param:m/out/weight", "field:x"], ["state:s"])
     assert ports(plan.phase("generate.step")) == (["state:s", "trip:"], ["state:s"])
     assert call(plan.phase("generate.step"), s=1.0, trip=np.array(3))["state:s"][0, 0] == 4
@@ -123,31 +149,40 @@ def test_a_generator_makes_state_and_what_finish_returned_joins_the_batch() -> N
 
 
 def test_without_finish_the_last_state_joins_the_batch() -> None:
-    plan = plan_of(generate=generate(), prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))")
+    plan = plan_of(
+        generate=generate(), prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))"
+    )
     assert plan.generated == ("s",)
     assert "generated:s" in ports(plan.phase("train"))[0]
 
 
 def test_nothing_is_differentiated_through_the_generator() -> None:
-    plan = plan_of(generate=generate(init="(list :s (* (mean (model (field batch :x))) (field batch :x)))"),
-                   prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))")
+    plan = plan_of(
+        generate=generate(init="(list :s (* (mean (model (field batch :x))) (field batch :x)))"),
+        prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
+    )
     assert [p.name for p in plan.phase("train").inputs if p.kind == "field"] == ["y"]
 
 
 def test_a_counter_is_nil_inside_the_generator() -> None:
-    plan_of(generate=generate(step="(if (getf ctx :rows) (error \"seen\") state)"),
-            prepare="(defprepare (batch ctx) (counter :rows 4) (list :x (field batch :s) :y (field batch :y)))")
+    plan_of(
+        generate=generate(step='(if (getf ctx :rows) (error "seen") state)'),
+        prepare="(defprepare (batch ctx) (counter :rows 4) (list :x (field batch :s) :y (field batch :y)))",
+    )
 
 
 def test_a_diagnostic_inside_the_generator_is_dropped() -> None:
-    plan = plan_of(generate=generate(step="(list :s (diagnostic :seen (getf state :s)))"),
-                   prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
-                   run="(defrun r :model m :loader d :seed 1 :steps 2 :diagnostics (list :seen))")
+    plan = plan_of(
+        generate=generate(step="(list :s (diagnostic :seen (getf state :s)))"),
+        prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
+        run="(defrun r :model m :loader d :seed 1 :steps 2 :diagnostics (list :seen))",
+    )
     assert all(not o.startswith("diagnostic") for p in plan.phases for o in ports(p)[1])
 
 
 def test_a_selected_diagnostic_is_kept_and_others_are_dropped() -> None:
-    objective = "(defobjective (inputs ctx) (diagnostic :a (getf inputs :x)) (diagnostic :b (getf inputs :y)) (mean (model (getf inputs :x))))"
+    both = "(diagnostic :a (getf inputs :x)) (diagnostic :b (getf inputs :y))"
+    objective = f"(defobjective (inputs ctx) {both} (mean (model (getf inputs :x))))"
     assert ports(plan_of(objective=objective).phase("train"))[1][-1] == "gradient:m/out/weight"
     kept = plan_of(objective=objective, run="(defrun r :model m :loader d :seed 1 :steps 2 :diagnostics (list :b))")
     assert ports(kept.phase("train"))[1][-1] == "diagnostic:b"
@@ -160,11 +195,16 @@ def test_a_metric_of_a_model_that_the_generator_runs_is_an_error() -> None:
 
 
 def test_a_pass_with_the_training_fields_and_batch_runs_the_generator() -> None:
-    parts = {"generate": generate(), "prepare": "(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))"}
+    parts = {
+        "generate": generate(),
+        "prepare": "(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
+    }
     plan = plan_of(**parts, passes=HELD_OUT.format(batch=4))
     assert plan.evaluates == {"p": True}
     assert "generated:s" in ports(plan.phase("eval.p"))[0]
-    own = HELD_OUT.format(batch=8)[:-1] + " :prepare (lambda (batch ctx) (list :x (field batch :x) :y (field batch :y))))"
+    own = (
+        HELD_OUT.format(batch=8)[:-1] + " :prepare (lambda (batch ctx) (list :x (field batch :x) :y (field batch :y))))"
+    )
     assert plan_of(**parts, passes=own).evaluates == {"p": False}
 
 
@@ -191,7 +231,12 @@ def test_rows_15_and_17_the_state(step: str, code: str) -> None:
 
 @pytest.mark.parametrize("shape", ["[1099511627776]", "[1048576 1048576 8]", "[0]", "[-3]", "[1 1 1 1 1 1 1 1 1]"])
 def test_row_21_shapes_beyond_any_tensor(shape: str) -> None:
-    assert [c.split()[0] for c in faults(objective=f"(defobjective (inputs ctx) (+ (sum (zeros {shape})) (mean (model (getf inputs :x)))))")] == ["E-SHAPE-001"]
+    assert [
+        c.split()[0]
+        for c in faults(
+            objective=f"(defobjective (inputs ctx) (+ (sum (zeros {shape})) (mean (model (getf inputs :x)))))"
+        )
+    ] == ["E-SHAPE-001"]
 
 
 # -- bounds of fields ------------------------------------------------------------------------------------------------
@@ -201,15 +246,21 @@ def test_an_index_field_is_bound_by_the_table_it_reaches_through_the_generator()
     plan = plan_of(
         model="(defmodel m (ids) (linear (embedding ids :token 7 3) :out 2))",
         loader='(defloader d :source "d.npz" :batch 4 :fields (list :id [3] :i32 :y [] :i32))',
-        generate=generate(init="(list :s (field batch :id))", step="(list :s (where (= (iota [1 3]) (cast trip :i32)) 0 (getf state :s)))"),
+        generate=generate(
+            init="(list :s (field batch :id))",
+            step="(list :s (where (= (iota [1 3]) (cast trip :i32)) 0 (getf state :s)))",
+        ),
         prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
-        objective="(defobjective (inputs ctx) (mean (cross-entropy (mean (model (getf inputs :x)) :axes [1]) (getf inputs :y))))",
+        objective="(defobjective (inputs ctx)"
+        " (mean (cross-entropy (mean (model (getf inputs :x)) :axes [1]) (getf inputs :y))))",
     )
     assert plan.bounds == {("d", "id"): (0, 7), ("d", "y"): (0, 2)}
 
 
 def test_arithmetic_on_a_field_asks_nothing_of_it() -> None:
-    plan = plan_of(objective="(defobjective (inputs ctx) (mean (cross-entropy (model (getf inputs :x)) (mod (getf inputs :y) 2))))")
+    plan = plan_of(
+        objective="(defobjective (inputs ctx) (mean (cross-entropy (model (getf inputs :x)) (mod (getf inputs :y) 2))))"
+    )
     assert plan.bounds == {}
 
 

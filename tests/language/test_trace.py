@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.support import faults, plan_of
 
 from sexpgpu.interpret import run
+from tests.support import faults, plan_of
 
 
 def value(expression: str, *defs: str) -> np.ndarray:
@@ -17,7 +17,12 @@ def value(expression: str, *defs: str) -> np.ndarray:
     )
     phase = plan.phase("train")
     rng = np.random.default_rng(0)
-    feeds = [rng.standard_normal(p.type.shape).astype("float32") if p.type.dtype == "f32" else np.zeros(p.type.shape, "int64" if p.type.dtype == "i64" else "int32") for p in phase.inputs]
+    feeds = [
+        rng.standard_normal(p.type.shape).astype("float32")
+        if p.type.dtype == "f32"
+        else np.zeros(p.type.shape, "int64" if p.type.dtype == "i64" else "int32")
+        for p in phase.inputs
+    ]
     return run(phase.graph, feeds)[1]
 
 
@@ -52,7 +57,7 @@ def value(expression: str, *defs: str) -> np.ndarray:
         ("(rank (zeros [3 5]))", 2),
         ("(nth 0 (shape (zeros [3 5])))", 3),
         ("(if (same? (dtype-of (zeros [2])) :f32) 1 0)", 1),
-        ("(if (same? (string :block- 3) \"block-3\") 1 0)", 1),
+        ('(if (same? (string :block- 3) "block-3") 1 0)', 1),
         ("(if (same? (format-name :block 3) :block-3) 1 0)", 1),
         ("(if (function? linear) 1 0)", 1),
         ("(sum (+ (iota [3]) 1))", 6),
@@ -77,11 +82,12 @@ def test_and_of_tensors_is_per_element() -> None:
 
 
 def test_an_unused_branch_is_not_traced() -> None:
-    assert value("(if true 1 (error \"never\"))") == 1
+    assert value('(if true 1 (error "never"))') == 1
 
 
 def test_one_trace_reports_every_independent_fault() -> None:
-    body = "(let* ((a (+ (field batch :x) nope)) (b (field batch :z)) (c (* a b))) (list :x c :y (cast (field batch :y) :f99)))"
+    names = "(let* ((a (+ (field batch :x) nope)) (b (field batch :z)) (c (* a b)))"
+    body = f"{names} (list :x c :y (cast (field batch :y) :f99)))"
     text = f"(defprepare (batch ctx) {body})"
     places = [("E-NAME-001", "nope"), ("E-CONTRACT-006", ":z"), ("E-CALL-004", ":f99")]
     assert faults(prepare=text) == [f"{code} 3:{text.index(word) + 1}" for code, word in places]
@@ -104,19 +110,28 @@ def test_a_function_of_a_model_declares_in_that_model() -> None:
 
 def test_frozen_parameters_are_neither_trained_nor_given_state() -> None:
     plan = plan_of(
-        model="(defmodel m (x) (+ (linear x :out 2) (teacher x)))\n(defmodel teacher (x) :frozen true (linear x :out 2))",
+        model="(defmodel m (x) (+ (linear x :out 2) (teacher x)))\n"
+        "(defmodel teacher (x) :frozen true (linear x :out 2))",
         optimizer="(defoptimizer (adamw :lr 0.1))",
     )
     assert {p.name: p.is_frozen for p in plan.parameters} == {
-        "m/out/bias": False, "m/out/weight": False, "teacher/out/bias": True, "teacher/out/weight": True}
+        "m/out/bias": False,
+        "m/out/weight": False,
+        "teacher/out/bias": True,
+        "teacher/out/weight": True,
+    }
     assert {e.parameter for e in plan.optimizer} == {"m/out/bias", "m/out/weight"}
     assert "teacher/out/weight" not in [p.name for p in plan.phase("update").inputs]
 
 
 def test_deep_recursion_is_a_diagnostic() -> None:
-    assert faults(model="(defun again (n) (+ 1 (again n)))\n(defmodel m (x) (linear x :out (again 2)))")[0].startswith("E-FORM-005")
+    assert faults(model="(defun again (n) (+ 1 (again n)))\n(defmodel m (x) (linear x :out (again 2)))")[0].startswith(
+        "E-FORM-005"
+    )
 
 
 def test_a_wide_expansion_is_a_diagnostic() -> None:
-    defs = "(defun f0 (x) (+ x 1.0))\n" + "\n".join(f"(defun f{n} (x) (f{n - 1} (f{n - 1} (f{n - 1} x))))" for n in range(1, 25))
+    defs = "(defun f0 (x) (+ x 1.0))\n" + "\n".join(
+        f"(defun f{n} (x) (f{n - 1} (f{n - 1} (f{n - 1} x))))" for n in range(1, 25)
+    )
     assert faults(model=defs + "\n(defmodel m (x) (linear (f24 x) :out 2))")[0].startswith("E-FORM-005")

@@ -1,0 +1,165 @@
+"""Special forms: they choose what of themselves is evaluated. syntax.py has checked their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from . import codes
+from .diagnostics import UserError
+from .forms import Form, Seq, Symbol
+from .graph import Value
+from .ops import OPS
+from .source import Span
+from .syntax import parse_params, split_body
+from .values import POISON, Call, Closure, Env, Key, Operator, Scope, describe
+
+if TYPE_CHECKING:
+    from .trace import Tracer
+
+SPECIAL: dict[str, Callable[[Tracer, Seq, Env | None], Any]] = {}
+
+
+def special(name: str):
+    def add(function: Callable[[Tracer, Seq, Env | None], Any]):
+        SPECIAL[name] = function
+        return function
+
+    return add
+
+
+@special("let")
+def let(t: Tracer, form: Seq, env: Env | None) -> Any:
+    names = {s.name: t.attempt(value, env) for s, value in bindings(form)}
+    return t.body(split_body(form.items[2:])[1], Env(names, env))
+
+
+@special("let*")
+def let_star(t: Tracer, form: Seq, env: Env | None) -> Any:
+    for s, value in bindings(form):
+        env = Env({s.name: t.attempt(value, env)}, env)
+    return t.body(split_body(form.items[2:])[1], env)
+
+
+def bindings(form: Seq) -> Iterator[tuple[Symbol, Form]]:
+    pairs = form.items[1]
+    assert isinstance(pairs, Seq)
+    for pair in pairs.items:
+        assert isinstance(pair, Seq) and isinstance(pair.items[0], Symbol)
+        yield pair.items[0], pair.items[1]
+
+
+@special("lambda")
+def lambda_(t: Tracer, form: Seq, env: Env | None) -> Any:
+    params = form.items[1]
+    assert isinstance(params, Seq)
+    return Closure("", parse_params(params), tuple(split_body(form.items[2:])[1]), env, t.scope, form.span)
+
+
+@special("if")
+def if_(t: Tracer, form: Seq, env: Env | None) -> Any:
+    chosen = truth(t, form.items[1], env)
+    if chosen is POISON:
+        return POISON
+    if chosen:
+        return t.evaluate(form.items[2], env)
+    return t.evaluate(form.items[3], env) if len(form.items) > 3 else None
+
+
+@special("cond")
+def cond(t: Tracer, form: Seq, env: Env | None) -> Any:
+    for clause in form.items[1:]:
+        assert isinstance(clause, Seq)
+        chosen = truth(t, clause.items[0], env)
+        if chosen is POISON:
+            return POISON
+        if chosen:
+            return t.body(clause.items[1:] or clause.items, env)
+    return None
+
+
+def truth(t: Tracer, form: Form, env: Env | None) -> Any:
+    """False for nil and false, True for all else; a tensor is refused, since the choice is made at trace time."""
+    value = t.evaluate(form, env)
+    if isinstance(value, Value):
+        raise UserError(
+            codes.TYPE_CONDITION,
+            form.span,
+            f"the condition is a tensor, {value.type}",
+            hint="choose per element with (where condition a b)",
+        )
+    return value if value is POISON else value is not None and value is not False
+
+
+@special("and")
+def and_(t: Tracer, form: Seq, env: Env | None) -> Any:
+    return logic(t, form, env, "and", stops=lambda v: v is None or v is False, empty=True)
+
+
+@special("or")
+def or_(t: Tracer, form: Seq, env: Env | None) -> Any:
+    return logic(t, form, env, "or", stops=lambda v: v is not None and v is not False, empty=None)
+
+
+def logic(t: Tracer, form: Seq, env: Env | None, name: str, stops: Callable[[Any], bool], empty: Any) -> Any:
+    """Short-circuits on plain values; from the first tensor on, the operator of the same name, per element."""
+    value: Any = empty
+    for item in form.items[1:]:
+        following = t.evaluate(item, env)
+        if following is POISON:
+            return POISON
+        if isinstance(value, Value) or (
+            isinstance(following, Value) and isinstance(value, bool) and item is not form.items[1]
+        ):
+            value = t.apply(Operator(OPS[name]), Call(name, form.span, (value, following), (form.span, item.span)))
+        else:
+            value = following
+        if not isinstance(value, Value) and stops(value):
+            return value
+    return value
+
+
+@special("->")
+def thread(t: Tracer, form: Seq, env: Env | None) -> Any:
+    value = t.evaluate(form.items[1], env)
+    for stage in form.items[2:]:
+        head, rest = (
+            (stage.items[0], stage.items[1:]) if isinstance(stage, Seq) and stage.bracket == "(" else (stage, ())
+        )
+        name = head.name if isinstance(head, Symbol) else "the function"
+        function = t.evaluate(head, env)
+        args = (value, *(t.attempt(item, env) for item in rest))
+        if function is POISON or any(a is POISON for a in args):
+            return POISON
+        value = t.apply(function, Call(name, stage.span, args, (stage.span, *(item.span for item in rest))))
+    return value
+
+
+@special("scope")
+def scope(t: Tracer, form: Seq, env: Env | None) -> Any:
+    name = t.evaluate(form.items[1], env)
+    if t.scope is None:
+        raise UserError(codes.PARAM_SCOPE, form.span, "scope stands outside a model")
+    text = parameter_name(name, form.items[1].span)
+    with t.in_scope(Scope(t.scope.model, (*t.scope.path, text))):
+        return t.body(form.items[2:], env)
+
+
+def parameter_name(value: Any, span: Span) -> str:
+    """A keyword or string as one part of a parameter's name."""
+    text = value.name if isinstance(value, Key) else value
+    if not isinstance(text, str) or not text or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in text):
+        raise UserError(
+            codes.CALL_VALUE, span, f"a name is a keyword or string of A-Z a-z 0-9 _ . -, not {describe(value)}"
+        )
+    return text
+
+
+@special("checkpoint")
+def checkpoint(t: Tracer, form: Seq, env: Env | None) -> Any:
+    t.regions += 1
+    kept, t.builder.region = t.builder.region, t.regions
+    try:
+        return t.body(form.items[1:], env)
+    finally:
+        t.builder.region = kept
