@@ -56,7 +56,7 @@ class Records:
 
     def _gather(self, field: Field, numbers: np.ndarray, owners: np.ndarray) -> np.ndarray:
         out = tensors.aligned((len(numbers), *field.shape), field.dtype)
-        for owner in np.unique(owners):
+        for owner in sorted(set(owners.tolist())):  # np.unique would import numpy.ma, 60 ms of the start
             rows = np.nonzero(owners == owner)[0]
             out[rows] = self.shards[owner].columns[field.name][numbers[rows] - self.starts[owner]]
         return out

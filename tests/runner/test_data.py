@@ -329,7 +329,7 @@ def test_row_28_a_line_of_100_megabytes(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with open(path, "wb") as file:
         file.truncate(100 * 2**20)
-    assert "rows.jsonl:1" in refuse("E-DATA-016", tmp_path, "rows.jsonl")
+    assert "rows.jsonl:1: the line is longer than" in refuse("E-DATA-016", tmp_path, "rows.jsonl")
 
 
 def test_row_28_bad_utf8(tmp_path: Path) -> None:
@@ -466,8 +466,9 @@ def entry(start: int, stop: int, shape: list[int], dtype: str = "F32") -> dict[s
     ],
 )
 def test_rows_35_to_37_malformed_safetensors(data: bytes) -> None:
+    """By our own checks, before the official library sees the bytes."""
     with pytest.raises(tensors.BadTensors):
-        tensors.load(data)
+        tensors.check(data)
 
 
 def test_row_38_a_million_tensors_are_refused_fast() -> None:

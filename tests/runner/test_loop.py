@@ -13,6 +13,7 @@ import pytest
 
 from artifacts import manifest as m
 from artifacts import run, session, state, tarball
+from artifacts.bind import bind
 from artifacts.data import Training, open_records
 from artifacts.errors import RunError
 from artifacts.loop import Loop
@@ -160,6 +161,20 @@ def test_parameters_move_in_place_and_only_in_update(artifact: str) -> None:
     assert now.params["net/w"] is w and not np.array_equal(w, before)
     assert all(np.array_equal(args[0], before) for name, args in calls if name in ("train", "generate.step"))
     close()
+
+
+def test_a_bound_phase_gives_every_output(artifact: str) -> None:
+    """Those in place as the very tensor they were written into."""
+    opened = tarball.open(artifact)
+    device = toy.device(opened, None)
+    phase = opened.manifest.phase("update")
+    assert phase is not None
+    env = {
+        p.key: device.tensor(np.ones(p.shape, p.dtype.replace("i", "int").replace("f", "float"))) for p in phase.inputs
+    }
+    made = bind(device, phase)(env)
+    assert list(made) == [("metric", "grad_norm"), ("metric", "lr"), ("param", "net/w"), ("optimizer", "net/w/m")]
+    assert made["param", "net/w"] is env["param", "net/w"]
 
 
 def test_outputs_that_are_not_in_place_are_bound_anew(tmp_path: Path) -> None:

@@ -239,6 +239,14 @@ def test_row_45_duplicate_unlisted_missing_and_late_manifest(artifact: str) -> N
     refuse(put(artifact, pack([*members[1:], members[0]])), "E-ART-006")
 
 
+def test_row_45_a_list_that_is_not_sorted_or_names_one_twice(artifact: str) -> None:
+    """Even when the members stand as listed."""
+    found, members = tarball.verify(artifact), parts(artifact)
+    for order in ((1, 0, 2, 3), (0, 1, 1, 2, 3)):
+        text = attrs.evolve(found, files=tuple(found.files[i] for i in order)).to_bytes()
+        refuse(put(artifact, pack([("manifest.json", text), *(members[i + 1] for i in order)])), "E-ART-006")
+
+
 def with_manifest(artifact: str, text: bytes) -> str:
     return put(artifact, pack([("manifest.json", text), *parts(artifact)[1:]]))
 
