@@ -15,7 +15,7 @@ from tvm.ir import Var
 from tvm.sym import Analyzer
 
 from .emit import Call, Expr, Load, Stmt, is_int
-from .halves import WRITTEN_OUT, bits16, from_bits16, is_bf16, widen
+from .halves import WriteOut, bits16, exact, from_bits16, is_bf16, widen
 from .stages import Program, Stage, loads, stage_loads, variables
 from .tree import collect, rewrite
 
@@ -23,14 +23,12 @@ Known = Callable[[Sequence[Expr]], Expr]
 
 COSTLY = 8  # a division or a function counts this much beside an addition
 _FREE = {"prim.if_then_else", "tirx.reinterpret"}
-# The code generator cannot name a vector of truth values, and loses the type of a named bfloat16.
-_NAMELESS = {"bool", "bfloat16"}
 _IF = tirx.if_then_else(tirx.Var("c", "bool"), 1, 0).op
 
 
 def _nameless(expr: Expr) -> bool:
-    """Of such a type, or the cast of a truth value, whose range TVM's analyzer cannot compute for a vector."""
-    return str(expr.ty.dtype) in _NAMELESS or (isinstance(expr, tirx.Cast) and str(expr.value.ty.dtype) == "bool")
+    """Truth values and casts of them: TVM's analyzer cannot compute the range of a vector of those."""
+    return str(expr.ty.dtype) == "bool" or (isinstance(expr, tirx.Cast) and str(expr.value.ty.dtype) == "bool")
 
 
 def cost(expr: Expr) -> int:
@@ -108,7 +106,7 @@ class Point:
             (Var, lambda v: chosen.get(v, at.get(v, v))),
             (Load, self._read),
             (tirx.LT, _plain_truth),
-            *WRITTEN_OUT,
+            *WriteOut(self.bind).table(),
         ]
         return rewrite(expr, callbacks)
 
@@ -116,9 +114,11 @@ class Point:
         return [self._simplify(self.write(index, at)) for index in indices]
 
     def bind(self, expr: Expr, name: str = "x") -> Expr:
-        """A name for ``expr``, unless it is one already, a constant, or of a type that TVM cannot name."""
+        """A name for ``expr``, unless it is one already or a constant."""
         if isinstance(expr, Var | tirx.IntImm | tirx.FloatImm) or _nameless(expr):
             return expr
+        if is_bf16(expr):
+            return exact(self.bind(widen(expr), name))
         var = tirx.Var(name, str(expr.ty.dtype))
         self.binds.append(tirx.Bind(var, expr))
         return var

@@ -17,6 +17,7 @@ from .contraction import Contraction, plain_load
 from .emit import UNROLLED, Expr, Stmt, grid, i64, load, loop, scratch, seq, store, unravel
 from .inline import Point
 from .maps import at, finish
+from .names import in_buffers
 from .nests import Context, block, parallel, vector, vectors
 from .stages import Stage, variables
 
@@ -173,7 +174,7 @@ def _tile(job: Job, b: Expr, i0: Expr, start: Expr, spans: list[tuple[int, int, 
     accs = [[scratch([size], dtype, "acc") for _, size, _ in spans] for _ in range(job.tile.mr)]
     zero = one.stage.fold.init if one.stage.fold else None
     clear = [vector(s[1], lambda lane, a=a: store(a, zero, lane)) for row in accs for a, s in zip(row, spans, strict=True)]
-    turn = lambda k: seq(_multiply(job, b, i0, k, accs, spans, b_at))  # noqa: E731
+    turn = lambda k: in_buffers(seq(_multiply(job, b, i0, k, accs, spans, b_at)))  # noqa: E731
     full, rest = divmod(one.k, DEEP)
     depth = []
     if full:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-import tvm_ffi
 from tvm import tirx
 
 from .emit import PARALLEL, SERIAL, VECTOR, Expr, Stmt, i64, loop, seq
 from .inline import Virtual, can_vectorize
+from .names import in_buffers, split_names
 from .stages import Program
+from .tree import collect
 
 GRAIN = 16_384  # additions below which a second thread costs more than it saves (1.3 us to launch, measured)
 TREE = 16  # lanes of a reduction, the same for every target: the order of a sum is part of the result
@@ -30,10 +31,13 @@ class Context:
 def vector(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
     """``body`` at 0 <= lane < width, as one vector where its calls allow it."""
     if width == 1:
-        return body(i64(0))
+        return in_buffers(body(i64(0)))
     lane = tirx.Var("lane", "int64")
     inner = body(lane)
-    return tirx.For(lane, i64(0), i64(width), VECTOR if can_vectorize(inner, lane) else SERIAL, inner)
+    if can_vectorize(inner, lane):
+        makes, inner = split_names(inner, lane, width)
+        return seq([*makes, tirx.For(lane, i64(0), i64(width), VECTOR, inner)])
+    return tirx.For(lane, i64(0), i64(width), SERIAL, in_buffers(inner))
 
 
 def vectors(extent: int, width: int, body: Callable[[Expr], Stmt]) -> list[Stmt]:
@@ -72,6 +76,4 @@ def block(statements: list[Stmt], buffers: list[Any]) -> Stmt:
 
 def own_buffers(stmt: Stmt) -> list[Any]:
     """The buffers that a nest makes for itself."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(stmt, (tirx.AllocBuffer, lambda a: found.append(a.buffer)))
-    return found
+    return [node.buffer for node in collect(stmt, tirx.AllocBuffer)]

@@ -12,9 +12,11 @@ from .columns import column_nest, followers
 from .contraction import Contraction, read_contraction
 from .emit import Stmt, seq
 from .folds import walks_rows
+from .halves import as_bits
 from .inline import Virtual
 from .maps import group, map_nest
 from .matmul_nest import matmul_nest
+from .names import in_buffers
 from .nests import Context, own_buffers
 from .rows import row_group, row_nest, single
 from .split import split_folds
@@ -83,6 +85,8 @@ def build(plan: Plan) -> tirx.PrimFunc:
     program = plan.ctx.program
     temps = [b for b in _temps(plan) if program.owns(b)]
     body = seq([*(tirx.AllocBuffer(b) for b in temps), *plan.nests])
+    body = in_buffers(body)
+    body = as_bits(body, own_buffers(body))
     func = tirx.PrimFunc(list(program.params), body)
     return func.with_attrs({str(k): v for k, v in program.func.attrs.items()})
 

@@ -10,7 +10,6 @@ from math import prod
 from typing import Any
 
 import attrs
-import tvm_ffi
 from tvm import tirx
 
 from .access import reads_of, same_indices
@@ -19,6 +18,7 @@ from .folds import stage_body
 from .maps import kept
 from .nests import GRAIN, Context, block, chunks
 from .stages import Stage, stage_loads, variables
+from .tree import collect, rewrite
 
 ROWS = 8  # rows of one task: its scratch memory is asked for once
 
@@ -70,7 +70,7 @@ def _collect(ctx: Context, stages: Sequence[Stage], lead: int, accept: Any) -> R
         if mine is None or not _reads_own_row(ctx, stage, lead, places) or not _writes_fresh(stage, taken):
             break
         taken.append(stage)
-        places |= {buffer: mine for buffer in stage.writes}
+        places |= dict.fromkeys(stage.writes, mine)
     return RowGroup(tuple(taken), lead, places) if taken else None
 
 
@@ -88,9 +88,7 @@ def _writes_fresh(stage: Stage, taken: Sequence[Stage]) -> bool:
 def _store_indices(stage: Stage) -> list[tuple[Expr, ...]]:
     if stage.serial is None:
         return [stage.indices]
-    found: list[tuple[Expr, ...]] = []
-    tvm_ffi.structural_walk(stage.serial[1], (tirx.BufferStore, lambda s: found.append(tuple(s.indices))))
-    return found
+    return [tuple(s.indices) for s in collect(stage.serial[1], tirx.BufferStore)]
 
 
 def _row_places(stage: Stage, lead: int) -> tuple[int, ...] | None:
@@ -163,5 +161,5 @@ def _localize(stmt: Stmt, local: dict[Any, Any], found: RowGroup) -> Stmt:
     def write(node: Any) -> Stmt:
         return store(local[node.buffer], node.value, *inner(node.buffer, node.indices)) if node.buffer in local else node
 
-    return tvm_ffi.structural_map(stmt, ((Load, read), (tirx.BufferStore, write)))
+    return rewrite(stmt, [(Load, read), (tirx.BufferStore, write)])
 

@@ -16,6 +16,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Var
 
 from .emit import Expr, Load, Stmt, is_int
+from .tree import collect, rewrite
 
 
 class NotStaged(Exception):
@@ -91,9 +92,7 @@ class Program:
 
 def loads(node: Any) -> list[Any]:
     """Every BufferLoad inside, inner ones first."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(node, (Load, lambda x: found.append(x)))
-    return found
+    return collect(node, Load)
 
 
 def stage_loads(stage: Stage) -> list[Any]:
@@ -105,28 +104,22 @@ def stage_loads(stage: Stage) -> list[Any]:
 
 
 def stored(stmt: Stmt) -> tuple[Any, ...]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s.buffer)))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(s.buffer for s in collect(stmt, tirx.BufferStore)))
 
 
 def binds(stmt: Stmt) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(stmt, (tirx.Bind, lambda b: found.append(b)))
-    return found
+    return collect(stmt, tirx.Bind)
 
 
 def variables(expr: Any) -> set[Any]:
-    found: set[Any] = set()
-    tvm_ffi.structural_walk(expr, (Var, lambda v: found.add(v)))
-    return found
+    return set(collect(expr, Var))
 
 
 def substitute(node: Any, values: dict[Any, Expr]) -> Any:
     """``node`` with variables replaced."""
     if not values:
         return node
-    return tvm_ffi.structural_map(node, (Var, lambda v: values.get(v, v)))
+    return rewrite(node, [(Var, lambda v: values.get(v, v))])
 
 
 def read_program(func: Any) -> Program:
