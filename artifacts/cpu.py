@@ -20,6 +20,7 @@ from .tarball import Artifact
 
 CPUINFO = "/proc/cpuinfo"
 POOLED = 2  # the runtime's pooled allocator, by its number in vm_initialization
+ALLOCATE = "runtime.TVMTensorAllocWithScope"
 CPU = 1  # DLPack's device type
 
 
@@ -66,7 +67,10 @@ def memory_file(name: str, data: bytes) -> str:
 
 
 class CpuDevice:
-    """A compiled library. Tensors are the runtime's own, aligned to 64 bytes as its vector code needs."""
+    """A compiled library. Tensors are the runtime's own, aligned to 64 bytes as its vector code needs.
+
+    A process holds one runtime: the first device loads its artifact's, later ones use that.
+    """
 
     def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
         manifest = artifact.manifest
@@ -74,7 +78,7 @@ class CpuDevice:
         set_threads(threads)
         self._ffi = import_ffi(manifest.toolchain.tvm_ffi, artifact.path)
         self._machine = self._load(artifact, target)
-        self._allocate = self._ffi.get_global_func("runtime.TVMTensorAllocWithScope")
+        self._allocate = self._ffi.get_global_func(ALLOCATE)
         self._device = self._ffi.device("cpu", 0)
         self._manifest = manifest
 
@@ -82,7 +86,10 @@ class CpuDevice:
         """The library's virtual machine. Loading runs native code: both files were verified by ``read``."""
         runtime, library = artifact.read(artifact.manifest.runtime.library), artifact.read(target.library)
         try:
-            self._runtime = ctypes.CDLL(memory_file("runtime", runtime), ctypes.RTLD_GLOBAL)
+            if (
+                self._ffi.get_global_func(ALLOCATE, allow_missing=True) is None
+            ):  # a second runtime would end the process
+                self._runtime = ctypes.CDLL(memory_file("runtime", runtime), ctypes.RTLD_GLOBAL)
             load = self._ffi.get_global_func("ffi.Module.load_from_file.so")
             self._module = load(memory_file("phases", library), "so")
             machine = self._module["vm_load_executable"]()
