@@ -191,9 +191,15 @@ class Progress:
         with contextlib.suppress(ImportError, OSError, ValueError):
             from tqdm import tqdm
 
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns
-            width = {"dynamic_ncols": True} if columns else {"ncols": 80}  # some terminals do not say how wide they are
-            self._bar = tqdm(total=steps, initial=done, unit="step", leave=True, file=sys.stderr, **width)
+            known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # some terminals do not say how wide they are
+            self._bar = tqdm(
+                total=steps,
+                initial=done,
+                unit="step",
+                file=sys.stderr,
+                dynamic_ncols=known,
+                ncols=None if known else 80,
+            )
 
     @property
     def shown(self) -> bool:
