@@ -59,7 +59,8 @@ def propagate(b: Builder, y: Value, total: dict[Value, Value], reach: dict[Value
     row = OPS[y.op]
     if row.vjp is None:
         raise no_gradient(y, next(reach[a] for a in y.args if a in reach))
-    parts = row.vjp(b, total[y], copies.of(y, y.region), *(copies.of(a, y.region) for a in y.args), **y.attrs)
+    dy = total[y]
+    parts = row.vjp(b, dy, *(copies.of(v, y.region, dy) for v in (y, *y.args)), **y.attrs)
     for arg, part in zip(y.args, parts, strict=True):
         if part is not None and arg in reach:
             total[arg] = b("+", total[arg], part) if arg in total else part
@@ -78,23 +79,25 @@ class Copies:
         self.b, self.values = b, values
         self.made: dict[int, dict[Value, Value]] = {}
 
-    def of(self, v: Value, region: int) -> Value:
-        """``v`` as the backward pass of a value made in ``region`` may use it: a body's own value is its copy."""
+    def of(self, v: Value, region: int, dy: Value) -> Value:
+        """``v`` as the backward pass of a value made in ``region`` may use it: a body's own value is its copy.
+        ``dy`` is the cotangent with which the backward pass stands there."""
         if not region or v.region != region:
             return v
         if region not in self.made:
-            self.made[region] = self.copy(region)
+            self.made[region] = self.copy(region, dy)
         return self.made[region][v]
 
-    def copy(self, region: int) -> dict[Value, Value]:
-        """Every value of the body computed again. What enters the body passes through ``barrier``, so that no later
-        search for equal values finds the copy equal to the original."""
+    def copy(self, region: int, after: Value) -> dict[Value, Value]:
+        """Every value of the body computed again, once ``after`` is. What enters the body passes through ``barrier``:
+        so no search for equal values takes the copy for the original, and no body is computed again before the
+        backward pass has come to it, when the copies of later bodies can be gone."""
         new: dict[Value, Value] = {}
         for v in self.values:
             if v.region != region:
                 continue
             for a in v.args:
                 if a not in new:
-                    new[a] = self.b("barrier", a)
+                    new[a] = self.b("barrier", a, after)
             new[v] = evolve(v, args=tuple(new[a] for a in v.args), region=0)
         return new

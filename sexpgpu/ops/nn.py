@@ -310,7 +310,7 @@ op("stop-gradient", "x; no gradient flows through it.",
    group="control", args=X, type=lambda x: x, ref=lambda np, x: x, relax=lambda r, x: x, vjp=ZERO_GRAD,
    cases=((F, {}), ([("i32", (3,), 0, 9)], {}), ([("bool", (3,))], {})), grad_cases=())
 
-op("barrier", "x, never taken for equal to it: what a recomputed checkpoint body reads.",
-   group="control", internal=True, args=X, type=lambda x: x, ref=lambda np, x: x, relax=lambda r, x: x,
-   vjp=lambda b, dy, y, x: (dy,),
-   cases=((F, {}), ([("bool", (3,))], {})))
+op("barrier", "x, once `after` is known, and never taken for equal to x: what a recomputed checkpoint body reads.",
+   group="control", internal=True, args=(tensor("x"), index("after")), type=lambda x, after: x,
+   ref=lambda np, x, after: x, relax=lambda r, x, after: x, vjp=lambda b, dy, y, x, after: (dy, None),
+   cases=(([("f32", (3, 5)), ("f32", ())], {}), ([("bool", (3,)), ("f32", (2,))], {})))

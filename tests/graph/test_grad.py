@@ -167,6 +167,22 @@ def test_checkpoint_gives_the_same_bits_and_computes_its_body_again():
     assert [v.op for v in simplify(again).values()].count("tanh") == 8
 
 
+def test_a_body_is_computed_again_only_when_the_backward_pass_comes_to_it():
+    """The last body first: else the copies of all bodies would be alive at once, and nothing saved."""
+    b = Builder()
+    x, *weights = (b.input(n, TensorType((4, 4), "f32")) for n in ("x", "w1", "w2", "w3"))
+    v = x
+    for b.region, bend in enumerate(("tanh", "sin", "cos"), 1):
+        v = b("softmax", b(bend, b("matmul", v, weights[b.region - 1])), axis=1)
+    b.region = 0
+    loss = total(b, b("square", v))
+    found = gradients(b, loss, weights)
+    outputs = (("loss", loss), *((f"d{w.name}", g) for w, g in zip(weights, found, strict=True)))
+    graph = simplify(Graph("train", (x, *weights), outputs))
+    softmaxes = [v for v in graph.values() if v.op == "softmax"]
+    assert [v.args[0].op for v in softmaxes] == ["tanh", "sin", "cos", "cos", "sin", "tanh"]
+
+
 def test_the_backward_pass_of_a_checkpoint_reads_no_value_of_its_body():
     """All it may keep is what entered the body and what left it."""
     graph, _ = recomputing(True)

@@ -58,7 +58,7 @@ STAYS = {
     "0 - x": lambda b, x: b("-", b.const(0.0, "f32"), x),
     "a number that broadcasts x": lambda b, x: b("*", x, b.full(1.0, TensorType((2, 2, 3), "f32"))),
     "stop-gradient": lambda b, x: b("stop-gradient", x),
-    "barrier": lambda b, x: b("barrier", x),
+    "barrier": lambda b, x: b("barrier", x, x),
 }
 
 
@@ -144,7 +144,7 @@ def test_constants_change_shape_freely():
 
 SQUARE = TensorType((3, 3), "f32")
 NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.1, 1e30, math.inf)
-UNARY = {"neg": {}, "tanh": {}, "square": {}, "transpose": {"perm": (1, 0)}, "stop-gradient": {}, "barrier": {},
+UNARY = {"neg": {}, "tanh": {}, "square": {}, "transpose": {"perm": (1, 0)}, "stop-gradient": {},
          "cast": {"dtype": "f32"}}
 
 
@@ -163,6 +163,8 @@ def random_graph(seed: int) -> Graph:
             pool.append(b.full(pick.choice(NUMBERS), SQUARE))
         elif kind == 3:
             pool.append(b("matmul", x, y, ta=pick.random() < 0.5, tb=pick.random() < 0.5))
+        elif kind == 4 and pick.random() < 0.3:
+            pool.append(b("barrier", x, y))
         elif kind == 4:
             pool.append(b("where", b("<", x, y), x, pick.choice(pool)))
         elif kind == 5:
