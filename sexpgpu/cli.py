@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from . import __version__
-from .diagnostics import Report, UserError
+from .diagnostics import Report, UserError, printable
 
 EXIT_USAGE, EXIT_BUG = 2, 70
 
@@ -20,16 +20,19 @@ class Parser(argparse.ArgumentParser):
     """One line and exit 2 for wrong usage, with the nearest flag or command."""
 
     def error(self, message: str) -> NoReturn:
-        words = [o for a in self._actions for o in (*a.option_strings, *(a.choices or ()))]
-        wrong = message.rpartition(": ")[2].split()[:1]
-        wrong = (
-            [w.strip("'") for w in wrong]
-            if "unrecognized" in message
-            else [w.strip("'\"") for w in message.split("'")[1:2]]
-        )
-        close = difflib.get_close_matches(wrong[0], map(str, words), 1) if wrong else []
+        quoted = message.split("'")[1:2] if "unrecognized" not in message else message.rpartition(": ")[2].split()[:1]
+        close = difflib.get_close_matches(quoted[0], self.words(), 1) if quoted else []
         hint = f" (did you mean {close[0]}?)" if close else ""
-        self.exit(EXIT_USAGE, f"error[E-CLI-001]: {self.prog}: {message}{hint}\n")
+        self.exit(EXIT_USAGE, printable(f"error[E-CLI-001]: {self.prog}: {message}{hint}") + "\n")
+
+    def words(self) -> list[str]:
+        """Every command and option, those of the commands too."""
+        out: list[str] = []
+        for action in self._actions:
+            out += [*action.option_strings, *map(str, action.choices or ())]
+            for inner in action.choices.values() if isinstance(action.choices, dict) else ():
+                out += inner.words()
+        return out
 
 
 def parser() -> Parser:
@@ -143,7 +146,9 @@ def run_check(options: argparse.Namespace) -> int:
     if options.output_format == "json":
         print(json.dumps(out))
     else:
-        print(f"{options.file}: ok: {out['run']}, {len(out['phases'])} phases, {out['parameters']} parameters")
+        print(
+            f"{printable(options.file)}: ok: {out['run']}, {len(out['phases'])} phases, {out['parameters']} parameters"
+        )
     return 0
 
 
@@ -173,7 +178,7 @@ def run_build(options: argparse.Namespace) -> int:
     if options.output_format == "json":
         print(json.dumps(built))
     else:
-        print(f"{options.output}: sha256:{built['hash']}")
+        print(f"{printable(options.output)}: sha256:{built['hash']}")
         print(
             f"  {built['kernels']} kernels for {built['target']}, {built['bytes']:,} bytes, {built['seconds']} s"
             + (f"; no schedule rule took {', '.join(built['unscheduled'])}" if built["unscheduled"] else "")
@@ -192,7 +197,11 @@ def run_verify(options: argparse.Namespace) -> int:
     from .build import verify
 
     found = verify(options.artifact)
-    print(json.dumps({"hash": found}) if options.output_format == "json" else f"{options.artifact}: ok: sha256:{found}")
+    print(
+        json.dumps({"hash": found})
+        if options.output_format == "json"
+        else f"{printable(options.artifact)}: ok: sha256:{found}"
+    )
     return 0
 
 
