@@ -42,13 +42,13 @@ def broadcast_at(x: te.Tensor, at: Sequence[Any]) -> Any:
 
 
 @kernel("gather")
-def gather(table: te.Tensor, ids: te.Tensor, out: TensorType) -> te.Tensor:
+def gather(table: te.Tensor, ids: te.Tensor, out: TensorType) -> Any:
     rank, n = len(ids.shape), sizes(table)[0]
     return te.compute(out.shape, lambda *at: table(clamp(ids(*at[:rank]), n), *at[rank:]), "gather")
 
 
 @kernel("take-along")
-def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> te.Tensor:
+def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> Any:
     n = sizes(x)[axis]
 
     def element(*at: Any) -> Any:
@@ -60,7 +60,7 @@ def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> te.T
 
 
 @kernel("scatter-along")
-def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> te.Tensor:
+def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> Any:
     """Each place along ``axis`` sums, in order, the elements of dy whose index is that place."""
     many, n = sizes(dy)[axis], out.shape[axis]
     acc = "float32" if out.dtype in ("bf16", "f16") else dtype_of(dy)
@@ -73,12 +73,12 @@ def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> 
     if many == 1:
         return te.compute(out.shape, lambda *at: part(at, number(0)).astype(dtype_of(dy)), "scatter_along")
     j = te.reduce_axis((0, many), "j")
-    y = te.compute(out.shape, lambda *at: te.sum(part(at, j.var), axis=j), "scatter_along")
+    y: Any = te.compute(out.shape, lambda *at: te.sum(part(at, j.var), axis=j), "scatter_along")
     return y if acc == dtype_of(dy) else te.compute(out.shape, lambda *at: y(*at).astype(dtype_of(dy)), "round")
 
 
 @kernel("scatter-add")
-def scatter_add(base: te.Tensor, ids: te.Tensor, updates: te.Tensor, out: TensorType, columns: int) -> te.Tensor:
+def scatter_add(base: te.Tensor, ids: te.Tensor, updates: te.Tensor, out: TensorType, columns: int) -> Any:
     """base [rows*columns], ids [count], updates [count*columns] -> [rows*columns]. One thread owns a panel of columns
     and goes through all updates in order. Of f32, f64 or integers."""
     rows, count = sizes(base)[0] // columns, sizes(ids)[0]
@@ -107,7 +107,8 @@ def wrapped_sum(x: Any, y: Any) -> Any:
     dtype = dtype_of(x)
     if dtype not in ("int32", "int64"):
         return x + y
-    return tirx.reinterpret(dtype, tirx.reinterpret("u" + dtype, x) + tirx.reinterpret("u" + dtype, y))
+    total: Any = tirx.reinterpret("u" + dtype, x)
+    return tirx.reinterpret(dtype, total + tirx.reinterpret("u" + dtype, y))
 
 
 def window_start(at: te.Tensor, starts: Ints, axis: int, whole: Ints, part: Ints) -> list[Any]:
@@ -118,7 +119,7 @@ def window_start(at: te.Tensor, starts: Ints, axis: int, whole: Ints, part: Ints
 
 
 @kernel("write-window")
-def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis: int) -> te.Tensor:
+def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis: int) -> Any:
     first = window_start(at, starts, axis, sizes(x), sizes(part))
 
     def element(*i: Any) -> Any:
@@ -130,6 +131,6 @@ def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, 
 
 
 @kernel("read-window")
-def read_window(x: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis: int) -> te.Tensor:
+def read_window(x: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis: int) -> Any:
     first = window_start(at, starts, axis, sizes(x), out.shape)
     return te.compute(out.shape, lambda *i: x(*(a + b for a, b in zip(i, first, strict=True))), "read_window")

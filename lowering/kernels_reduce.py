@@ -76,14 +76,14 @@ def from_key(key: Any, dtype: str) -> Any:
     return tirx.reinterpret(wide, bits).astype(dtype)
 
 
-def extremum(largest: bool) -> Callable[..., te.Tensor]:
-    def program(x: te.Tensor, out: TensorType, axes: Sequence[int], keepdims: bool) -> te.Tensor:
+def extremum(largest: bool) -> Callable[..., Any]:
+    def program(x: te.Tensor, out: TensorType, axes: Sequence[int], keepdims: bool) -> Any:
         over, take = reduce_axes(x, axes), te.max if largest else te.min
 
         def best(*at: Any) -> Any:
             return take(to_key(x(*merge(at, over, axes, len(x.shape), keepdims)), largest, False), axis=over)
 
-        keys = te.compute(out.shape, best, "key")
+        keys: Any = te.compute(out.shape, best, "key")
         return te.compute(out.shape, lambda *at: from_key(keys(*at), dtype_of(x)), "extremum")
 
     return program
@@ -93,10 +93,10 @@ kernel("reduce-max")(extremum(True))
 kernel("reduce-min")(extremum(False))
 
 
-def extreme_index(largest: bool) -> Callable[..., te.Tensor]:
+def extreme_index(largest: bool) -> Callable[..., Any]:
     """The smallest index at which the extremum stands: two plain reductions, so that their order cannot matter."""
 
-    def program(x: te.Tensor, out: TensorType, axis: int, keepdims: bool) -> te.Tensor:
+    def program(x: te.Tensor, out: TensorType, axis: int, keepdims: bool) -> Any:
         rank, n = len(x.shape), int(x.shape[axis])
         first, second = (te.reduce_axis((0, n), name) for name in ("k", "i"))
         take = te.max if largest else te.min
@@ -105,7 +105,7 @@ def extreme_index(largest: bool) -> Callable[..., te.Tensor]:
             v = x(*merge(at, [k], [axis], rank, keepdims))
             return to_key(v, largest, True) if "float" in dtype_of(v) else v
 
-        best = te.compute(out.shape, lambda *at: take(key(at, first.var), axis=first), "best")
+        best: Any = te.compute(out.shape, lambda *at: take(key(at, first.var), axis=first), "best")
 
         def index(*at: Any) -> Any:
             i = second.var.astype("int32")
@@ -121,7 +121,7 @@ kernel("argmin")(extreme_index(False))
 
 
 @kernel("cumsum")
-def cumsum(x: te.Tensor, out: TensorType, axis: int, reverse: bool) -> te.Tensor:
+def cumsum(x: te.Tensor, out: TensorType, axis: int, reverse: bool) -> Any:
     """Long sums are taken in blocks of about the root of the length: within the block, and over those before it."""
     acc = ACCUMULATORS.get(dtype_of(x), dtype_of(x))
     n = int(x.shape[axis])
@@ -134,7 +134,7 @@ def put(at: Sequence[Any], axis: int, i: Any) -> list[Any]:
     return [*at[:axis], i, *at[axis + 1 :]]
 
 
-def scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str, strict: bool = False) -> te.Tensor:
+def scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str, strict: bool = False) -> Any:
     """Sums of the terms up to each place (from it on, if ``reverse``), without its own if ``strict``."""
     k = te.reduce_axis((0, shape[axis]), "k")
 
@@ -146,7 +146,7 @@ def scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str, strict: boo
     return te.compute(shape, total, "scan")
 
 
-def blocked_scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str) -> te.Tensor:
+def blocked_scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str) -> Any:
     n = shape[axis]
     block = math.isqrt(n - 1) + 1
     counts = put(shape, axis, -(-n // block))
@@ -162,13 +162,13 @@ def blocked_scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str) -> 
     def whole(*at: Any) -> Any:
         return te.sum(term(at, at[axis] * block + k.var, tirx.const(True, "bool")), axis=k)
 
-    totals = te.compute(counts, whole, "totals")
-    before = scan(lambda at: totals(*at), counts, axis, reverse, acc, strict=True)
-    inside = te.compute(shape, inner, "inside")
+    totals: Any = te.compute(counts, whole, "totals")
+    before: Any = scan(lambda at: totals(*at), counts, axis, reverse, acc, strict=True)
+    inside: Any = te.compute(shape, inner, "inside")
     return te.compute(shape, lambda *at: before(*put(at, axis, at[axis] // block)) + inside(*at), "cumsum")
 
 
-def mean_square(x: Elements, like: te.Tensor, axes: Sequence[int], name: str, square: bool) -> te.Tensor:
+def mean_square(x: Elements, like: te.Tensor, axes: Sequence[int], name: str, square: bool) -> Any:
     """The mean of ``x``, or of its square, over ``axes``, which the result lacks."""
     over = reduce_axes(like, axes)
     n = math.prod(int(like.shape[a]) for a in axes)
@@ -178,7 +178,7 @@ def mean_square(x: Elements, like: te.Tensor, axes: Sequence[int], name: str, sq
         v = x(merge(at, over, axes, len(like.shape), False))
         return te.sum(v * v if square else v, axis=over)
 
-    sums = te.compute(kept, total, name)
+    sums: Any = te.compute(kept, total, name)
     return te.compute(kept, lambda *at: sums(*at) / tirx.const(n, dtype_of(sums)), f"{name}_mean")
 
 
@@ -187,20 +187,20 @@ def outer(at: Sequence[Any], axes: Sequence[int]) -> list[Any]:
 
 
 @kernel("rms-normalize")
-def rms_normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> te.Tensor:
+def rms_normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> Any:
     return scaled(lambda at: widened(x(*at)), x, axes, eps)
 
 
 @kernel("normalize")
-def normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> te.Tensor:
+def normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> Any:
     """The variance is that of the centred values: a mean of squares less the square of the mean loses all digits."""
-    centre = mean_square(lambda at: widened(x(*at)), x, axes, "sum", False)
+    centre: Any = mean_square(lambda at: widened(x(*at)), x, axes, "sum", False)
     return scaled(lambda at: widened(x(*at)) - centre(*outer(at, axes)), x, axes, eps)
 
 
-def scaled(v: Elements, x: te.Tensor, axes: Sequence[int], eps: float) -> te.Tensor:
+def scaled(v: Elements, x: te.Tensor, axes: Sequence[int], eps: float) -> Any:
     """``v`` divided by the root of its mean square plus ``eps``."""
-    square = mean_square(v, x, axes, "squares", True)
+    square: Any = mean_square(v, x, axes, "squares", True)
 
     def element(*at: Any) -> Any:
         scale = tirx.rsqrt(square(*outer(at, axes)) + tirx.const(eps, dtype_of(square)))
