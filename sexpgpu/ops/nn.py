@@ -288,7 +288,7 @@ def dropout(b: Any, x: Any, salt: Any = None, rate: float = 0.0) -> Any:
     need(FLOATS, x.type, hint=HINT)
     if not 0 <= rate < 1:
         raise ShapeFault(f"the rate is {rate}, but must be from 0 to less than 1")
-    if rate == 0:
+    if rate == 0 or b.evaluating:
         return x
     kept = b("<", b("random-uniform", *(() if salt is None else (salt,)), shape=x.type.shape), b.const(1 - rate, "f32"))
     return b("where", kept, b("*", x, b.const(1 / (1 - rate), x.type.dtype)), b.const(0, x.type.dtype))
@@ -299,7 +299,8 @@ def identity_rate(np: Any, x: Any, *salt: Any, rate: float = 0.0) -> Any:
     return x
 
 
-op("dropout", "x with each element set to 0 with probability `rate`, and the others divided by 1 - rate.",
+op("dropout", "x with each element set to 0 with probability `rate`, the others divided by 1 - rate. "
+   "In an evaluation pass, x itself.",
    group="neural", args=(tensor("x"), attr("rate", "number"), index("salt", key=True, default=None, number="i64")),
    expand=dropout, ref=identity_rate, cases=((F, {"rate": 0.0}),))
 

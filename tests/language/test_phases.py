@@ -120,6 +120,13 @@ def test_ctx_keys_are_scalars_and_absent_ones_nil() -> None:
     assert "ctx:step" in ports(plan.phase("train"))[0]
 
 
+def test_dropout_is_the_identity_in_a_pass() -> None:
+    model = "(defmodel m (x) (linear (dropout x 0.5) :out 2))"
+    plan = plan_of(model=model, passes=HELD_OUT.format(batch=4))
+    assert "seed:" in ports(plan.phase("train"))[0]
+    assert "seed:" not in ports(plan.phase("eval.p"))[0]
+
+
 # -- the generator -------------------------------------------------------------------------------------------------
 
 
