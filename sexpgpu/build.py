@@ -11,6 +11,7 @@ from typing import Any
 
 from . import __version__, codes
 from .diagnostics import UserError
+from .members import data_members, source_members
 from .phases import Phase, Plan, Port
 from .settings import Loader
 
@@ -22,12 +23,12 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     from artifacts import tarball
 
     tarball.check_output(options.output, options.force, [options.file])
-    data = embedded(plan)
+    data = data_members(plan)
     module_result, library, runtime = compile_plan(plan, target, options)
     report = report_text(plan, module_result, target)
     members = {
-        **{f"source/{name}": source.text.encode() for name, source in plan.run.sources},
-        **data,
+        **source_members(plan),
+        **{member: content for files in data.values() for member, content in files.items()},
         "code/phases.so": library,
         "runtime/libtvm_runtime.so": runtime,
         "report.txt": report.encode(),
@@ -72,33 +73,6 @@ def targets() -> dict[str, str]:
     return {n: f"{t.machine}, needs {' '.join(t.cpu_flags)}" for n, t in TARGETS.items()}
 
 
-def embedded(plan: Plan) -> dict[str, bytes]:
-    """The files of loaders with ``:embed true``, by member path; E-DATA-001 where one cannot be read."""
-    out: dict[str, bytes] = {}
-    for loader in plan.settings.loaders.values():
-        if loader.embed:
-            for source in loader.sources:
-                out[member_of(loader, source)] = read_source(plan, loader, source)
-    return out
-
-
-def member_of(loader: Loader, source: str) -> str:
-    return f"data/{loader.name}/{Path(source).name}"
-
-
-def read_source(plan: Plan, loader: Loader, source: str) -> bytes:
-    path = Path(plan.run.path).parent / source
-    try:
-        return path.read_bytes()
-    except OSError as fault:
-        raise UserError(
-            codes.DATA_SOURCE,
-            loader.span,
-            f"{path} cannot be embedded: {fault.strerror}",
-            hint="make the data first, or leave :embed out",
-        ) from None
-
-
 def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> tuple[Any, bytes, bytes]:
     """The compiled module, its library's bytes and the runtime library's."""
     import tvm
@@ -130,7 +104,7 @@ def report_text(plan: Plan, compiled: Any, target: Any) -> str:
     return "\n".join([explain(plan), f"lowered for {target.name}", *table(rows), "", "memory a call", *memory]) + "\n"
 
 
-def make_manifest(plan: Plan, compiled: Any, target: Any, data: dict[str, bytes]) -> Any:
+def make_manifest(plan: Plan, compiled: Any, target: Any, data: dict[str, dict[str, bytes]]) -> Any:
     from artifacts import manifest as m
 
     s = plan.settings
@@ -193,8 +167,8 @@ def phase_record(m: Any, phase: Phase, compiled: Any) -> Any:
     )
 
 
-def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, bytes]) -> Any:
-    members = tuple(member_of(loader, s) for s in loader.sources) if loader.embed else ()
+def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, dict[str, bytes]]) -> Any:
+    members = tuple(data.get(loader.name, ()))
     fields = tuple(
         m.Field(n, t.shape, t.dtype, *plan.bounds.get((loader.name, n), (None, None))) for n, t in loader.fields.items()
     )

@@ -1,0 +1,55 @@
+"""The user's files that an artifact carries: the run file with its includes, and the data of loaders with ``:embed``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+from . import codes
+from .diagnostics import UserError
+from .phases import Plan
+from .settings import Loader
+
+LONGEST = 40  # characters of a part: a member's whole name may have 100
+
+
+def source_members(plan: Plan) -> dict[str, bytes]:
+    """``source/NAME`` -> text, the run file first; a folder above the run file's is written ``up``."""
+    out: dict[str, bytes] = {}
+    for name, source in plan.run.sources:
+        parts = [safe("up" if part == ".." else part) for part in PurePosixPath(name).parts]
+        member = "/".join(["source", *parts])
+        if member in out or len(member) > 100:
+            member = f"source/{len(out)}-{parts[-1]}"
+        out[member] = source.text.encode()
+    return out
+
+
+def data_members(plan: Plan) -> dict[str, dict[str, bytes]]:
+    """Loader -> member -> bytes, in the order of its sources; E-DATA-001 where a file cannot be read."""
+    loaders = [loader for loader in plan.settings.loaders.values() if loader.embed]
+    return {loader.name: embedded(Path(plan.run.path).parent, loader) for loader in loaders}
+
+
+def embedded(folder: Path, loader: Loader) -> dict[str, bytes]:
+    out: dict[str, bytes] = {}
+    for n, source in enumerate(loader.sources):
+        path = folder / source
+        prefix = f"data/{safe(loader.name)}/{n}-{safe(path.name)}"
+        files = {f"{prefix}/{safe(p.name)}": p for p in sorted(path.glob("*.npy"))} if path.is_dir() else {prefix: path}
+        out.update((member, read(file, loader)) for member, file in files.items())
+    return out
+
+
+def read(path: Path, loader: Loader) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as fault:
+        what = f"{path} cannot be embedded: {fault.strerror}"
+        hint = "make the data first, or leave :embed out"
+        raise UserError(codes.DATA_SOURCE, loader.span, what, hint=hint) from None
+
+
+def safe(part: str) -> str:
+    """``part`` in the characters that a member's name may have; its end is kept, for the suffix says what it is."""
+    return re.sub(r"[^A-Za-z0-9_.+-]", "_", part)[-LONGEST:].lstrip(".-") or "_"
