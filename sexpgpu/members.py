@@ -1,4 +1,4 @@
-"""The user's files that an artifact carries: the run file with its includes, and the data of loaders with ``:embed``."""
+"""The user's files in an artifact: the run file with its includes, and the data of loaders with ``:embed``."""
 
 from __future__ import annotations
 
