@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -26,6 +26,7 @@ class Target:
     ``lanes``      f32 values in one vector register
     ``registers``  vector registers
     ``rules``      schedule rules, in the order in which they are tried
+    ``functions``  f32 functions, by TVM's name, that a kernel writes out step by step: call -> (named steps, value)
     """
 
     name: str
@@ -35,6 +36,7 @@ class Target:
     lanes: int
     registers: int
     rules: tuple[Rule, ...]
+    functions: Mapping[str, Callable[[Any], Any]] = {}
 
 
 def _x86(level: str, flags: tuple[str, ...], lanes: int, registers: int) -> Target:

@@ -75,16 +75,18 @@ def targets() -> dict[str, str]:
 
 def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> tuple[Any, bytes, bytes]:
     """The compiled module, its library's bytes and the runtime library's."""
+    import attrs
     import tvm
 
     import schedules
-    from lowering import emit, export, pipeline
+    from lowering import elementary, emit, export, pipeline
 
     runtime = export.runtime_library(target.machine, options.runtime)
     module = emit.emit([p.graph for p in plan.phases])
     pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
+    aimed = attrs.evolve(target, functions=elementary.STEPS)
     compiled = pipeline.compile(
-        module, tvm.target.Target(dict(target.tvm)), lambda func, _: schedules.first(func, target), pairs, options.dump
+        module, tvm.target.Target(dict(target.tvm)), lambda func, _: schedules.first(func, aimed), pairs, options.dump
     )
     missed = sorted(row.kernel for row in compiled.kernels if not row.rule)
     if missed and options.strict_schedules:

@@ -89,7 +89,6 @@ class WriteOut:
             (_ARITHMETIC, self._arithmetic),
             (_COMPARISONS, self._compare),
             (tirx.Select, self._select),
-            (Call, self._call),
         ]
 
     def _narrow(self, wide: Expr) -> Expr:
@@ -115,7 +114,7 @@ class WriteOut:
             return node
         return from_bits16(tirx.Select(node.condition, bits16(node.true_value), bits16(node.false_value)))
 
-    def _call(self, node: Any) -> Expr:
+    def call(self, node: Any) -> Expr:
         """A function of a bfloat16 value, computed in float32."""
         if not is_bf16(node) or not str(node.op.name).startswith("tirx.") or node.op.name == "tirx.reinterpret":
             return node

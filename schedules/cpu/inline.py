@@ -6,7 +6,7 @@ later stages is neither computed twice nor written as a tree that doubles with e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -20,6 +20,7 @@ from .stages import Program, Stage, loads, stage_loads, variables
 from .tree import collect, rewrite
 
 Known = Callable[[Sequence[Expr]], Expr]
+Expansion = Callable[[Any], tuple[Sequence[tuple[Any, Expr]], Expr]]  # a call's steps, each named, and its value
 
 COSTLY = 8  # a division or a function counts this much beside an addition
 _FREE = {"prim.if_then_else", "tirx.reinterpret"}
@@ -45,7 +46,10 @@ def _is_free(node: Any) -> bool:
 class Virtual:
     """The map stages of a program whose buffer is never made, by buffer."""
 
-    def __init__(self, program: Program, contractions: Sequence[Stage]) -> None:
+    def __init__(
+        self, program: Program, contractions: Sequence[Stage], functions: Mapping[str, Expansion] | None = None
+    ) -> None:
+        self.functions = functions or {}
         self.stages: dict[Any, Stage] = {}
         self._costs: dict[Any, int] = {}
         for stage in program.stages:
@@ -102,11 +106,13 @@ class Point:
         hidden: dict[Any, Expr] = {}
         expr = _lift_conditions(expr, hidden)
         chosen = {var: self._condition(call, at) for var, call in hidden.items()}
+        halves = WriteOut(self.bind)
         callbacks = [
             (Var, lambda v: chosen.get(v, at.get(v, v))),
             (Load, self._read),
             (tirx.LT, _plain_truth),
-            *WriteOut(self.bind).table(),
+            (Call, lambda call: self._expand(halves.call(call))),
+            *halves.table(),
         ]
         return rewrite(expr, callbacks)
 
@@ -119,6 +125,18 @@ class Point:
             return expr
         if is_bf16(expr):
             return exact(self.bind(widen(expr), name))
+        return self._keep(expr, name)
+
+    def _expand(self, call: Any) -> Expr:
+        """A function that the target wants written out, its steps named: as one expression it would grow too fast."""
+        function = self.virtual.functions.get(call.op.name)
+        if function is None or str(call.ty.dtype) != "float32":
+            return call
+        steps, value = function(call)
+        self.binds += [tirx.Bind(var, step) for var, step in steps]
+        return value
+
+    def _keep(self, expr: Expr, name: str = "x") -> Expr:
         var = tirx.Var(name, str(expr.ty.dtype))
         self.binds.append(tirx.Bind(var, expr))
         return var

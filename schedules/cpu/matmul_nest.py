@@ -7,19 +7,21 @@ and are not stored. So any m, n and k run the same code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 from tvm import tirx
 
 from .contraction import Contraction, plain_load
-from .emit import UNROLLED, Expr, Stmt, grid, i64, load, loop, scratch, seq, store, unravel
+from .emit import SERIAL, UNROLLED, Expr, Stmt, grid, i64, load, loop, scratch, seq, store, unravel
 from .inline import Point
 from .maps import at, finish
 from .names import in_buffers
 from .nests import Context, block, parallel, vector, vectors
 from .stages import Stage, variables
+
+Spans = list[tuple[int, int, int]]  # first column, lanes computed, lanes stored
 
 DEEP = 4  # turns of the depth loop written out
 TASKS = 8  # tasks that two to eight threads can share out
@@ -148,14 +150,14 @@ def _panel(job: Job, b: Expr, jo: Expr, group: Expr, width: int) -> Stmt:
     return block([fill, body], [mine])
 
 
-def _spans(job: Job, width: int) -> list[tuple[int, int, int]]:
+def _spans(job: Job, width: int) -> Spans:
     """Vectors of a panel: first column, lanes computed, lanes stored. A copied panel is zero past its last column."""
     lanes = job.tile.lanes
     whole = [(p, min(lanes, width - p)) for p in range(0, width, lanes)]
     return [(p, lanes if job.packed != "none" else size, size) for p, size in whole]
 
 
-def _rows(job: Job, b: Expr, start: Expr, group: Expr, spans: list[tuple[int, int, int]], b_at: Any) -> Stmt:
+def _rows(job: Job, b: Expr, start: Expr, group: Expr, spans: Spans, b_at: Any) -> Stmt:
     """The row tiles of a group; the last group may have fewer."""
     each = -(-job.row_tiles // job.groups)
     full, rest = divmod(job.row_tiles, each)
@@ -168,7 +170,7 @@ def _rows(job: Job, b: Expr, start: Expr, group: Expr, spans: list[tuple[int, in
     return tirx.IfThenElse(group < i64(full), some(each), tirx.IfThenElse(group < i64(full + 1), some(rest), None))
 
 
-def _tile(job: Job, b: Expr, i0: Expr, start: Expr, spans: list[tuple[int, int, int]], b_at: Any) -> Stmt:
+def _tile(job: Job, b: Expr, i0: Expr, start: Expr, spans: Spans, b_at: Any) -> Stmt:
     """One register tile: clear, sum over the depth, store."""
     one, dtype = job.one, str(job.one.stage.buffer.dtype)
     accs = [[scratch([size], dtype, "acc") for _, size, _ in spans] for _ in range(job.tile.mr)]
@@ -181,12 +183,12 @@ def _tile(job: Job, b: Expr, i0: Expr, start: Expr, spans: list[tuple[int, int, 
         depth.append(loop(full, lambda o: loop(DEEP, lambda k: turn(o * DEEP + k), UNROLLED, "k"), name="depth"))
     if rest:
         depth.append(loop(rest, lambda k: turn(k + full * DEEP), UNROLLED, "k"))
-    ends = [_store_row(job, b, i0, r, start, accs[r], spans) for r in range(job.tile.mr)]
+    ends = _store_tile(job, b, i0, start, accs, spans)
     return block([*clear, *depth, *ends], [a for row in accs for a in row])
 
 
 def _multiply(
-    job: Job, b: Expr, i0: Expr, k: Expr, accs: list[list[Any]], spans: list[tuple[int, int, int]], b_at: Any
+    job: Job, b: Expr, i0: Expr, k: Expr, accs: list[list[Any]], spans: Spans, b_at: Any
 ) -> list[Stmt]:
     """One turn of the depth for the whole tile."""
     done = []
@@ -235,20 +237,38 @@ def _factor_b(job: Job, b: Expr, k: Expr, column: Expr) -> tuple[list[Stmt], Exp
     return point.binds, value
 
 
-def _store_row(
-    job: Job, b: Expr, i0: Expr, r: int, start: Expr, row: list[Any], spans: list[tuple[int, int, int]]
-) -> Stmt:
-    i = i0 + r
-    done = []
-    for acc, (p, _, size) in zip(row, spans, strict=True):
+def _store_tile(job: Job, b: Expr, i0: Expr, start: Expr, accs: list[list[Any]], spans: Spans) -> list[Stmt]:
+    """The tile's elements to their places. With stages to follow, or rows past the end, by way of memory: then the code of
+    the stages stands once a tile and not once a row."""
+    if not job.after and job.one.m % job.tile.mr == 0:
+        return [_end_row(job, b, i0 + r, start, spans, _lane_of(row)) for r, row in enumerate(accs)]
+    tile = scratch([job.tile.mr, spans[-1][0] + spans[-1][1]], str(job.one.stage.buffer.dtype), "tile")
+    copies = [
+        vector(size, lambda lane, a=a, p=p, r=r: store(tile, load(a, lane), i64(r), lane + p))
+        for r, row in enumerate(accs)
+        for a, (p, size, _) in zip(row, spans, strict=True)
+    ]
+    here = lambda r: lambda p, lane: load(tile, r, lane + p)  # noqa: E731
+    var = tirx.Var("r", "int64")
+    body = in_buffers(_end_row(job, b, i0 + var, start, spans, here(var)))
+    rows = i64(job.tile.mr)
+    if job.one.m % job.tile.mr:
+        rows = tirx.min(rows, i64(job.one.m) - i0)
+    return [block([*copies, tirx.For(var, i64(0), rows, SERIAL, body)], [tile])]
 
-        def end(lane: Expr, acc: Any = acc, p: int = p) -> Stmt:
-            mine = _places(job, b, i, start + (lane + p))
-            return finish(job.ctx, job.one.stage, mine, load(acc, lane), job.after)
 
-        done.append(vector(size, end))
-    ragged = job.one.m % job.tile.mr and r
-    return tirx.IfThenElse(i < i64(job.one.m), seq(done), None) if ragged else seq(done)
+def _lane_of(row: list[Any]) -> Callable[[int, Expr], Expr]:
+    lanes = int(row[0].shape[0])
+    return lambda p, lane: load(row[p // lanes], lane)
+
+
+def _end_row(job: Job, b: Expr, i: Expr, start: Expr, spans: Spans, value: Callable[[int, Expr], Expr]) -> Stmt:
+    """One row of a tile stored, and the stages that follow on it."""
+
+    def end(p: int, lane: Expr) -> Stmt:
+        return finish(job.ctx, job.one.stage, _places(job, b, i, start + (lane + p)), value(p, lane), job.after)
+
+    return seq([vector(size, lambda lane, p=p: end(p, lane)) for p, _, size in spans])
 
 
 def _pack_all(job: Job) -> Stmt:

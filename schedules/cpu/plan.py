@@ -43,7 +43,8 @@ def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
     program = split_folds(read_program(func))
     products = contractions_of(program)
-    ctx = Context(program, Virtual(program, list(products)), target.lanes, target.registers)
+    virtual = Virtual(program, list(products), target.functions)
+    ctx = Context(program, virtual, target.lanes, target.registers)
     real = [s for s in program.stages if s.buffer is None or s.buffer not in ctx.virtual.stages]
     kinds, nests = [], []
     while real:

@@ -84,10 +84,10 @@ class Program:
 
     @property
     def aliased(self) -> bool:
-        """May a parameter be read and written (an update in place)?"""
+        """Is a parameter read and written, both under one name?"""
         written = {b for s in self.stages for b in s.writes}
         read = {x.source for s in self.stages for x in stage_loads(s)}
-        return "tirx.noalias" not in self.func.attrs or any(b in written and b in read for b in self.params)
+        return any(b in written and b in read for b in self.params)
 
 
 def loads(node: Any) -> list[Any]:

@@ -1,0 +1,302 @@
+"""exp, log, tanh, sin, cos, erf and pow of f32, made of IEEE operations alone.
+
+The C library's would be called once an element and have the bits of whatever machine the library runs on. These
+work on whole vectors, and every product that is added is an explicit fused one, so that a scalar, a vector of any
+width and every instruction set give the same bits. TVM asks for them where it lowers its intrinsics for LLVM; f64
+still goes to the C library. Coefficients: our own weighted least-squares fits to the largest relative error; the
+splittings into range reduction and polynomial are those of Cody and Waite, "Software Manual for the Elementary
+Functions" (1980). NaN stays NaN, infinities and zeros give what C11 annex F states; a subnormal exp is 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+
+LEVEL = 20  # over TVM's own rules, which are at 10
+LN2 = math.log(2.0)
+INFINITE = 0x7F800000  # the bits of infinity; above these, the sign taken off, NaN
+ROOT_HALF = 0x3F3504F3  # the bits of sqrt(1/2)
+
+EXP = (0.4999999403953552, 0.16666515171527863, 0.04166845604777336, 0.008369418792426586, 0.0013813142431899905)
+EXP_LOWEST, EXP_HIGHEST = -87.33654, 88.72283  # below: subnormal; above: no f32
+LOG = (
+    0.3333333134651184, -0.250008225440979, 0.20001226663589478, -0.16623356938362122,
+    0.14201761782169342, -0.131601944565773, 0.12761549651622772, -0.07634429633617401,
+)  # fmt: skip
+TANH = (
+    -0.3333333134651184, 0.13333196938037872, -0.05394551903009415,
+    0.021693682298064232, -0.008159557357430458, 0.0021262287627905607,
+)  # fmt: skip
+SIN = (-0.16666655242443085, 0.008332155644893646, -0.0001951463200384751)
+COS = (0.04166664555668831, -0.0013887309469282627, 2.443241282890085e-05)
+ERF = (
+    -0.37612634897232056, 0.1128370389342308, -0.026859590783715248,
+    0.005201154854148626, -0.0008141532307490706, 8.357648039236665e-05,
+)  # fmt: skip
+ERF_FIRST = 0.12837916612625122  # 2 / sqrt(pi) - 1
+ERFC = (
+    -0.00017587465117685497, 1.1295207738876343, 0.6333346366882324, 0.10829395055770874,
+    -0.025128625333309174, 0.004174643196165562, -0.00043521897168830037, 2.1161913537071086e-05,
+)  # fmt: skip
+
+
+class Lanes:
+    """Expressions of one call's width. Shared ones are named, or the expression would be worked out as a tree; truth
+    values are not, as TVM's analyzer refuses names for vectors of them."""
+
+    def __init__(self, dtype: str) -> None:
+        self.width = dtype.removeprefix("float32")  # "", "x8", "x16" ...
+        self.named: list[tuple[Any, Any]] = []
+
+    def const(self, value: float | int, scalar: str = "float32") -> Any:
+        return tirx.const(value, scalar + self.width)
+
+    def name(self, value: Any) -> Any:
+        self.named.append((tirx.Var(f"m{len(self.named)}", value.ty), value))
+        return self.named[-1][0]
+
+    def close(self, value: Any) -> Any:
+        """``value`` with every name bound around it."""
+        for var, named in reversed(self.named):
+            value = tirx.Let(var, named, value)
+        return value
+
+    def llvm(self, name: str, *args: Any) -> Any:
+        """An LLVM intrinsic. Not declared pure, which it is: TVM puts what a pure name stands for in its place while it
+        simplifies the next one, so that a long function would take it for ever."""
+        return self.name(tirx.call_llvm_intrin(dtype_of(args[0]), f"llvm.{name}", *args))
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a b + c, rounded once."""
+        return self.llvm("fma", a, b, c)
+
+    def cast(self, x: Any, scalar: str) -> Any:
+        return self.name(tirx.Cast(scalar + self.width, x))
+
+    def bits(self, x: Any) -> Any:
+        return self.name(tirx.reinterpret("int32" + self.width, x))
+
+    def float(self, bits: Any) -> Any:
+        return self.name(tirx.reinterpret("float32" + self.width, bits))
+
+    def select(self, condition: Any, yes: Any, no: Any) -> Any:
+        return self.name(tirx.Select(condition, yes, no))
+
+    def polynomial(self, x: Any, coefficients: Sequence[float], scalar: str = "float32") -> Any:
+        """Sum of coefficients[k] x^k."""
+        y = self.const(coefficients[-1], scalar)
+        for c in reversed(coefficients[:-1]):
+            y = self.fma(y, x, self.const(c, scalar))
+        return y
+
+    def clamp(self, x: Any, low: float, high: float, scalar: str = "float32") -> Any:
+        """``x`` held between two numbers; ``low`` for NaN."""
+        least, most = self.const(low, scalar), self.const(high, scalar)
+        held = self.select(x > least, x, least)
+        return self.select(held < most, held, most)
+
+    def size(self, x: Any) -> tuple[Any, Any]:
+        """|x|, and the sign of x as bits."""
+        bits = self.bits(x)
+        return self.float(bits & self.const(0x7FFFFFFF, "int32")), self.name(bits & self.const(-(2**31), "int32"))
+
+    def signed(self, x: Any, sign: Any) -> Any:
+        return self.float(self.bits(x) ^ sign)
+
+    def is_nan(self, x: Any) -> Any:
+        return (self.bits(x) & self.const(0x7FFFFFFF, "int32")) > self.const(INFINITE, "int32")
+
+
+def dtype_of(x: Any) -> str:
+    return str(x.ty.dtype)
+
+
+def single(x: float) -> float:
+    """``x`` rounded to f32."""
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+def exp(v: Lanes, x: Any) -> Any:
+    """e^x = 2^n e^r with n the integer nearest to x / ln 2."""
+    n = v.llvm("nearbyint", v.clamp(x, EXP_LOWEST, EXP_HIGHEST) * v.const(1 / LN2))
+    high = single(LN2)
+    r = v.fma(n, v.const(high - LN2), v.fma(n, v.const(-high), x))  # of x itself: NaN goes through
+    p = v.fma(r * r, v.polynomial(r, EXP), r + v.const(1.0))
+    whole = v.cast(n, "int32")
+    half = v.name(whole >> v.const(1, "int32"))  # two factors, as no f32 is 2^128
+    y = v.name(v.name(p * power_of_two(v, half)) * power_of_two(v, whole - half))
+    y = v.select(x < v.const(EXP_LOWEST), v.const(0.0), y)
+    return v.select(x > v.const(EXP_HIGHEST), v.const(math.inf), y)
+
+
+def power_of_two(v: Lanes, n: Any) -> Any:
+    """2^n for an int32 n from -126 to 127."""
+    return v.float((n + v.const(127, "int32")) << v.const(23, "int32"))
+
+
+def parts(v: Lanes, x: Any) -> tuple[Any, Any]:
+    """e and f of x = 2^e (1 + f), f from sqrt(1/2) - 1 to sqrt(2) - 1, for a finite x > 0."""
+    tiny = x < v.const(2.0**-126)
+    shifted = v.name(v.bits(v.select(tiny, x * v.const(2.0**25), x)) - v.const(ROOT_HALF, "int32"))
+    e = v.cast(shifted >> v.const(23, "int32"), "float32")
+    m = v.float((shifted & v.const(0x7FFFFF, "int32")) + v.const(ROOT_HALF, "int32"))
+    return v.select(tiny, e - v.const(25.0), e), v.name(m - v.const(1.0))
+
+
+def log(v: Lanes, x: Any) -> Any:
+    """log x = e ln 2 + log(1 + f)."""
+    e, f = parts(v, x)
+    square, high = v.name(f * f), single(LN2)
+    small = v.fma(e, v.const(LN2 - high), v.name(f * square) * v.polynomial(f, LOG))
+    y = v.fma(e, v.const(high), v.name(f + v.fma(square, v.const(-0.5), small)))
+    y = v.select(x > v.const(0.0), y, v.const(math.nan))
+    y = v.select(tirx.EQ(x, v.const(0.0)), v.const(-math.inf), y)
+    return v.select(tirx.EQ(x, v.const(math.inf)), x, y)
+
+
+def tanh(v: Lanes, x: Any) -> Any:
+    """Near 0 a polynomial, else 1 - 2 / (e^(2 |x|) + 1)."""
+    size, sign = v.size(x)
+    square = v.name(x * x)
+    near = v.fma(size * square, v.polynomial(square, TANH), size)
+    far = v.name(v.const(1.0) - v.const(2.0) / (exp(v, v.name(size + size)) + v.const(1.0)))
+    return v.signed(v.select(size < v.const(0.625), near, far), sign)
+
+
+def erf(v: Lanes, x: Any) -> Any:
+    """Near 0 a polynomial, else 1 - e^-g with g a polynomial fitted to -log(1 - erf)."""
+    size, sign = v.size(x)
+    square = v.name(x * x)
+    near = v.fma(x, v.fma(square, v.polynomial(square, ERF), v.const(ERF_FIRST)), x)
+    g = v.polynomial(v.clamp(size, 0.0, 3.95), ERFC)
+    far = v.name(v.const(1.0) - exp(v, v.name(v.const(0.0) - g)))
+    y = v.select(size < v.const(0.92), near, v.signed(far, sign))
+    return v.select(v.is_nan(x), x, y)
+
+
+def quarter_turns(v: Lanes, x: Any) -> tuple[Any, Any]:
+    """n and r of x = n pi/2 + r, |r| <= pi/4, worked out in f64. An |x| from 2^30 on, whose neighbours are 64 apart,
+    counts as 0."""
+    size, _ = v.size(x)
+    wide = v.cast(v.select(size < v.const(2.0**30), x, v.const(0.0)), "float64")
+    n = v.llvm("nearbyint", wide * v.const(2 / math.pi, "float64"))
+    high = math.pi / 2
+    low = 6.123233995736766e-17  # pi/2 - high
+    r = v.fma(n, v.const(-low, "float64"), v.fma(n, v.const(-high, "float64"), wide))
+    return v.cast(n, "int32"), v.cast(r, "float32")
+
+
+def wave(v: Lanes, x: Any, ahead: int) -> Any:
+    """sin of ``x`` plus ``ahead`` quarter turns."""
+    n, r = quarter_turns(v, x)
+    n = v.name(n + v.const(ahead, "int32")) if ahead else n
+    square = v.name(r * r)
+    sine = v.fma(r * square, v.polynomial(square, SIN), r)
+    cosine = v.fma(v.name(square * square), v.polynomial(square, COS), v.fma(square, v.const(-0.5), v.const(1.0)))
+    odd = tirx.NE(n & v.const(1, "int32"), v.const(0, "int32"))
+    sign = v.name((n & v.const(2, "int32")) << v.const(30, "int32"))
+    y = v.signed(v.select(odd, cosine, sine), sign)
+    return v.select(v.size(x)[0] < v.const(math.inf), y, v.const(math.nan))
+
+
+def sin(v: Lanes, x: Any) -> Any:
+    return v.select(tirx.EQ(x, v.const(0.0)), x, wave(v, x, 0))  # keeps the sign of a zero
+
+
+def cos(v: Lanes, x: Any) -> Any:
+    return wave(v, x, 1)
+
+
+def power(v: Lanes, x: Any, y: Any) -> Any:
+    """x^y: |x|^y in f64, then the sign and C's special cases."""
+    size, sign = v.size(x)
+    held = v.clamp(y, -1e30, 1e30)  # of an infinite y; an exponent so large decides by |x| against 1 alone
+    up = exp_f64(v, v.name(v.cast(held, "float64") * log_f64(v, size)))
+    whole = tirx.EQ(v.llvm("nearbyint", y), y)
+    odd = tirx.And(whole, tirx.NE(v.llvm("nearbyint", held * v.const(0.5)) * v.const(2.0), held))
+    value = v.select(odd, v.signed(up, sign), up)
+    rootless = tirx.And(tirx.And(x < v.const(0.0), size < v.const(math.inf)), tirx.Not(whole))
+    value = v.select(rootless, v.const(math.nan), value)
+    one = tirx.Or(tirx.EQ(x, v.const(1.0)), tirx.EQ(y, v.const(0.0)))
+    unknown = tirx.Or(v.is_nan(x), v.is_nan(y))
+    return v.select(one, v.const(1.0), v.select(unknown, v.const(math.nan), value))
+
+
+def log_f64(v: Lanes, x: Any) -> Any:
+    """log of an f32 x >= 0 in f64, to 2e-14: log(1 + f) = 2 artanh(f / (2 + f)), by its series. +-1e300 for infinities."""
+    e, f = parts(v, x)
+    f = v.cast(f, "float64")
+    s = v.name(f / (f + v.const(2.0, "float64")))
+    series = v.polynomial(v.name(s * s), [2 / (2 * k + 1) for k in range(9)], "float64")
+    y = v.fma(v.cast(e, "float64"), v.const(LN2, "float64"), s * series)
+    y = v.select(x > v.const(0.0), y, v.const(-1e300, "float64"))
+    return v.select(x < v.const(math.inf), y, v.const(1e300, "float64"))
+
+
+def exp_f64(v: Lanes, x: Any) -> Any:
+    """e^x for an f64 x, to 3e-13, as f32."""
+    x = v.clamp(x, -200.0, 200.0, "float64")
+    n = v.llvm("nearbyint", x * v.const(1 / LN2, "float64"))
+    r = v.fma(n, v.const(-LN2, "float64"), x)
+    p = v.polynomial(r, [1 / math.factorial(k) for k in range(11)], "float64")
+    biased = v.cast(v.cast(n, "int32"), "int64") + v.const(1023, "int64")
+    scale = v.name(tirx.reinterpret("float64" + v.width, biased << v.const(52, "int64")))
+    return v.cast(p * scale, "float32")
+
+
+def tanh_f64(x: Any) -> Any:
+    """(1 - t) / (1 + t) with t = e^(-2 |x|)."""
+    one, zero = tirx.const(1.0, dtype_of(x)), tirx.const(0.0, dtype_of(x))
+    t = tirx.exp(tirx.Select(x < zero, x, zero - x) * tirx.const(2.0, dtype_of(x)))
+    y = (one - t) / (one + t)
+    return tirx.Select(x < zero, zero - y, y)
+
+
+def _library(call: Any, name: str) -> Any:
+    """The f64 function: LLVM's, which calls the C library; ``call`` itself leaves it to TVM's next rule."""
+    if name == "tanh":
+        return tanh_f64(call.args[0])
+    return call if name == "erf" else tirx.call_llvm_pure_intrin(dtype_of(call), f"llvm.{name}", *call.args)
+
+
+def _rule(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
+    def lower(call: Any) -> Any:
+        dtype = dtype_of(call)
+        scalar, _, lanes = dtype.partition("x")
+        if scalar in ("float16", "bfloat16"):
+            wide = f"float32x{lanes}" if lanes else "float32"
+            args = [tirx.Cast(wide, a) for a in call.args]
+            return tirx.Cast(dtype, lower(type(call)(call.op, args, ret_ty=args[0].ty)))
+        if scalar != "float32":
+            return _library(call, name)
+        v = Lanes(dtype)
+        return v.close(function(v, *map(v.name, call.args)))
+
+    return lower
+
+
+RULES = {"exp": exp, "log": log, "tanh": tanh, "sin": sin, "cos": cos, "erf": erf, "pow": power}
+
+
+def power_steps(call: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """``pow`` of f32 as named steps and the value made of them. TVM's analyzer puts the value of every name back where it
+    is used, which for a function this long takes a quarter of a minute: a schedule writes the steps out as statements."""
+    v = Lanes("float32")
+    value = power(v, *map(v.name, call.args))
+    return v.named, value
+
+
+STEPS = {"tirx.pow": power_steps}
+
+
+@functools.cache
+def install() -> None:
+    """Have TVM use them in this process, for every LLVM target. TVM takes a rule once."""
+    for name, function in RULES.items():
+        tirx.register_intrin_lowering(f"tirx.{name}", "llvm", f=_rule(name, function), level=LEVEL)

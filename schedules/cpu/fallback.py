@@ -1,0 +1,60 @@
+"""What no plan fits: programs written as loops by hand, and blocks of a form that ``stages`` does not read."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import attrs
+import tvm
+from tvm import s_tir, tirx
+
+from .emit import is_int
+from .nests import GRAIN
+from .tree import collect
+
+
+@attrs.frozen
+class ByHand:
+    """A program whose block holds loops of its own: its author chose their order and what runs in parallel."""
+
+    name: str = "by-hand"
+
+    def apply(self, func: Any, target: Any) -> Any:
+        leaves = [block for block in collect(func.body, s_tir.SBlock) if not collect(block.body, s_tir.SBlock)]
+        return func if leaves and all(collect(block.body, tirx.For) for block in leaves) else None
+
+
+@attrs.frozen
+class Fallback:
+    """Every block on its own: its space shared out to threads where that pays, no lanes but those LLVM finds."""
+
+    name: str = "fallback"
+
+    def apply(self, func: Any, target: Any) -> Any:
+        body = func.body
+        if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
+            return func
+        schedule = s_tir.Schedule(tvm.IRModule({"main": func}))
+        root = schedule.get_sblock("root")
+        for block in schedule.get_child_blocks(root):
+            _share_out(schedule, block)
+        return schedule.mod["main"]
+
+
+def _share_out(schedule: Any, block: Any) -> None:
+    """The outermost loop over the block's space, in parallel, if the block writes only its own point there."""
+    loops = schedule.get_loops(block)
+    if not loops:
+        return
+    nodes = [schedule.get(loop) for loop in loops]
+    work = prod(int(node.extent) for node in nodes if is_int(node.extent))
+    axes = schedule.get(block).iter_vars
+    outer = [a for a, v in zip(axes, _bindings(schedule, block), strict=True) if v.same_as(nodes[0].loop_var)]
+    if work >= GRAIN and len(outer) == 1 and outer[0].iter_type == tirx.IterVar.DataPar:
+        schedule.parallel(loops[0])
+
+
+def _bindings(schedule: Any, block: Any) -> list[Any]:
+    realize = [r for r in collect(schedule.mod["main"].body, s_tir.SBlockRealize) if r.block.same_as(schedule.get(block))]
+    return list(realize[0].iter_values) if realize else []
