@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from . import codes
-from .builtins import initial
+from .builtins import initial  # its import also fills BUILTINS, before anything is traced
 from .diagnostics import UserError
 from .graph import Value
 from .settings import Settings

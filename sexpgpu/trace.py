@@ -281,6 +281,3 @@ def shown(name: str, p: Params) -> str:
     keys = "".join(f" {s.name}" for s, _ in p.keys)
     rest = f" &rest {p.rest.name}" if p.rest else ""
     return f"({' '.join([name, *(s.name for s in p.names)])}{' &key' + keys if keys else ''}{rest})"
-
-
-from . import builtins  # noqa: E402, F401  (fills BUILTINS; it needs this module's names)
