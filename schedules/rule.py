@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class Rule(Protocol):
     """A way to schedule some kernels. ``apply`` answers None for a kernel that is not of its kind."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None: ...
 

@@ -68,8 +68,6 @@ def _ragged(strip, heads: Sequence[int], full: int, rest: int, work: int) -> Stm
 
     def task(p: Expr, _: int) -> Stmt:
         *head, c = unravel(p, extents)
-        return tirx.IfThenElse(
-            c < i64(full), strip(head, c * COLUMNS, COLUMNS), strip(head, i64(full * COLUMNS), rest)
-        )
+        return tirx.IfThenElse(c < i64(full), strip(head, c * COLUMNS, COLUMNS), strip(head, i64(full * COLUMNS), rest))
 
     return chunks(prod(extents), 1, task, work)

@@ -1,7 +1,7 @@
 """Which folds are matrix products: ``C[b.., i.., j..] += A[b.., i.., k..] * B[b.., k.., j..]`` in any order of axes.
 
-Axes are sorted by who uses them: both factors (batch or depth), only A (rows), only B (columns). So a plain product, either
-operand transposed, a batch on one side or both, and an einsum with two operands are one case.
+Axes are sorted by who uses them: both factors (batch or depth), only A (rows), only B (columns). So a plain product,
+either operand transposed, a batch on one side or both, and an einsum with two operands are one case.
 """
 
 from __future__ import annotations

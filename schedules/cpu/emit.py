@@ -24,9 +24,14 @@ def i64(value: int) -> Expr:
     return tirx.IntImm("int64", value)
 
 
+def value_of(expr: Expr) -> int:
+    """The number of an integer literal."""
+    return int(expr.value)
+
+
 def is_int(expr: Expr, value: int | None = None) -> bool:
     """Is ``expr`` an integer literal (equal to ``value``, if given)?"""
-    return isinstance(expr, tirx.IntImm) and (value is None or int(expr.value) == value)
+    return isinstance(expr, tirx.IntImm) and (value is None or value_of(expr) == value)
 
 
 def seq(statements: Sequence[Stmt]) -> Stmt:

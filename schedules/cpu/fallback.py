@@ -56,5 +56,7 @@ def _share_out(schedule: Any, block: Any) -> None:
 
 
 def _bindings(schedule: Any, block: Any) -> list[Any]:
-    realize = [r for r in collect(schedule.mod["main"].body, s_tir.SBlockRealize) if r.block.same_as(schedule.get(block))]
+    realize = [
+        r for r in collect(schedule.mod["main"].body, s_tir.SBlockRealize) if r.block.same_as(schedule.get(block))
+    ]
     return list(realize[0].iter_values) if realize else []

@@ -1,7 +1,7 @@
 """One stage inside a task: a map along vectors, a fold as a tree of fixed width, a fold down columns, a serial body.
 
-The order of a sum follows from the shape alone: TREE lanes (four times as many for a long sum) collect every TREE-th element
-in turn, then halve until one is left. Neither the machine's vectors nor its threads enter.
+The order of a sum follows from the shape alone: TREE lanes (four times as many for a long sum) collect every TREE-th
+element in turn, then halve until one is left. Neither the machine's vectors nor its threads enter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .emit import Expr, Stmt, grid, i64, load, loop, scratch, seq, store, unrave
 from .inline import Point
 from .maps import at, finish, point_stores
 from .nests import TREE, Context, block, vector, vectors
-from .stages import Axis, Stage, binds, substitute
+from .stages import Axis, Stage, binds, statements, substitute
 
 LONG = 256  # elements from which four chains of partial sums hide the latency of an addition
 COLUMNS = 64  # columns summed side by side
@@ -73,7 +73,7 @@ def _rewrite(ctx: Context, stmt: Stmt, here: dict[Any, Expr]) -> Stmt:
     for bound in binds(stmt):
         fresh[bound.var] = tirx.Var(bound.var.name, str(bound.value.ty.dtype))
     done = []
-    for part in stmt if isinstance(stmt, tirx.SeqStmt) else [stmt]:
+    for part in statements(stmt):
         point = Point(ctx.virtual)
         value = point.write(part.value, here | fresh)
         if isinstance(part, tirx.Bind):
@@ -196,7 +196,9 @@ def column_strip(
 
     def done(p: int, size: int) -> Stmt:
         place = lambda lane: here | at([axis], [start + (lane + p)])  # noqa: E731
-        return vector(size, lambda lane: finish(ctx, stage, place(lane), _as(load(acc, lane + p), str(stage.buffer.dtype)), after))
+        return vector(
+            size, lambda lane: finish(ctx, stage, place(lane), _as(load(acc, lane + p), str(stage.buffer.dtype)), after)
+        )
 
     init = [_fill(acc, p, size, _start(stage)) for p, size in spans]
     turns = grid([a.extent for a in stage.reduce], turn)

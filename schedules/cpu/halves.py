@@ -1,4 +1,4 @@
-"""bfloat16 written out in integers: TVM 0.27 converts vectors of it, and names bound to it, as if they were integers."""
+"""bfloat16 written out in integers: TVM 0.27 converts vectors of it, and names bound to it, as integers."""
 
 from __future__ import annotations
 

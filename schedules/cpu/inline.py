@@ -1,7 +1,7 @@
 """Values that never reach memory: which buffers are virtual, and how a value is written out at one point.
 
-A point of a nest binds each virtual value it needs once (``Bind`` statements before the store), so that a value read by two
-later stages is neither computed twice nor written as a tree that doubles with every stage.
+A point of a nest binds each virtual value it needs once (``Bind`` statements before the store), so that a value read
+by two later stages is neither computed twice nor written as a tree that doubles with every stage.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _is_plain_store(stage: Stage) -> bool:
 
 
 def _repeats(stage: Stage, user: Stage) -> bool:
-    """Would ``user`` evaluate a vector of ``stage`` again and again? A value constant along its last axis is hoisted."""
+    """Would ``user`` evaluate a vector of ``stage`` over and over? A value constant along its last axis is hoisted."""
     last = (user.reduce or user.space)[-1:]
     reads = [x for x in loads(user.value) if x.source.same_as(stage.buffer)]
     inner = any(axis.var in variables(list(x.indices)) for axis in last for x in reads)

@@ -79,7 +79,7 @@ def point_stores(
 
 
 def finish(ctx: Context, fold: Stage, mine: dict[Any, Expr], value: Expr, after: Sequence[Stage]) -> Stmt:
-    """A finished element of a fold at ``mine`` (its axes): stored if needed, and the map stages ``after`` done on it."""
+    """A finished element of a fold at ``mine`` (its axes): stored if needed, and the stages ``after`` done on it."""
     point = Point(ctx.virtual)
     value = point.bind(point.write(value, {}))
     stores = []

@@ -1,8 +1,8 @@
-"""Matrix products: a tile of mr rows by nv vectors in registers, the depth summed in order, one task per group of tiles.
+"""Matrix products: a tile of mr rows by nv vectors in registers, the depth summed in order, tasks of many tiles.
 
 Columns are cut into panels of nv vectors. A panel of B is copied to [depth][panel] where B does not already walk along
-columns or where many rows reuse it; lanes past the last column are zero there. Rows past the last read the last row again
-and are not stored. So any m, n and k run the same code.
+columns or where many rows reuse it; lanes past the last column are zero there. Rows past the last read the last row
+again and are not stored. So any m, n and k run the same code.
 """
 
 from __future__ import annotations
@@ -175,7 +175,9 @@ def _tile(job: Job, b: Expr, i0: Expr, start: Expr, spans: Spans, b_at: Any) -> 
     one, dtype = job.one, str(job.one.stage.buffer.dtype)
     accs = [[scratch([size], dtype, "acc") for _, size, _ in spans] for _ in range(job.tile.mr)]
     zero = one.stage.fold.init if one.stage.fold else None
-    clear = [vector(s[1], lambda lane, a=a: store(a, zero, lane)) for row in accs for a, s in zip(row, spans, strict=True)]
+    clear = [
+        vector(s[1], lambda lane, a=a: store(a, zero, lane)) for row in accs for a, s in zip(row, spans, strict=True)
+    ]
     turn = lambda k: in_buffers(seq(_multiply(job, b, i0, k, accs, spans, b_at)))  # noqa: E731
     full, rest = divmod(one.k, DEEP)
     depth = []
@@ -187,9 +189,7 @@ def _tile(job: Job, b: Expr, i0: Expr, start: Expr, spans: Spans, b_at: Any) -> 
     return block([*clear, *depth, *ends], [a for row in accs for a in row])
 
 
-def _multiply(
-    job: Job, b: Expr, i0: Expr, k: Expr, accs: list[list[Any]], spans: Spans, b_at: Any
-) -> list[Stmt]:
+def _multiply(job: Job, b: Expr, i0: Expr, k: Expr, accs: list[list[Any]], spans: Spans, b_at: Any) -> list[Stmt]:
     """One turn of the depth for the whole tile."""
     done = []
     for r, row in enumerate(accs):
@@ -238,8 +238,8 @@ def _factor_b(job: Job, b: Expr, k: Expr, column: Expr) -> tuple[list[Stmt], Exp
 
 
 def _store_tile(job: Job, b: Expr, i0: Expr, start: Expr, accs: list[list[Any]], spans: Spans) -> list[Stmt]:
-    """The tile's elements to their places. With stages to follow, or rows past the end, by way of memory: then the code of
-    the stages stands once a tile and not once a row."""
+    """The tile's elements to their places. With stages to follow, or rows past the end, by way of memory: then the
+    code of the stages stands once a tile and not once a row."""
     if not job.after and job.one.m % job.tile.mr == 0:
         return [_end_row(job, b, i0 + r, start, spans, _lane_of(row)) for r, row in enumerate(accs)]
     tile = scratch([job.tile.mr, spans[-1][0] + spans[-1][1]], str(job.one.stage.buffer.dtype), "tile")
@@ -251,7 +251,7 @@ def _store_tile(job: Job, b: Expr, i0: Expr, start: Expr, accs: list[list[Any]],
     here = lambda r: lambda p, lane: load(tile, r, lane + p)  # noqa: E731
     var = tirx.Var("r", "int64")
     body = in_buffers(_end_row(job, b, i0 + var, start, spans, here(var)))
-    rows = i64(job.tile.mr)
+    rows: Expr = i64(job.tile.mr)
     if job.one.m % job.tile.mr:
         rows = tirx.min(rows, i64(job.one.m) - i0)
     return [block([*copies, tirx.For(var, i64(0), rows, SERIAL, body)], [tile])]

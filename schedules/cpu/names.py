@@ -1,7 +1,7 @@
 """Names for values, in a form that TVM's simplifier leaves alone.
 
-It puts the value of every ``Bind`` back where the name is used: a chain of values each used twice grows to 2^n terms. So a
-named value is kept in a buffer of one element a lane, which LLVM turns back into a register.
+It puts the value of every ``Bind`` back where the name is used: a chain of values each used twice grows to 2^n terms.
+So a named value is kept in a buffer of one element a lane, which LLVM turns back into a register.
 """
 
 from __future__ import annotations

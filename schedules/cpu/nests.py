@@ -64,9 +64,7 @@ def chunks(extent: int, size: int, body: Callable[[Expr, int], Stmt], work: int)
     if not full:
         return body(i64(0), rest)
     last = i64(full * size)
-    return parallel(
-        full + 1, lambda c: tirx.IfThenElse(c < i64(full), body(c * size, size), body(last, rest)), work
-    )
+    return parallel(full + 1, lambda c: tirx.IfThenElse(c < i64(full), body(c * size, size), body(last, rest)), work)
 
 
 def block(statements: list[Stmt], buffers: list[Any]) -> Stmt:

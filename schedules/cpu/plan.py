@@ -81,7 +81,7 @@ def _keeps_rows(ctx: Context, stages: Sequence[Stage], lead: int) -> bool:
     return all(walks_rows(ctx, s) or len(s.space) > lead for s in folds)
 
 
-def build(plan: Plan) -> tirx.PrimFunc:
+def build(plan: Plan) -> Any:
     """The scheduled function."""
     program = plan.ctx.program
     temps = [b for b in _temps(plan) if program.owns(b)]

@@ -159,7 +159,8 @@ def _localize(stmt: Stmt, local: dict[Any, Any], found: RowGroup) -> Stmt:
         return load(local[node.source], *inner(node.source, node.indices)) if node.source in local else node
 
     def write(node: Any) -> Stmt:
-        return store(local[node.buffer], node.value, *inner(node.buffer, node.indices)) if node.buffer in local else node
+        return (
+            store(local[node.buffer], node.value, *inner(node.buffer, node.indices)) if node.buffer in local else node
+        )
 
     return rewrite(stmt, [(Load, read), (tirx.BufferStore, write)])
-

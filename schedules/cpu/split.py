@@ -1,4 +1,4 @@
-"""Long reductions with few results, cut into pieces that threads can share: first a partial result a piece, then their fold.
+"""Long reductions with few results, cut into pieces for threads: first a partial result a piece, then their fold.
 
 Where to cut follows from the shape alone, so the order of a sum is the same for any number of threads.
 """

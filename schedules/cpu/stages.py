@@ -1,7 +1,8 @@
 """A PrimFunc of plain blocks, read as a list of stages.
 
 A stage is one block: ``map`` stores a value at every point of its space, ``fold`` reduces by sum, max, min or product,
-``serial`` is any other body (argmax with its pairs), kept as statements. Axes of one element are gone: their variable is 0.
+``serial`` is any other body (argmax with its pairs), kept as statements. Axes of one element are gone: their variable
+is 0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Var
 
-from .emit import Expr, Load, Stmt, is_int
+from .emit import Expr, Load, Stmt, is_int, value_of
 from .tree import collect, rewrite
 
 
@@ -128,12 +129,16 @@ def read_program(func: Any) -> Program:
     if not isinstance(root, s_tir.SBlockRealize) or root.block.iter_vars:
         raise NotStaged("no root block")
     body = root.block.body
-    parts = list(body) if isinstance(body, tirx.SeqStmt) else [body]
+    parts = statements(body)
     params = tuple(func.params)
     if any(not hasattr(p, "shape") for p in params):
         raise NotStaged("a scalar parameter")
     _check_shapes([*params, *root.block.alloc_buffers])
     return Program(func, params, tuple(_read_stage(part) for part in parts))
+
+
+def statements(stmt: Stmt) -> list[Stmt]:
+    return [*stmt.seq] if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
 def _check_shapes(buffers: Iterable[Any]) -> None:
@@ -148,7 +153,7 @@ def _read_stage(stmt: Stmt) -> Stage:
     while isinstance(stmt, tirx.For):
         if not (is_int(stmt.min, 0) and is_int(stmt.extent) and stmt.kind == tirx.ForKind.SERIAL):
             raise NotStaged("a loop that is not serial from 0 to a fixed extent")
-        extents[stmt.loop_var] = int(stmt.extent)
+        extents[stmt.loop_var] = value_of(stmt.extent)
         stmt = stmt.body
     if not isinstance(stmt, s_tir.SBlockRealize):
         raise NotStaged("statements between loops and block")
@@ -194,7 +199,7 @@ def _same_place(body: Any) -> bool:
 
 
 def _simple(body: Stmt) -> bool:
-    parts = list(body) if isinstance(body, tirx.SeqStmt) else [body]
+    parts = statements(body)
     return all(isinstance(part, tirx.Bind | tirx.BufferStore) for part in parts)
 
 

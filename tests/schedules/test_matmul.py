@@ -1,0 +1,105 @@
+"""Matrix products of every layout and any size, with what is fused onto them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm import relax
+
+from schedules.cpu.matmul_nest import choose_tile
+
+from .kernels import build, close, graph, numbers, product, runs_here, threads
+
+pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here("cpu-x86-64-v3"), reason="this CPU has no AVX2")]
+
+# Multiples of every tile, primes, one row or column, depths from 1 to a weight gradient's.
+SIZES = [
+    (64, 128, 96), (37, 41, 43), (8, 512, 40), (5, 17, 70), (100, 1, 33),
+    (130, 300, 17), (7, 2, 9), (1, 64, 130), (23, 64, 7),
+]  # fmt: skip
+
+
+def want(kind: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    left = a.swapaxes(-1, -2) if kind[0] == "T" else a
+    right = b.swapaxes(-1, -2) if kind[1] == "T" else b
+    return left.astype("float64") @ right.astype("float64")
+
+
+def check(kind: str, m: int, k: int, n: int, batch: tuple[int, ...] = ()) -> str:
+    built = build(product(kind, m, k, n, batch))
+    a, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(built.params[:2]))
+    close(built.run(a, b)[0], want(kind, a, b), k)
+    return built.rule
+
+
+@pytest.mark.parametrize("kind", ["NN", "TN", "NT", "TT"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_any_layout_and_size(kind: str, size: tuple[int, int, int]) -> None:
+    check(kind, *size)
+
+
+@pytest.mark.parametrize("kind", ["NN", "TN", "NT"])
+def test_a_batch_of_small_products(kind: str) -> None:
+    assert check(kind, 32, 32, 32, (2, 5)) == "matmul"
+    assert check(kind, 17, 19, 23, (7,)) == "matmul"
+
+
+def test_a_batch_on_one_side_is_rows() -> None:
+    (func,) = graph(lambda emit, x, w: relax.op.matmul(x, w), ((3, 4, 17, 19), "float32"), ((19, 23), "float32"))
+    built = build(func)
+    x, w = numbers(3, 4, 17, 19), numbers(19, 23, seed=1)
+    assert built.rule == "matmul"
+    close(built.run(x, w)[0], x.astype("float64") @ w, 19)
+
+
+@pytest.mark.parametrize("size", [(64, 32, 48), (61, 33, 51)], ids=str)
+def test_what_follows_is_done_on_the_tile(size: tuple[int, int, int]) -> None:
+    m, k, n = size
+
+    def fused(emit, x, w, b, r):
+        y = emit(relax.op.add(emit(relax.op.matmul(x, w)), b))
+        return relax.op.add(emit(relax.op.tanh(y)), r)
+
+    kinds = [((m, k), "float32"), ((k, n), "float32"), ((n,), "float32"), ((m, n), "float32")]
+    (func,) = graph(fused, *kinds)
+    built = build(func)
+    x, w, b, r = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(kinds))
+    assert built.rule == "matmul"
+    close(built.run(x, w, b, r)[0], np.tanh(x.astype("float64") @ w + b) + r, k)
+
+
+def test_a_few_columns_or_rows_are_sums_along_the_depth() -> None:
+    assert check("NN", 200, 64, 3) == "rows"
+    assert check("NT", 2, 64, 100) == "rows"
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    import ml_dtypes
+
+    kinds = [((33, 64), "bfloat16"), ((64, 40), "bfloat16")]
+    (func,) = graph(lambda emit, x, w: relax.op.matmul(x, w, out_dtype="float32"), *kinds)
+    built = build(func)
+    x, w = numbers(33, 64).astype(ml_dtypes.bfloat16), numbers(64, 40, seed=1).astype(ml_dtypes.bfloat16)
+    close(built.run(x, w)[0], x.astype("float64") @ w.astype("float64"), 64)
+
+
+@pytest.mark.parametrize("size", [(512, 128, 256), (61, 700, 129), (16, 4096, 48)], ids=str)
+def test_threads_change_no_bit(size: tuple[int, int, int]) -> None:
+    built = build(product("TN", *size))
+    a, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(built.params[:2]))
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(built.run(a, b)[0].tobytes())
+    threads(1)
+    assert len(set(results)) == 1
+
+
+def test_the_tile_fits_the_registers() -> None:
+    for lanes, registers in ((8, 16), (16, 32), (4, 32)):
+        for m, n in ((512, 512), (7, 100), (1, 1000), (300, 3)):
+            tile = choose_tile(m, n, lanes, registers)
+            assert tile.mr * tile.nv + tile.nv + 1 <= registers and tile.mr <= m

@@ -1,0 +1,71 @@
+"""The order of rules, what a crash does, and the table of targets."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tvm")
+
+import attrs
+
+import schedules
+
+from .kernels import V3, graph
+
+pytestmark = pytest.mark.build
+
+
+@attrs.frozen
+class Fake:
+    name: str
+    answer: object
+
+    def apply(self, func, target):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def aim(*rules: Fake) -> schedules.Target:
+    return attrs.evolve(schedules.TARGETS[V3], rules=rules)
+
+
+def test_the_first_schedule_wins() -> None:
+    done = schedules.first(None, aim(Fake("a", None), Fake("b", "schedule b"), Fake("c", "schedule c")))
+    assert (done.func, done.rule, done.failures) == ("schedule b", "b", ())
+
+
+def test_a_crash_counts_as_none_and_is_told() -> None:
+    done = schedules.first(None, aim(Fake("bad", ValueError("two\n words")), Fake("good", "schedule")))
+    assert done.rule == "good"
+    assert done.failures == ("bad: ValueError: two words",)
+
+
+def test_no_rule() -> None:
+    done = schedules.first(None, aim(Fake("a", None)))
+    assert (done.func, done.rule) == (None, "")
+
+
+def test_targets_name_a_level_and_never_the_builder() -> None:
+    for target in schedules.TARGETS.values():
+        assert target.tvm["mcpu"] != "native" and target.tvm["mtriple"].startswith(target.machine)
+    assert "avx512vl" in schedules.TARGETS["cpu-x86-64-v4"].cpu_flags
+    assert not any(flag.startswith("avx512") for flag in schedules.TARGETS[V3].cpu_flags)
+
+
+@pytest.mark.parametrize(("machine", "name"), [("x86_64", "cpu-x86-64-v3"), ("aarch64", "cpu-aarch64")])
+def test_the_default_follows_from_the_architecture_alone(monkeypatch, machine: str, name: str) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert schedules.host_default().name == name
+
+
+def test_a_schedule_keeps_the_attributes() -> None:
+    func = graph(lambda emit, x: emit(_exp(x)), ((8, 16), "float32"))[0]
+    done = schedules.first(func, schedules.TARGETS[V3]).func
+    assert done.attrs["tirx.noalias"] == func.attrs["tirx.noalias"]
+
+
+def _exp(x):
+    from tvm import relax
+
+    return relax.op.exp(x)
