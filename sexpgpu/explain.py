@@ -16,11 +16,12 @@ def explain(plan: Plan) -> str:
     s = plan.settings
     numbers = sum(p.type.size for p in plan.parameters)
     frozen = sum(p.type.size for p in plan.parameters if p.is_frozen)
+    training = {stage.loader for stage in s.stages}
     lines = [
         f"run          {s.name}: {s.steps} steps x {s.microbatches} microbatches, seed {s.seed}, {s.precision}",
         f"model        {s.model.name}: {len(plan.parameters)} parameters, {numbers:,} numbers"
         + (f", {frozen:,} of them frozen" if frozen else ""),
-        *(f"data         {describe_loader(loader)}" for loader in s.loaders.values()),
+        *(f"data         {describe_loader(loader, n in training)}" for n, loader in s.loaders.items()),
     ]
     if plan.trips:
         lines.append(f"generation   {plan.trips} trips a microbatch make {', '.join(plan.generated)}")
@@ -31,10 +32,11 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe_loader(loader: Loader) -> str:
+def describe_loader(loader: Loader, trains: bool) -> str:
+    """``trains``: it feeds training; a pass reads in order, whatever ``:shuffle`` says."""
     where = ", ".join(loader.sources) if loader.sources else f"{loader.count} record numbers"
     fields = " ".join(f"{n} {t}" for n, t in loader.fields.items())
-    more = f"{', shuffled' if loader.shuffle else ''}{', in the artifact' if loader.embed else ''}"
+    more = f"{', shuffled' if loader.shuffle and trains else ''}{', in the artifact' if loader.embed else ''}"
     return f"{loader.name}: {where}, batches of {loader.batch}{more}: {fields}"
 
 

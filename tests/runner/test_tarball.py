@@ -352,7 +352,9 @@ def test_row_51_replaced_or_deleted_while_open(artifact: str, tmp_path: Path) ->
 def test_row_52_a_library_that_does_not_load(artifact: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The real device on bytes that are no library: after the hashes agree, before any step."""
     assert run.main([artifact, "--out", str(out), "--data", str(out.parent)]) == 3
-    assert "ELF" in one_error(capsys.readouterr().err, "E-ENV-011") and not any((out / "checkpoints").glob("*"))
+    said = one_error(capsys.readouterr().err, "E-ENV-011")
+    assert "ELF" in said or "too short" in said  # the C library's words, which of them depends on its state
+    assert not any((out / "checkpoints").glob("*"))
 
 
 def test_row_66_an_existing_output(artifact: str, tmp_path: Path) -> None:
