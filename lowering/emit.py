@@ -52,6 +52,10 @@ class Namespace:
         """A scalar (or, of nested lists, a tensor) of our ``dtype``, rounded once."""
         return relax.const(number, self.dt(dtype))
 
+    def bound(self, x: relax.Expr) -> relax.Expr:
+        """``x`` as a variable, to be used more than once."""
+        return self._typed(x)
+
     def shape(self, x: relax.Expr) -> tuple[int, ...]:
         return tuple(int(n) for n in self._typed(x).ty.shape)
 

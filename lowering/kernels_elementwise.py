@@ -241,34 +241,20 @@ def sign(x: Any, out: TensorType) -> Any:
     return tirx.Select(x > zero, one, tirx.Select(x < zero, minus, x))
 
 
-def in_f32(scalar: Callable[[Any], Any]) -> Callable[..., Any]:
-    """f16 and bf16 computed in f32 and rounded once."""
-
-    def element(x: Any, out: TensorType) -> Any:
-        own = DTYPES[out.dtype]
-        return scalar(x.astype("float32")).astype(own.numpy) if own.bits == 16 else scalar(x)
-
-    return element
-
-
-def log1p(x: Any) -> Any:
+@pointwise("log1p")
+def log1p(x: Any, u: Any, log_u: Any, out: TensorType) -> Any:
     """x log(u) / (u - 1) with u = 1 + x: the rounding of u cancels (HP-15C Advanced Functions Handbook, appendix)."""
     one = num(1, x)
-    u = x + one
-    near = tirx.Select(u == one, x, tirx.log(u) * (x / (hidden(u) - one)))
-    return tirx.Select(x >= one, tirx.log(u), near)
+    near = tirx.Select(u == one, x, log_u * (x / (hidden(u) - one)))
+    return tirx.Select(x >= one, log_u, near).astype(DTYPES[out.dtype].numpy)
 
 
-def expm1(x: Any) -> Any:
+@pointwise("expm1")
+def expm1(x: Any, u: Any, log_u: Any, out: TensorType) -> Any:
     """(u - 1) x / log(u) with u = e**x, by Kahan, for the same reason."""
     one = num(1, x)
-    u = tirx.exp(x)
-    near = tirx.Select(u == one, x, (u - one) * (x / tirx.log(u)))
-    return tirx.Select(tirx.any(x >= one, u - one == -one), u - one, near)
-
-
-pointwise("log1p")(in_f32(log1p))
-pointwise("expm1")(in_f32(expm1))
+    near = tirx.Select(u == one, x, (u - one) * (x / log_u))
+    return tirx.Select(tirx.any(x >= one, u - one == -one), u - one, near).astype(DTYPES[out.dtype].numpy)
 
 
 def within(y: Any, out: TensorType) -> tuple[Any, Any]:

@@ -220,8 +220,8 @@ def cast_relax(r: Any, x: Any, dtype: str) -> Any:
 
 
 def cast_vjp(b: Any, dy: Any, y: Any, x: Any, dtype: str) -> tuple[Any]:
-    """The gradient flows from float to float only; through an integer it would be wrong."""
-    return (b("cast", dy, dtype=x.type.dtype) if x.type.kind == y.type.kind == "float" else None,)
+    """Between floats only: reverse mode never asks a value that is not a float, and through an integer it is wrong."""
+    return (b("cast", dy, dtype=x.type.dtype) if x.type.kind == "float" else None,)
 
 
 op("reshape", "The elements of x, in row-major order, in another shape of as many; one dimension may be -1 and is "

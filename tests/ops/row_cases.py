@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -100,6 +101,19 @@ def scheduled(func: Any, target: Any) -> Any:
     import schedules
 
     return schedules.first(func, schedules.host_default())
+
+
+def inlined(func: Any, target: Any) -> Any:
+    """Every value that another one reads is written into its expression: all that TVM's simplifier could get to see."""
+    from tvm.s_tir import Schedule, ScheduleError
+
+    from schedules import Scheduled
+
+    work = Schedule(func)
+    for block in work.get_child_blocks(work.get_sblock("root")):
+        with contextlib.suppress(ScheduleError):  # the last value, and whatever cannot be inlined
+            work.compute_inline(block)
+    return Scheduled(work.mod["main"], "inlined", ())
 
 
 def compiled(graphs: Sequence[Graph], scheduler: Callable[[Any, Any], Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from row_cases import compiled, plain, scheduled
+from row_cases import compiled, inlined, plain, scheduled
 
 from sexpgpu.graph import Builder, Graph, Value
 from sexpgpu.interpret import evaluate, numpy_dtype
@@ -97,6 +97,14 @@ EDGES: tuple[tuple[str, str, list[list[Any]], Make, list[Any]], ...] = (
      lambda b, x: b("not", b(">", x, b.const(2.0, "f32"))), [True, True, False]),
     ("not = is /=", "f32", [[NAN, 1.0], [NAN, 1.0]], lambda b, x, y: b("not", b("=", x, y)), [True, False]),
     ("not /= is =", "f32", [[NAN, 1.0], [NAN, 1.0]], lambda b, x, y: b("not", b("/=", x, y)), [False, True]),
+    ("< or >= is not all", "f32", [[NAN, 1.0], [1.0, 1.0]],
+     lambda b, x, y: b("or", b("<", x, y), b(">=", x, y)), [False, True]),
+    ("= or /= is all", "f32", [[NAN, 1.0], [1.0, 1.0]], lambda b, x, y: b("or", b("=", x, y), b("/=", x, y)),
+     [True, True]),
+    ("< and >= is none", "f32", [[NAN, 1.0], [1.0, 1.0]],
+     lambda b, x, y: b("and", b("not", b("<", x, y)), b("not", b(">=", x, y))), [True, False]),
+    ("e - e of infinity", "f32", [[1e38, 1.0], [1e38, 2.0]],
+     lambda b, x, y: (lambda e: b("-", e, e))(b("*", x, y)), [NAN, 0.0]),
     ("x - x of infinity", "f32", [[INF, NAN, 1.0]], lambda b, x: b("-", x, x), [NAN, NAN, 0.0]),
     ("x / x of 0", "f32", [[0.0, INF, 2.0]], lambda b, x: b("/", x, x), [NAN, NAN, 1.0]),
     ("infinity times the number 0", "f32", [[INF, NAN, 2.0]], constant("*", 0.0), [NAN, NAN, 0.0]),
@@ -195,7 +203,7 @@ def test_the_reference_says_so(edge: Any) -> None:
     check(got, y, edge[-1], rtol=1e-7)  # the results above are exact, or written in decimals for a float32
 
 
-@pytest.fixture(scope="module", params=[plain, scheduled])
+@pytest.fixture(scope="module", params=[plain, scheduled, inlined])
 def machine(request: Any) -> Any:
     graphs = []
     for i, edge in enumerate(EDGES):
