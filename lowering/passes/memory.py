@@ -42,6 +42,9 @@ def _tensor_bytes(shape: Any, dtype: Any) -> int:
     return math.prod(int(n) for n in shape) * ((tvm.DataType(str(dtype)).bits + 7) // 8)
 
 
+STACK = 1024  # bytes from which TVM's CPU runtime takes a kernel's own buffer from the heap
+
+
 def workspaces(module: tvm.IRModule) -> dict[str, int]:
     """Program -> bytes of the buffers it allocates for itself, each cut down to what is live at once."""
     programs = {gv: f for gv, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
@@ -52,7 +55,9 @@ def workspaces(module: tvm.IRModule) -> dict[str, int]:
 
 
 def _buffers(stmt: Any) -> Iterator[Any]:
-    """Every buffer that a block of ``stmt`` allocates."""
+    """Every buffer that ``stmt`` allocates on the heap; a schedule's smaller ones are on the stack."""
+    if isinstance(stmt, tirx.AllocBuffer) and _buffer_bytes(stmt.buffer) >= STACK:
+        yield stmt.buffer
     if isinstance(stmt, SBlock):
         yield from stmt.alloc_buffers
     parts = [getattr(stmt, name, None) for name in ("block", "body", "then_case", "else_case")]
