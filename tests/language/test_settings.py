@@ -1,0 +1,93 @@
+"""The plain values of a run file: defrun, loaders, passes, stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import PARTS, faults, plan_of
+
+SECOND = '(defloader e :source "e.npz" :batch {batch} :fields (list :x [3] :f32 :y [] :i32))'
+
+
+def run(text: str) -> str:
+    return f"(defrun r :model m :loader d :seed 1 {text})"
+
+
+def codes(**parts: str) -> list[str]:
+    return [f.split()[0] for f in faults(**parts)]
+
+
+def test_defaults_are_those_the_page_states() -> None:
+    s = plan_of(run="(defrun r :model m :loader d :steps 3)").settings
+    assert (s.seed, s.microbatches, s.precision, s.log_every, s.checkpoint_every) == (0, 1, "f32", 10, 100)
+    loader = s.loaders["d"]
+    assert (loader.shuffle, loader.epochs, loader.embed, loader.count) == (True, None, False, None)
+
+
+def test_values_are_evaluated() -> None:
+    plan = plan_of(generate="(def n 4)", run=run(":steps (* n 3) :microbatches (quot n 2)"))
+    assert (plan.settings.steps, plan.settings.microbatches) == (12, 2)
+
+
+def test_a_curriculum_gives_the_steps_and_the_loaders() -> None:
+    stages = "(defcurriculum (stage a :steps 3) (stage b :steps 4 :loader e))"
+    s = plan_of(passes=SECOND.format(batch=4) + stages, run=run("")).settings
+    assert s.steps == 7
+    assert [(t.name, t.steps, t.records, t.loader) for t in s.stages] == [("a", 3, None, "d"), ("b", 4, None, "e")]
+
+
+def test_without_a_curriculum_there_is_one_stage() -> None:
+    assert [(t.steps, t.records, t.loader) for t in plan_of().settings.stages] == [(None, None, "d")]
+
+
+@pytest.mark.parametrize(
+    "passes, code",
+    [
+        ("(defcurriculum (stage a))", "E-FORM-002"),
+        ("(defcurriculum (stage a :steps 3 :records 4))", "E-FORM-002"),
+        ("(defcurriculum (stage a :records 4))", "E-FORM-002"),
+        (SECOND.format(batch=8) + "(defcurriculum (stage a :steps 3 :loader e))", "E-FORM-009"),
+    ],
+)
+def test_a_stage_that_cannot_be(passes: str, code: str) -> None:
+    assert codes(passes=passes, run=run("")) == [code]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [":steps 0", ":steps 2.5", ":steps -1", ":steps 2 :microbatches 0", ":steps 2 :precision :f64",
+     ":steps 2 :log-every nil", ":steps 2 :diagnostics :a", ":steps (+ 1 1.5)"],
+)  # fmt: skip
+def test_a_count_out_of_range(text: str) -> None:
+    assert codes(run=run(text)) == ["E-FORM-009"]
+
+
+@pytest.mark.parametrize(
+    "loader, code",
+    [
+        ("(defloader d :source 3 :batch 4 :fields (list :x [3] :f32))", "E-FORM-009"),
+        ('(defloader d :source "a" :batch 4 :fields (list :x [3]))', "E-FORM-009"),
+        ('(defloader d :source "a" :batch 4 :fields (list :x [3] :f99))', "E-FORM-009"),
+        ('(defloader d :source "a" :batch 4 :fields (list :x [3] :f32 :x [3] :f32))', "E-FORM-003"),
+        ('(defloader d :source "a" :batch 4 :fields (list :x [0] :f32))', "E-SHAPE-001"),
+        ("(defloader d :source (indices 8) :batch 4 :fields (list :x [3] :f32))", "E-DATA-002"),
+        ("(defloader d :source (indices 3) :batch 4 :fields (list :x [] :i64))", "E-DATA-001"),
+    ],
+)
+def test_a_loader_that_cannot_be(loader: str, code: str) -> None:
+    assert code in codes(loader=loader)
+
+
+def test_a_run_on_record_numbers_makes_its_own_data() -> None:
+    plan = plan_of(
+        loader="(defloader d :source (indices 96) :batch 4 :shuffle false :fields (list :index [] :i64))",
+        prepare="(defprepare (batch ctx) (list :x (random-uniform [4 3] :salt (getf ctx :step))))",
+        objective="(defobjective (inputs ctx) (mean (square (model (getf inputs :x)))))",
+    )
+    assert plan.settings.loaders["d"].count == 96
+    assert [p.kind for p in plan.phase("train").inputs] == ["param", "param", "ctx", "seed"]
+
+
+def test_every_part_of_the_base_file_is_needed() -> None:
+    for name in ("model", "loader", "prepare", "objective", "optimizer", "run"):
+        assert PARTS[name] and faults(**{name: ""})
