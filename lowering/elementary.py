@@ -21,7 +21,7 @@ from tvm import tirx
 LEVEL = 20  # over TVM's own rules, which are at 10
 LN2 = math.log(2.0)
 INFINITE = 0x7F800000  # the bits of infinity; above these, the sign taken off, NaN
-ROOT_HALF = 0x3F3504F3  # the bits of sqrt(1/2)
+ROOT_HALF, ROOT_HALF_F64 = 0x3F3504F3, 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
 
 EXP = (0.4999999403953552, 0.16666515171527863, 0.04166845604777336, 0.008369418792426586, 0.0013813142431899905)
 EXP_LOWEST, EXP_HIGHEST = -87.33654, 88.72283  # below: subnormal; above: no f32
@@ -58,6 +58,15 @@ class Lanes:
         return tirx.const(value, scalar + self.width)
 
     def name(self, value: Any) -> Any:
+        """A variable for ``value``. What it stands for goes through an intrinsic that changes nothing and that LLVM
+        removes: TVM's analyzer would put a pure value in the place of its name, over and over."""
+        if dtype_of(value).startswith("float"):
+            return self.llvm("copysign", value, value)
+        return self.llvm("fshl", value, value, tirx.const(0, dtype_of(value)))
+
+    def llvm(self, name: str, *args: Any) -> Any:
+        """A variable for an LLVM intrinsic, not declared pure, which it is (see ``name``)."""
+        value = tirx.call_llvm_intrin(dtype_of(args[0]), f"llvm.{name}", *args)
         self.named.append((tirx.Var(f"m{len(self.named)}", value.ty), value))
         return self.named[-1][0]
 
@@ -66,11 +75,6 @@ class Lanes:
         for var, named in reversed(self.named):
             value = tirx.Let(var, named, value)
         return value
-
-    def llvm(self, name: str, *args: Any) -> Any:
-        """An LLVM intrinsic. Not declared pure, which it is: TVM puts what a pure name stands for in its place while it
-        simplifies the next one, so that a long function would take it for ever."""
-        return self.name(tirx.call_llvm_intrin(dtype_of(args[0]), f"llvm.{name}", *args))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """a b + c, rounded once."""
@@ -97,9 +101,7 @@ class Lanes:
 
     def clamp(self, x: Any, low: float, high: float, scalar: str = "float32") -> Any:
         """``x`` held between two numbers; ``low`` for NaN."""
-        least, most = self.const(low, scalar), self.const(high, scalar)
-        held = self.select(x > least, x, least)
-        return self.select(held < most, held, most)
+        return self.llvm("minnum", self.llvm("maxnum", x, self.const(low, scalar)), self.const(high, scalar))
 
     def size(self, x: Any) -> tuple[Any, Any]:
         """|x|, and the sign of x as bits."""
@@ -216,27 +218,29 @@ def cos(v: Lanes, x: Any) -> Any:
 def power(v: Lanes, x: Any, y: Any) -> Any:
     """x^y: |x|^y in f64, then the sign and C's special cases."""
     size, sign = v.size(x)
+    zero, infinite = tirx.EQ(x, v.const(0.0)), tirx.EQ(size, v.const(math.inf))
     held = v.clamp(y, -1e30, 1e30)  # of an infinite y; an exponent so large decides by |x| against 1 alone
     up = exp_f64(v, v.name(v.cast(held, "float64") * log_f64(v, size)))
-    whole = tirx.EQ(v.llvm("nearbyint", y), y)
+    end = v.select(v.select(zero, v.const(0.0) - y, y) > v.const(0.0), v.const(math.inf), v.const(0.0))
+    up = v.select(tirx.Or(zero, infinite), end, up)
+    whole = tirx.EQ(v.llvm("nearbyint", held), held)
     odd = tirx.And(whole, tirx.NE(v.llvm("nearbyint", held * v.const(0.5)) * v.const(2.0), held))
-    value = v.select(odd, v.signed(up, sign), up)
-    rootless = tirx.And(tirx.And(x < v.const(0.0), size < v.const(math.inf)), tirx.Not(whole))
+    value = v.signed(up, v.select(odd, sign, v.const(0, "int32")))
+    rootless = tirx.And(tirx.And(x < v.const(0.0), tirx.Not(infinite)), tirx.Not(whole))
     value = v.select(rootless, v.const(math.nan), value)
-    one = tirx.Or(tirx.EQ(x, v.const(1.0)), tirx.EQ(y, v.const(0.0)))
-    unknown = tirx.Or(v.is_nan(x), v.is_nan(y))
-    return v.select(one, v.const(1.0), v.select(unknown, v.const(math.nan), value))
+    value = v.select(tirx.Or(v.is_nan(x), v.is_nan(y)), v.const(math.nan), value)
+    return v.select(tirx.Or(tirx.EQ(x, v.const(1.0)), tirx.EQ(y, v.const(0.0))), v.const(1.0), value)
 
 
 def log_f64(v: Lanes, x: Any) -> Any:
-    """log of an f32 x >= 0 in f64, to 2e-14: log(1 + f) = 2 artanh(f / (2 + f)), by its series. +-1e300 for infinities."""
-    e, f = parts(v, x)
-    f = v.cast(f, "float64")
+    """log of a finite f32 x > 0 in f64, to 2e-14: log(1 + f) = 2 artanh(f / (2 + f)), by its series."""
+    shifted = v.name(tirx.reinterpret("int64" + v.width, v.cast(x, "float64")) - v.const(ROOT_HALF_F64, "int64"))
+    e = v.cast(v.cast(shifted >> v.const(52, "int64"), "int32"), "float64")
+    m = v.name((shifted & v.const(2**52 - 1, "int64")) + v.const(ROOT_HALF_F64, "int64"))
+    f = v.name(tirx.reinterpret("float64" + v.width, m) - v.const(1.0, "float64"))
     s = v.name(f / (f + v.const(2.0, "float64")))
     series = v.polynomial(v.name(s * s), [2 / (2 * k + 1) for k in range(9)], "float64")
-    y = v.fma(v.cast(e, "float64"), v.const(LN2, "float64"), s * series)
-    y = v.select(x > v.const(0.0), y, v.const(-1e300, "float64"))
-    return v.select(x < v.const(math.inf), y, v.const(1e300, "float64"))
+    return v.fma(e, v.const(LN2, "float64"), s * series)
 
 
 def exp_f64(v: Lanes, x: Any) -> Any:
@@ -285,8 +289,10 @@ RULES = {"exp": exp, "log": log, "tanh": tanh, "sin": sin, "cos": cos, "erf": er
 
 
 def power_steps(call: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """``pow`` of f32 as named steps and the value made of them. TVM's analyzer puts the value of every name back where it
-    is used, which for a function this long takes a quarter of a minute: a schedule writes the steps out as statements."""
+    """``pow`` of f32 as named steps and the value made of them, for a schedule to write out as statements.
+
+    As one expression it takes TVM a quarter of a minute: its analyzer puts the value of every name back in place.
+    """
     v = Lanes("float32")
     value = power(v, *map(v.name, call.args))
     return v.named, value
