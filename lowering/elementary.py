@@ -60,9 +60,10 @@ class Lanes:
     def name(self, value: Any) -> Any:
         """A variable for ``value``. What it stands for goes through an intrinsic that changes nothing and that LLVM
         removes: TVM's analyzer would put a pure value in the place of its name, over and over."""
-        if dtype_of(value).startswith("float"):
-            return self.llvm("copysign", value, value)
-        return self.llvm("fshl", value, value, tirx.const(0, dtype_of(value)))
+        dtype = dtype_of(value)
+        if dtype.startswith("float"):
+            return self.llvm("fma", value, tirx.const(1.0, dtype), tirx.const(-0.0, dtype))
+        return self.llvm("fshl", value, tirx.const(0, dtype), tirx.const(0, dtype))
 
     def llvm(self, name: str, *args: Any) -> Any:
         """A variable for an LLVM intrinsic, not declared pure, which it is (see ``name``)."""

@@ -27,7 +27,7 @@ def pointwise(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def add(scalar: Callable[..., Any]) -> Callable[..., Any]:
         @kernel(name)
-        def program(*xs: te.Tensor, out: TensorType) -> te.Tensor:
+        def program(*xs: te.Tensor, out: TensorType) -> Any:
             def element(*i: Any) -> Any:
                 return scalar(*(at(x, i) for x in xs), out=out)
 
@@ -92,12 +92,7 @@ def hidden(x: Any) -> Any:
 
 def no(truth: Any) -> Any:
     """The other truth, which the simplifier does not turn into the opposite comparison."""
-    return (chosen(truth, "int8") ^ tirx.const(1, "int8")).astype("bool")
-
-
-def chosen(truth: Any, name: str) -> Any:
-    """1 or 0. TVM 0.27 fails on a ``Cast`` of a vector of integer comparisons, though not on this."""
-    return tirx.Select(truth, tirx.const(1, name), tirx.const(0, name))
+    return (truth.astype("int8") ^ tirx.const(1, "int8")).astype("bool")
 
 
 def widened(x: Any) -> Any:
@@ -302,13 +297,8 @@ def wrap_cast(x: Any, out: TensorType) -> Any:
     return tirx.reinterpret(d.numpy, x.astype(f"int{d.bits}") if signed else x)
 
 
-@pointwise("truth-cast")
-def truth_cast(x: Any, out: TensorType) -> Any:
-    return chosen(x, DTYPES[out.dtype].numpy)
-
-
 @kernel("spread-bf16")
-def spread_bf16(x: te.Tensor, out: TensorType) -> te.Tensor:
+def spread_bf16(x: te.Tensor, out: TensorType) -> Any:
     """``x`` broadcast. TVM 0.27 fails on the store of a vector of one bf16, so the value is made to look as if it
     depended on its place; LLVM sees that a whole number is never NaN."""
 
@@ -320,7 +310,7 @@ def spread_bf16(x: te.Tensor, out: TensorType) -> te.Tensor:
 
 
 @kernel("iota")
-def iota(out: TensorType, axis: int) -> te.Tensor:
+def iota(out: TensorType, axis: int) -> Any:
     def element(*i: Any) -> Any:
         d = DTYPES[out.dtype]
         return i[axis].astype("float32").astype(d.numpy) if out.dtype in ("f16", "bf16") else i[axis].astype(d.numpy)
@@ -329,7 +319,7 @@ def iota(out: TensorType, axis: int) -> te.Tensor:
 
 
 @kernel("pad")
-def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | int | bool) -> te.Tensor:
+def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | int | bool) -> Any:
     def element(*i: Any) -> Any:
         inside = [
             side
@@ -343,7 +333,7 @@ def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | i
 
 
 @kernel("flip")
-def flip(x: te.Tensor, out: TensorType, axes: tuple[int, ...]) -> te.Tensor:
+def flip(x: te.Tensor, out: TensorType, axes: tuple[int, ...]) -> Any:
     def element(*i: Any) -> Any:
         return x(*(int(n) - 1 - j if a in axes else j for a, (j, n) in enumerate(zip(i, x.shape, strict=True))))
 

@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from tvm import relax, tirx
 from tvm.relax import transform as rt
 
+from . import elementary
 from .passes.in_place import Pair, in_place
 from .passes.memory import planned, workspaces
 from .passes.schedule import Kernel, Scheduler, schedule
@@ -115,6 +116,7 @@ def compile(
     in_place:  function -> (output, input) pairs to write into the input's memory where that is safe
     dump:      a folder that gets the module after each pass, as text
     """
+    elementary.install()
     target = target if target.host is not None else target.with_host(target)  # never the building machine's
     state = _State(target, scheduler, in_place or {})
     with target, tvm.transform.PassContext(config=CONFIG):

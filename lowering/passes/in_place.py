@@ -101,8 +101,8 @@ class Body:
         return True
 
     def _call_allows(self, n: int, target: int, param: relax.Var) -> bool:
-        """Whether the kernel call ``n`` may read ``param`` while its argument ``target`` is ``param``'s memory; notes the
-        program if it does read it."""
+        """Whether the kernel call ``n`` may read ``param`` while its argument ``target`` is ``param``'s memory. Notes
+        the program if it does read it."""
         value = self.bindings[n][1]
         func = self._program(value)
         assert func is not None

@@ -1,4 +1,4 @@
-"""Compile graphs for this machine's kind and run the library as a runner does: tvm_ffi alone, 64-byte aligned inputs."""
+"""Compile graphs for this machine's kind and run the library as a runner does, by tvm_ffi alone, on aligned inputs."""
 
 from __future__ import annotations
 
