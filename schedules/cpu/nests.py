@@ -14,7 +14,7 @@ from .names import in_buffers, split_names
 from .stages import Program
 from .tree import collect
 
-GRAIN = 16_384  # additions below which a second thread costs more than it saves (1.3 us to launch, measured)
+GRAIN = 65_536  # additions below which a second thread costs more than it saves (1.3 us to launch, measured)
 TREE = 16  # lanes of a reduction, the same for every target: the order of a sum is part of the result
 
 
