@@ -212,8 +212,6 @@ def cast_relax(r: Any, x: Any, dtype: str) -> Any:
         return x
     if DTYPES[have].kind == "float" and DTYPES[dtype].kind in WHOLE:
         return r.kernel("saturate", x)
-    if have == "bool":
-        return r.kernel("truth-cast", x)
     if DTYPES[have].kind in WHOLE and DTYPES[dtype].kind in WHOLE:
         return r.kernel("wrap-cast", x)
     return r.astype(x, r.dt(dtype))
@@ -274,7 +272,7 @@ op("concat", "The tensors of one dtype one after another along `:axis` (0 by def
    "equal.",
    group="shape", args=(tensors("xs"), key("axis", "int", 0)), normal=axis_attr(0), type=concat_type,
    ref=lambda np, *xs, axis: np.concatenate(xs, axis),
-   relax=lambda r, *xs, axis: r.concat(list(xs), axis) if len(xs) > 1 else xs[0],
+   relax=lambda r, x, *xs, axis: r.concat([x, *xs], axis) if xs else x,
    vjp=concat_vjp,
    onnx=lambda o, *xs, axis: o("Concat", *xs, axis=axis),
    cases=(([("f32", (2, 3)), ("f32", (4, 3))], {}), ([("f32", (2, 3)), ("f32", (2, 1)), ("f32", (2, 5))], {"axis": -1}),

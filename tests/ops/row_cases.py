@@ -44,7 +44,7 @@ def array(rng: np.random.Generator, spec: tuple[Any, ...]) -> np.ndarray:
     if t.kind == "bool":
         return rng.random(t.shape) < 0.5
     if t.kind == "float":
-        drawn = rng.uniform(*between, t.shape) if between else rng.standard_normal(t.shape)
+        drawn = rng.uniform(between[0], between[1], t.shape) if between else rng.standard_normal(t.shape)
         return np.asarray(drawn).astype(numpy_dtype(t))
     low, high = between or ((0, 6) if t.kind == "uint" else (-5, 6))
     return np.asarray(rng.integers(low, high, t.shape, dtype="int64")).astype(numpy_dtype(t))
@@ -104,15 +104,19 @@ def scheduled(func: Any, target: Any) -> Any:
 
 
 def inlined(func: Any, target: Any) -> Any:
-    """Every value that another one reads is written into its expression: all that TVM's simplifier could get to see."""
+    """Every value that another one reads is written into its expression, and the innermost loop runs on vectors: all
+    that TVM's simplifier could get to see, as other schedules than ours would show it."""
     from tvm.s_tir import Schedule, ScheduleError
 
     from schedules import Scheduled
 
     work = Schedule(func)
     for block in work.get_child_blocks(work.get_sblock("root")):
-        with contextlib.suppress(ScheduleError):  # the last value, and whatever cannot be inlined
+        try:
             work.compute_inline(block)
+        except ScheduleError:  # the last value, and whatever cannot be inlined
+            with contextlib.suppress(ScheduleError):
+                work.vectorize(work.get_loops(block)[-1])
     return Scheduled(work.mod["main"], "inlined", ())
 
 
@@ -125,4 +129,5 @@ def compiled(graphs: Sequence[Graph], scheduler: Callable[[Any, Any], Any]) -> A
 
     target = tvm.target.Target(dict(host_default().tvm))
     made = pipeline.compile(emit.emit(graphs), target, scheduler)
-    return tvm.relax.VirtualMachine(made.executable, tvm.cpu())
+    cpu: Any = tvm.cpu()
+    return tvm.relax.VirtualMachine(made.executable, cpu)
