@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
 from tvm import te  # noqa: E402
+from tvm.script import tirx as T  # noqa: E402, N812
 
 from lowering.passes.accesses import may_alias, outputs  # noqa: E402
 
@@ -48,6 +49,12 @@ def row_sum(x, z):
     return te.compute((4, 4), lambda i, j: z[i, j] + y[i])
 
 
+def scaled_sum(x, z):
+    """x stands in every term of a sum, whose parts are already written where x was."""
+    k = te.reduce_axis((0, 4), "k")
+    return te.compute((4, 4), lambda i, j: te.sum(x[i, j] * z[i, k], axis=k))
+
+
 def two(x, z):
     """z's copy is written first, so that the second output would read what the first has overwritten."""
     return [each(x, z, lambda x, z, i, j: z[i, j]), each(x, z, lambda x, z, i, j: x[i, j])]
@@ -64,6 +71,7 @@ CASES = [
     ("a fixed row", lambda x, z: each(x, z, lambda x, z, i, j: x[0, j]), False),
     ("a chain that turns", shifted_chain, False),
     ("a sum of a row", row_sum, False),
+    ("a factor of every term of a sum", scaled_sum, False),
     ("another output reads it later", two, False),
 ]
 
@@ -76,6 +84,26 @@ def test_may_alias(make, may):
 def test_another_output_may_be_in_the_way_before_or_after():
     func = program(lambda x, z: [each(x, z, lambda x, z, i, j: x[i, j]), each(x, z, lambda x, z, i, j: x[i, j])])
     assert [may_alias(func, 0, out) for out in (2, 3)] == [False, False]
+
+
+def test_what_is_read_after_the_first_write_may_not_alias():
+    @T.prim_func(s_tir=True)
+    def func(x: T.Buffer((4,), "float32"), z: T.Buffer((4,), "float32"), y: T.Buffer((4,), "float32")):
+        t = T.sblock_alloc_buffer((4,))
+        for i in range(4):
+            with T.sblock("first"):
+                v = T.axis.spatial(4, i)
+                y[v] = z[v]
+        for i in range(4):
+            with T.sblock("then"):
+                v = T.axis.spatial(4, i)
+                t[v] = x[v]
+        for i in range(4):
+            with T.sblock("last"):
+                v = T.axis.spatial(4, i)
+                y[v] = y[v] + t[v]
+
+    assert not may_alias(func, 0, 2)
 
 
 def test_outputs_are_the_parameters_that_are_written():

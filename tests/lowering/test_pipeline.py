@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from lowering_runs import T, compiled, graph, inputs, no_rule, reference, run_functions, samples
+from lowering_runs import T, compiled, graph, inputs, no_rule, reference, run_functions, samples, target, tvm
 
 from sexpgpu.graph import Builder, Graph
 
@@ -42,6 +42,25 @@ def test_the_scheduler_is_asked_once_a_kernel_and_its_answer_is_used():
     made = compiled(two_kernels(), scheduler=rule)
     assert asked == ["x86-64-v3"] * len(made.kernels)
     assert {(k.rule, k.failures) for k in made.kernels} == {("mine", ("first: no",))}
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_schedule_keeps_the_word_on_aliases_of_the_program_it_was_given(claims):
+    from tvm import te
+
+    from lowering.passes.schedule import schedule
+
+    x = te.placeholder((4,), "float32", "x")
+    func = te.create_prim_func([x, te.compute((4,), lambda i: x[i] + 1.0)])
+    both = {True: func.with_attr("tirx.noalias", True), False: without(func)}
+    given, other = both[claims], both[not claims]
+    answer = SimpleNamespace(func=other, rule="r", failures=())
+    module, _ = schedule(tvm.IRModule({"k": given}), target(), lambda func, target: answer)
+    assert ("tirx.noalias" in module["k"].attrs) is claims
+
+
+def without(func):
+    return func.without_attr("tirx.noalias") if "tirx.noalias" in func.attrs else func
 
 
 def test_the_memory_of_a_call():
