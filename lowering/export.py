@@ -37,6 +37,9 @@ acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 exp1
 hypot ldexp log log10 log1p log2 nearbyint pow rint round roundeven sin sinh sqrt tan tanh trunc
 """
 LIBM = frozenset(_LIBM.split())
+# Those whose result is exact, and so the same in every C library: they may stand in f32 code.
+_EXACT = "ceil fabs floor fma fmax fmin fmod nearbyint rint round roundeven trunc"
+EXACT = frozenset(_EXACT.split())
 
 
 class LinkFault(RuntimeError):
@@ -76,20 +79,21 @@ def check(data: bytes, machine: str) -> None:
     shared = elf.read(data)
     if shared.machine != machine:
         raise LinkFault(f"the library is for {shared.machine}, not {machine}")
-    foreign = [s for s in shared.undefined if not s.startswith(OURS) and s not in MEMORY and not is_libm(s)]
+    foreign = [s for s in shared.undefined if not s.startswith(OURS) and s not in MEMORY and not may_call(s)]
     if foreign or shared.needed:
         raise LinkFault(f"the library wants {' '.join((*foreign, *shared.needed))}, which a runner need not have")
 
 
-def is_libm(symbol: str) -> bool:
-    """Whether ``symbol`` is a function of the C mathematics library, f64 or (with a final f) f32."""
-    return symbol in LIBM or symbol.removesuffix("f") in LIBM
+def may_call(symbol: str) -> bool:
+    """Whether code may call ``symbol`` of the C mathematics library: any f64 function, and the exact ones of f32. The
+    other ones of f32 are our own (elementary.py), so that bits do not depend on the machine's library."""
+    return symbol in LIBM or (symbol.endswith("f") and symbol[:-1] in EXACT)
 
 
 def libm(data: bytes) -> tuple[str, ...]:
     """The functions that the library takes from the C mathematics library of the machine it runs on, and whose bits
     are therefore that machine's."""
-    return tuple(s for s in elf.read(data).undefined if is_libm(s))
+    return tuple(s for s in elf.read(data).undefined if may_call(s))
 
 
 def runtime_library(machine: str, given: str | Path | None = None) -> bytes:

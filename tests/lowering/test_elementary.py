@@ -38,7 +38,7 @@ def function(op: str, count: int, arity: int, scheduler=None, spec=X86):
     ins = inputs(b, **{f"x{n}": T("f32", count) for n in range(arity)})
     made = compiled(graph("f", ins, y=b(op, *ins)), scheduler=scheduler or plain, spec=spec)
     data = export.library(made, "x86_64")
-    assert not [s for s in export.libm(data) if s.endswith("f")], "f32 functions of the C library"
+    assert export.libm(data) == ()
     call = load(data)("f")
     return lambda *xs: numpy(call(*(tensor(np.asarray(x, "float32")) for x in xs))[0])
 

@@ -81,6 +81,8 @@ def test_a_library_wants_only_what_every_runner_has():
 def test_functions_of_libm_are_told_and_anything_else_is_refused(monkeypatch):
     data = export.library(compiled(in_f64()), "x86_64")
     assert export.libm(data) == ("exp",)
+    allowed = {"expf": False, "powf": False, "fmodf": True, "fmod": True, "printf": False, "f": False}
+    assert {s: export.may_call(s) for s in allowed} == allowed
     monkeypatch.setattr(export, "LIBM", frozenset())
     with pytest.raises(export.LinkFault, match="wants exp, which a runner need not have"):
         export.check(data, "x86_64")
