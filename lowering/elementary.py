@@ -292,7 +292,7 @@ RULES = {"exp": exp, "log": log, "tanh": tanh, "sin": sin, "cos": cos, "erf": er
 def power_steps(call: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """``pow`` of f32 as named steps and the value made of them, for a schedule to write out as statements.
 
-    As one expression it takes TVM a quarter of a minute: its analyzer puts the value of every name back in place.
+    As one expression it takes TVM half a second: its analyzer puts the value of every name back in place.
     """
     v = Lanes("float32")
     value = power(v, *map(v.name, call.args))
