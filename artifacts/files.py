@@ -12,6 +12,8 @@ from .errors import IO_WRITE, RunError, of_os_error
 
 CHUNK = 4 * 2**20
 
+LONGEST = 3800  # bytes of a run directory's path: Linux takes 4096, and the run's files go below it
+
 
 def write_new(path: str, parts: Iterable[bytes]) -> tuple[int, str]:
     """Create ``path`` (it must not exist) from ``parts`` and sync it; (bytes, sha256). The umask decides its mode."""
@@ -64,7 +66,9 @@ def replace(path: str, parts: Iterable[bytes]) -> None:
 
 
 def make_directory(path: str) -> None:
-    """The directory ``path`` exists afterwards (RunError E-IO otherwise)."""
+    """The directory ``path`` exists afterwards; else RunError E-IO, and no part of a hopeless path either."""
+    if len(os.fsencode(os.path.abspath(path))) > LONGEST:
+        raise RunError(IO_WRITE, f"the path is longer than {LONGEST} bytes", path)
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:

@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
 from . import __version__, codes
 from .diagnostics import UserError
 from .members import data_members, source_members
@@ -24,23 +26,21 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
 
     tarball.check_output(options.output, options.force, [options.file])
     data = data_members(plan)
-    module_result, library, runtime = compile_plan(plan, target, options)
-    report = report_text(plan, module_result, target)
+    made = compile_plan(plan, target, options)
     members = {
         **source_members(plan),
         **{member: content for files in data.values() for member, content in files.items()},
-        "code/phases.so": library,
-        "runtime/libtvm_runtime.so": runtime,
-        "report.txt": report.encode(),
+        "code/phases.so": made.library,
+        "runtime/libtvm_runtime.so": made.runtime,
+        "report.txt": report_text(plan, made, target).encode(),
     }
-    manifest = make_manifest(plan, module_result, target, data)
+    manifest = make_manifest(plan, made.compiled, target, data)
     digest = tarball.write(options.output, manifest, members, options.force, [options.file])
-    unscheduled = sorted(row.kernel for row in module_result.kernels if not row.rule)
     return {
         "hash": digest,
         "target": target.name,
-        "kernels": len(module_result.kernels),
-        "unscheduled": unscheduled,
+        "kernels": len(made.compiled.kernels),
+        "unscheduled": unscheduled(made.compiled),
         "bytes": Path(options.output).stat().st_size,
         "seconds": round(time.monotonic() - started, 1),
     }
@@ -73,37 +73,64 @@ def targets() -> dict[str, str]:
     return {n: f"{t.machine}, needs {' '.join(t.cpu_flags)}" for n, t in TARGETS.items()}
 
 
-def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> tuple[Any, bytes, bytes]:
-    """The compiled module, its library's bytes and the runtime library's."""
+@frozen
+class Made:
+    """lowering's Compiled, the library's bytes, the runtime library's, and the C library's functions that it calls."""
+
+    compiled: Any
+    library: bytes
+    runtime: bytes
+    libm: tuple[str, ...]
+
+
+def unscheduled(compiled: Any) -> list[str]:
+    """Kernels that no schedule rule took."""
+    return sorted(row.kernel for row in compiled.kernels if not row.rule)
+
+
+def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> Made:
     import attrs
     import tvm
 
     import schedules
     from lowering import elementary, emit, export, pipeline
 
-    runtime = export.runtime_library(target.machine, options.runtime)
+    try:
+        runtime = export.runtime_library(target.machine, options.runtime)
+    except export.RuntimeFault as fault:
+        raise UserError(codes.TARGET_RUNTIME, None, str(fault)) from None
     module = emit.emit([p.graph for p in plan.phases])
     pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
     aimed = attrs.evolve(target, functions=elementary.STEPS)
     compiled = pipeline.compile(
         module, tvm.target.Target(dict(target.tvm)), lambda func, _: schedules.first(func, aimed), pairs, options.dump
     )
-    missed = sorted(row.kernel for row in compiled.kernels if not row.rule)
+    missed = unscheduled(compiled)
     if missed and options.strict_schedules:
         raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(missed)}")
-    return compiled, export.library(compiled, target.machine), runtime
+    library = export.library(compiled, target.machine)
+    return Made(compiled, library, runtime, export.libm(library))
 
 
-def report_text(plan: Plan, compiled: Any, target: Any) -> str:
+def report_text(plan: Plan, made: Made, target: Any) -> str:
     """report.txt: the plan, then every kernel with the rule that took it and its calls in each phase."""
     from .explain import explain, table
 
+    compiled = made.compiled
     rows: list[tuple[str, ...]] = [("kernel", "rule", "calls")]
-    for row in sorted(compiled.kernels, key=lambda r: r.kernel):
-        uses = " ".join(f"{function}:{n}" for function, n in sorted(row.calls.items()))
-        rows.append((row.kernel, row.rule or "NONE", uses))
-    memory = [f"  {name:24} {size / 2**20:10.2f} MiB" for name, size in sorted(compiled.memory.items())]
-    return "\n".join([explain(plan), f"lowered for {target.name}", *table(rows), "", "memory a call", *memory]) + "\n"
+    for row in compiled.kernels:
+        uses = " ".join(f"{function}:{n}" for function, n in row.calls.items())
+        rows.append((clipped(row.kernel), row.rule or "NONE", clipped(uses)))
+    lines = [explain(plan), f"lowered for {target.name}: {len(compiled.kernels)} kernels", *table(rows), ""]
+    lines += [f"{row.kernel}: {failure}" for row in compiled.kernels for failure in row.failures]
+    lines += ["memory a call", *(f"  {name:24} {n / 2**20:10.2f} MiB" for name, n in sorted(compiled.memory.items()))]
+    if made.libm:
+        lines.append(f"the machine's C library decides the bits of {' '.join(made.libm)}")
+    return "\n".join(lines) + "\n"
+
+
+def clipped(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def make_manifest(plan: Plan, compiled: Any, target: Any, data: dict[str, dict[str, bytes]]) -> Any:

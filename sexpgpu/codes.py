@@ -144,5 +144,11 @@ TARGET_NAME = code("E-TARGET-001", "no such target", "See sexpgpu targets.", 2)
 TARGET_SCHEDULE = code(
     "E-TARGET-002", "a kernel has no schedule", "Leave --strict-schedules out, or report the kernel."
 )
+TARGET_RUNTIME = code(
+    "E-TARGET-003",
+    "the runtime library is not that of the target",
+    "Give --runtime the libtvm_runtime.so of the tvm wheel for the target's machine.",
+    3,
+)
 ENV_MISSING = code("E-ENV-001", "a part that this command needs is not installed", "Install the extra named.", 3)
 IO_WRITE = code("E-IO-001", "a file cannot be written", "Check the path, its permissions and the free space.", 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,28 @@ def test_an_unknown_target_is_refused_with_those_there_are(good: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error[E-TARGET-001]: there is no target cpu-native (one of cpu-x86-64-v3 ")
     assert "cpu-aarch64" in sexpgpu("targets").stdout
+
+
+@pytest.mark.build
+def test_a_target_of_another_machine_needs_its_runtime(good: Path) -> None:
+    other = "cpu-aarch64" if platform.machine() == "x86_64" else "cpu-x86-64-v3"
+    for more in ([], ["--runtime", str(good)], ["--runtime", str(good.parent / "nowhere")]):
+        done = sexpgpu("build", good, "-o", good.with_name("x.tar"), "--target", other, *more)
+        assert done.returncode == 3 and not good.with_name("x.tar").exists()
+        assert done.stderr.startswith("error[E-TARGET-003]: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.build
+def test_a_kernel_without_a_rule_is_refused_when_asked(good: Path) -> None:
+    code = (
+        "import sys, schedules\nfrom schedules import Scheduled\n"
+        "schedules.first = lambda func, target: Scheduled(None, '', ())\n"
+        "from sexpgpu.cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "build", str(good), "-o", str(good.with_name("x.tar")), "--strict-schedules"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error[E-TARGET-002]: no schedule rule took ")
+    assert not good.with_name("x.tar").exists()
 
 
 @pytest.mark.build

@@ -23,6 +23,7 @@ ELSEWHERE: dict[str, str] = {
     "E-IO-001": "an output that cannot be written: the command line's tests",
     "E-TARGET-001": "an option of build: the command line's tests",
     "E-TARGET-002": "an option of build: the command line's tests",
+    "E-TARGET-003": "an option of build: the command line's tests",
 }
 
 

@@ -196,8 +196,10 @@ def test_row_67_odd_directories(artifact: str, tmp_path: Path, name: bytes, caps
 
 @pytest.mark.parametrize("name", ["x" * 256, "y/" * 2100, "nul\0"])
 def test_row_67_impossible_directories(artifact: str, tmp_path: Path, name: str, capsys: Captured) -> None:
+    before = sorted(tmp_path.rglob("*"))
     assert go(artifact, tmp_path / name) == 5
     one_error(capsys.readouterr().err, "E-IO-010")
+    assert sorted(tmp_path.rglob("*")) == before
     assert run.main([name, "--out", str(tmp_path)]) == 5
     one_error(capsys.readouterr().err, "E-IO-012")
 
