@@ -134,49 +134,53 @@ def clipped(text: str, most: int = 40) -> str:
 
 
 def make_manifest(plan: Plan, compiled: Any, target: Any, data: dict[str, dict[str, bytes]]) -> Any:
+    """artifacts.manifest.Manifest, but for the list of files, which the writer makes."""
     from artifacts import manifest as m
 
-    s = plan.settings
-    generator = [p for p in plan.phases if p.name.startswith("generate.")]
+    tools = ("apache-tvm", "apache-tvm-ffi", "ziglang")
+    tvm, ffi, zig = map(version, tools)
     return m.Manifest(
-        toolchain=m.Toolchain(
-            __version__, version("apache-tvm"), version("apache-tvm-ffi"), f"ld.lld of ziglang {version('ziglang')}"
-        ),
-        run=m.Run(
-            s.name,
-            s.seed,
-            s.steps,
-            s.microbatches,
-            s.precision,
-            s.log_every,
-            s.checkpoint_every,
-            m.Identity(**plan.identity),
-        ),
+        toolchain=m.Toolchain(__version__, tvm, ffi, f"ld.lld of ziglang {zig}"),
+        run=run_record(m, plan),
         parameters=tuple(m.Parameter(p.name, p.type.shape, p.type.dtype, p.is_frozen) for p in plan.parameters),
         optimizer=tuple(m.Tensor(e.name, e.type.shape, e.type.dtype) for e in plan.optimizer),
         phases=tuple(phase_record(m, p, compiled) for p in plan.phases),
-        step=m.Step(
-            plan.trips,
-            plan.generated,
-            tuple(m.Pass(p.name, p.loader, p.every, p.batches, plan.evaluates[p.name]) for p in s.passes),
-            tuple(m.Stage(t.name, t.steps, t.records, t.loader) for t in s.stages),
-            tuple(
-                n
-                for n in plan.diagnostics
-                if any(port.kind == "diagnostic" and port.name == n for p in plan.phases for port in p.outputs)
-            ),
-        ),
-        loaders=tuple(loader_record(m, plan, loader, data) for loader in s.loaders.values()),
-        memory=m.Memory(
-            sum(p.type.nbytes for p in plan.parameters),
-            sum(e.type.nbytes for e in plan.optimizer),
-            sum(port.type.nbytes for port in plan.phase("train").outputs if port.kind == "gradient"),
-            compiled.memory["train"],
-            max((compiled.memory[p.function] for p in generator), default=0),
-        ),
+        step=step_record(m, plan),
+        loaders=tuple(loader_record(m, plan, loader, data) for loader in plan.settings.loaders.values()),
+        memory=memory_record(m, plan, compiled),
         targets=(m.Target(target.name, "code/phases.so", target.machine, tuple(target.cpu_flags)),),
         runtime=m.Runtime("runtime/libtvm_runtime.so"),
         files=(),
+    )
+
+
+def run_record(m: Any, plan: Plan) -> Any:
+    s, identity = plan.settings, m.Identity(**plan.identity)
+    return m.Run(
+        s.name, s.seed, s.steps, s.microbatches, s.precision, s.log_every, s.checkpoint_every, identity
+    )  # fmt: skip
+
+
+def step_record(m: Any, plan: Plan) -> Any:
+    s = plan.settings
+    made = {port.name for p in plan.phases for port in p.outputs if port.kind == "diagnostic"}
+    return m.Step(
+        plan.trips,
+        plan.generated,
+        tuple(m.Pass(p.name, p.loader, p.every, p.batches, plan.evaluates[p.name]) for p in s.passes),
+        tuple(m.Stage(t.name, t.steps, t.records, t.loader) for t in s.stages),
+        tuple(n for n in plan.diagnostics if n in made),
+    )
+
+
+def memory_record(m: Any, plan: Plan, compiled: Any) -> Any:
+    generator = [p.function for p in plan.phases if p.name.startswith("generate.")]
+    return m.Memory(
+        sum(p.type.nbytes for p in plan.parameters),
+        sum(e.type.nbytes for e in plan.optimizer),
+        sum(port.type.nbytes for port in plan.phase("train").outputs if port.kind == "gradient"),
+        compiled.memory["train"],
+        max((compiled.memory[f] for f in generator), default=0),
     )
 
 
