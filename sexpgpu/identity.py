@@ -1,6 +1,6 @@
 """A checkpoint's identity: digests, by component, of what decides the trajectory of a run.
 
-Layout, comments, docstrings, the order of definitions and of keywords, paths of data and the names of runs and loaders
+Layout, comments, docstrings, the order of definitions and of keywords, paths of data and the name of the run
 do not count; neither do ``:steps``, cadences, passes and diagnostics. So a run may be extended, or moved to another
 target.
 The data themselves are not looked at here: the runner adds their fingerprint.
@@ -126,11 +126,11 @@ def loader_names(run: RunFile) -> list[str]:
 
 
 def loader(run: RunFile, top: Top) -> str:
-    """What a loader makes of its records. A source of record numbers is data itself; a path is not."""
+    """What a loader makes of its records; its name keys their order. Record numbers are data; a path is not."""
     source = top.keys["source"]
     forms = [source, *(d.form for d in reachable(run, [source]))]
     counted = [canonical(form) for form in forms] if any("(indices " in canonical(form) for form in forms) else []
-    return "\n".join((settings(run, top, LOADER), *counted))
+    return "\n".join((f"loader {top.name}", settings(run, top, LOADER), *counted))
 
 
 def curriculum(run: RunFile) -> list[str]:

@@ -81,8 +81,8 @@ def test_what_does_not_count(tmp_path: Path, old: str, new: str) -> None:
     assert changed(tmp_path, (old, new)) == []
 
 
-def test_names_of_loaders_do_not_count(tmp_path: Path) -> None:
-    assert changed(tmp_path, ("defloader rows", "defloader data"), (":loader rows", ":loader data")) == []
+def test_the_name_of_a_training_loader_counts_for_it_keys_the_order_of_records(tmp_path: Path) -> None:
+    assert changed(tmp_path, ("defloader rows", "defloader data"), (":loader rows", ":loader data")) == ["data"]
 
 
 @pytest.mark.parametrize(
