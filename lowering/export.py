@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,6 +44,8 @@ LIBM = frozenset(_LIBM.split())
 _EXACT = "ceil fabs floor fma fmax fmin fmod nearbyint rint round roundeven trunc"
 EXACT = frozenset(_EXACT.split())
 
+ROOM = 32 * 2**20  # bytes for one library and its objects
+
 
 class LinkFault(RuntimeError):
     """The linker refused, or the library is not what it should be: our bug, or a broken toolchain."""
@@ -53,14 +58,21 @@ class RuntimeFault(ValueError):
 def library(compiled: Compiled, machine: str) -> bytes:
     """The shared library of ``compiled`` for ``machine`` ("x86_64" or "aarch64"). Same module, same bytes.
 
-    Raises LinkFault.
+    Raises LinkFault, and OSError where the folder for temporary files is full.
     """
     with tempfile.TemporaryDirectory() as folder:
+        need_room(folder)
         path = Path(folder) / "phases.so"
         compiled.executable.export_library(str(path), fcompile=_linker(machine), workspace_dir=folder)
         data = path.read_bytes()
     check(data, machine)
     return data
+
+
+def need_room(folder: str) -> None:
+    """OSError unless ``folder`` has ROOM: where LLVM cannot write its object, it ends the whole process."""
+    if shutil.disk_usage(folder).free < ROOM:
+        raise OSError(errno.ENOSPC, f"building needs {ROOM // 2**20} MiB here; TMPDIR names another place", os.path.dirname(folder))
 
 
 def _linker(machine: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from . import __version__, codes
+from . import __version__, codes, interrupt
 from .diagnostics import UserError
 from .members import data_members, source_members
 from .phases import Phase, Plan, Port
@@ -35,6 +35,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         "report.txt": report_text(plan, made, target).encode(),
     }
     manifest = make_manifest(plan, made.compiled, target, data)
+    interrupt.check()
     digest = tarball.write(options.output, manifest, members, options.force, [options.file])
     return {
         "hash": digest,
@@ -102,9 +103,12 @@ def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> Made:
     module = emit.emit([p.graph for p in plan.phases])
     pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
     aimed = attrs.evolve(target, functions=elementary.STEPS)
-    compiled = pipeline.compile(
-        module, tvm.target.Target(dict(target.tvm)), lambda func, _: schedules.first(func, aimed), pairs, options.dump
-    )
+
+    def choose(func: Any, _: Any) -> Any:
+        interrupt.check()
+        return schedules.first(func, aimed)
+
+    compiled = pipeline.compile(module, tvm.target.Target(dict(target.tvm)), choose, pairs, options.dump)
     missed = unscheduled(compiled)
     if missed and options.strict_schedules:
         raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(missed)}")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from . import __version__
+from . import __version__, interrupt
 from .diagnostics import Report, UserError, printable
 
 EXIT_USAGE, EXIT_BUG = 2, 70
@@ -75,6 +75,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0, 1 wrong input, 2 usage, 3 environment, 4 artifact refused, 5 I/O, 70 our bug."""
     options = parser().parse_args(argv)
+    interrupt.watch()
     try:
         status = options.run(options)
         sys.stdout.flush()
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered has no reader
         return 141
     except Exception as error:
-        return unexpected(error, options)
+        return complain("stopped by SIGINT", 130) if interrupt.seen() else unexpected(error, options)
 
 
 def unexpected(error: Exception, options: argparse.Namespace) -> int:

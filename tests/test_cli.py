@@ -107,6 +107,23 @@ def test_a_target_of_another_machine_needs_its_runtime(good: Path) -> None:
 
 
 @pytest.mark.build
+@pytest.mark.parametrize("swallowed", ["pass", "raise RuntimeError() from None"])
+def test_ctrl_c_ends_a_build_whatever_becomes_of_it_inside_tvm(good: Path, swallowed: str) -> None:
+    code = (
+        "import signal, sys, schedules\nkept = schedules.first\n"
+        "def first(func, target):\n"
+        "    try:\n        signal.raise_signal(signal.SIGINT)\n"
+        f"    except BaseException:\n        {swallowed}\n"
+        "    return kept(func, target)\n"
+        "schedules.first = first\nfrom sexpgpu.cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "build", str(good), "-o", str(good.with_name("x.tar"))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr.endswith("stopped by SIGINT\n")
+    assert not good.with_name("x.tar").exists()
+
+
+@pytest.mark.build
 def test_a_kernel_without_a_rule_is_refused_when_asked(good: Path) -> None:
     code = (
         "import sys, schedules\nfrom schedules import Scheduled\n"

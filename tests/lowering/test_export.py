@@ -148,3 +148,11 @@ def test_damaged_elf_files_are_refused_and_never_crash():
     for at, value in ((16, 2), (18, 3), (40, 2**63), (40, len(data) - 8)):
         with pytest.raises(elf.NotElf):
             elf.read(data[:at] + struct.pack("<Q" if at == 40 else "<H", value) + data[at + (8 if at == 40 else 2) :])
+
+
+def test_a_full_folder_for_temporary_files_is_seen_before_llvm_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=export.ROOM - 1))
+    with pytest.raises(OSError, match="32 MiB") as caught:
+        export.library(compiled(small()), "x86_64")
+    assert os.path.isdir(caught.value.filename)
