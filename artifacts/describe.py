@@ -84,12 +84,13 @@ def size(n: int) -> str:
 
 
 def diff(a: tarball.Artifact, b: tarball.Artifact) -> str | None:
-    """The first difference of two artifacts in words: a manifest key, or a member; None when they are one."""
+    """The first difference of two artifacts in words: a source, another member, or a manifest key; None when
+    they are one."""
     if a.hash == b.hash:
         return None
     left, right = plain(a.manifest), plain(b.manifest)
     files_a, files_b = ({f["path"]: f for f in side.pop("files")} for side in (left, right))
-    for name in sorted(files_a.keys() | files_b.keys()):
+    for name in sorted(files_a.keys() | files_b.keys(), key=lambda n: (not n.startswith("source/"), n)):
         if name not in files_b or name not in files_a:
             return f"member {name}: only in the {'first' if name in files_a else 'second'}"
         if files_a[name] != files_b[name]:

@@ -71,6 +71,8 @@ def make_directory(path: str) -> None:
         raise RunError(IO_WRITE, f"the path is longer than {LONGEST} bytes", path)
     try:
         os.makedirs(path, exist_ok=True)
+    except FileExistsError:
+        raise RunError(IO_WRITE, "it is there already, and is not a directory", path) from None
     except OSError as error:
         raise of_os_error(error, path) from None
     except RecursionError:  # makedirs calls itself for each level

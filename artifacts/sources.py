@@ -141,16 +141,17 @@ def _check_counts(shard: Shard) -> None:
 def check_type(where: str, field: Field, shape: tuple[int, ...], dtype: str) -> None:
     """The stored array must be [records, *field.shape] of exactly the field's dtype."""
     if dtype != field.dtype:
-        want = tensors.DTYPES[field.dtype][0]
-        raise RunError(
-            DATA_FIELD,
-            f"{field.name} is {dtype}, the loader says {field.dtype}",
-            where,
-            f"save it with .astype({want!r})",
-        )
+        what = f"{field.name} is {dtype}, the loader says {field.dtype}"
+        raise RunError(DATA_FIELD, what, where, _saved_as(where, field.dtype))
     if not shape or tuple(shape[1:]) != field.shape:
         have, want = (" ".join(map(str, s)) for s in (shape, ("n", *field.shape)))
         raise RunError(DATA_FIELD, f"{field.name} has the shape [{have}], the loader says [{want}]", where)
+
+
+def _saved_as(where: str, dtype: str) -> str:
+    if dtype == "bf16" and where.endswith((".npy", ".npz")):
+        return "NumPy's files hold no bf16: save it as .safetensors"
+    return f"save it with .astype({tensors.DTYPES[dtype][0]!r})"
 
 
 def _absent(where: str, field: Field, have: Sequence[str]) -> RunError:

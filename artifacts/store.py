@@ -23,6 +23,7 @@ from . import files
 from .checkpoint import FILES, INFO, MANIFEST, Arrays, Entry, Loaded, Torn, load, pack, read_entry
 from .errors import CKPT_EXISTS, CKPT_NONE, CKPT_TORN, IO_SPACE, RunError, of_os_error
 
+RESUME = "check --out, or start without --resume"
 FOLDER = "checkpoints"
 SLACK = 2**20  # bytes beside the tensors: manifest, info, directories
 _STEP = re.compile(r"step-([0-9]{9,18})")
@@ -153,7 +154,7 @@ class Store:
         (``strict``: E-CKPT-002); E-CKPT-002 with the list when none is whole."""
         steps = self.steps()
         if not steps:
-            raise RunError(CKPT_NONE, "there is no checkpoint to start from", self.folder, CKPT_NONE.fix)
+            raise RunError(CKPT_NONE, "there is no checkpoint to resume from", self.folder, RESUME)
         reasons = []
         for step in reversed(steps):
             try:
@@ -181,4 +182,8 @@ def find(folder: str, strict: bool, warn: Callable[[str], None]) -> Loaded:
             return load(folder)
         except Torn as torn:
             raise RunError(CKPT_TORN, str(torn), folder) from None
-    return Store(os.path.join(folder, FOLDER), 2, warn).newest(strict)
+    store = Store(os.path.join(folder, FOLDER), 2, warn)
+    if not store.steps():
+        hint = "--fork takes the directory of a run, or of one checkpoint"
+        raise RunError(CKPT_NONE, "there is no checkpoint to fork from", folder, hint)
+    return store.newest(strict)

@@ -72,7 +72,8 @@ def library(compiled: Compiled, machine: str) -> bytes:
 def need_room(folder: str) -> None:
     """OSError unless ``folder`` has ROOM: where LLVM cannot write its object, it ends the whole process."""
     if shutil.disk_usage(folder).free < ROOM:
-        raise OSError(errno.ENOSPC, f"building needs {ROOM // 2**20} MiB here; TMPDIR names another place", os.path.dirname(folder))
+        what = f"building needs {ROOM // 2**20} MiB here; TMPDIR names another place"
+        raise OSError(errno.ENOSPC, what, os.path.dirname(folder))
 
 
 def _linker(machine: str) -> Any:

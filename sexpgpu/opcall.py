@@ -17,6 +17,8 @@ from .values import Call, Key, describe, is_number
 if TYPE_CHECKING:
     from .trace import Tracer
 
+ABSENT = "getf gives nil for a key that is not there"
+
 
 def signature(row: Op) -> str:
     """``(sum x &key axes keepdims)``."""
@@ -192,7 +194,7 @@ def as_tensor(b: Builder, value: Any, dtype: str | None, span: Span, need: str) 
     if isinstance(value, bool) and dtype in (None, "bool"):
         return b.const(value, "bool")
     if not is_number(value):
-        raise UserError(codes.TYPE_TENSOR, span, f"{need}, not {describe(value)}")
+        raise UserError(codes.TYPE_TENSOR, span, f"{need}, not {describe(value)}", hint=ABSENT if value is None else "")
     dtype = dtype or ("f32" if isinstance(value, float) else "i32")
     return b.const(held(value, dtype, span), dtype)
 

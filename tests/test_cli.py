@@ -123,6 +123,18 @@ def test_ctrl_c_ends_a_build_whatever_becomes_of_it_inside_tvm(good: Path, swall
     assert not good.with_name("x.tar").exists()
 
 
+def test_an_error_that_ctrl_c_became_is_told_as_ctrl_c(good: Path) -> None:
+    code = (
+        "import signal, sys\nfrom sexpgpu import cli\n"
+        "def run(options):\n"
+        "    try:\n        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n        raise RuntimeError('') from None\n"
+        "cli.run_check = run\nsys.exit(cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "check", str(good)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
+
+
 @pytest.mark.build
 def test_a_kernel_without_a_rule_is_refused_when_asked(good: Path) -> None:
     code = (

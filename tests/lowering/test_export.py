@@ -150,7 +150,7 @@ def test_damaged_elf_files_are_refused_and_never_crash():
             elf.read(data[:at] + struct.pack("<Q" if at == 40 else "<H", value) + data[at + (8 if at == 40 else 2) :])
 
 
-def test_a_full_folder_for_temporary_files_is_seen_before_llvm_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_folder_for_temporary_files_is_no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=export.ROOM - 1))
     with pytest.raises(OSError, match="32 MiB") as caught:

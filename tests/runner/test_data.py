@@ -278,6 +278,12 @@ def test_fields_must_be_there_with_their_dtype_and_shape(tmp_path: Path, kind: s
         assert "i64" in text and "i32" in text and "astype" in text
 
 
+@pytest.mark.parametrize("kind", ["npz", "npy"])
+def test_bf16_in_a_file_of_numpys_names_a_kind_that_holds_it(tmp_path: Path, kind: str) -> None:
+    name = save(tmp_path, kind, {"x": np.zeros((4, 2), ml_dtypes.bfloat16)})
+    assert ".safetensors" in refuse("E-DATA-012", tmp_path, name, fields=(m.Field("x", (2,), "bf16", None, None),))
+
+
 @pytest.mark.parametrize("kind", ["npz", "npy", "safetensors"])
 def test_fields_of_different_length(tmp_path: Path, kind: str) -> None:
     text = refuse("E-DATA-012", tmp_path, save(tmp_path, kind, {**RECORDS, "y": RECORDS["y"][:9]}))

@@ -409,6 +409,10 @@ def test_describe_and_diff_load_no_code(artifact: str, tmp_path: Path) -> None:
                 {"manifest": toy.manifest(), "members": {**toy.MEMBERS, "source/a.sx": b"x"}},
                 "member source/a.sx: only in the second",
             ),
+            (
+                {"manifest": toy.manifest(), "members": {n: c + b" " for n, c in toy.MEMBERS.items()}},
+                "member source/",  # before the code: a source says why the others differ
+            ),
         ):
             path = str(tmp_path / "b.tar")
             tarball.write(path, change["manifest"], change["members"], force=True)

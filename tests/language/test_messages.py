@@ -1,0 +1,16 @@
+"""What a message says to do about a slip that the language itself cannot name."""
+
+from __future__ import annotations
+
+from tests.support import plan_text, run_text
+
+
+def errors(**parts: str) -> list[str]:
+    """The line of every fault of PARTS with some replaced, without its place."""
+    _, report = plan_text(run_text(**parts))
+    return [f"{e.code.name} {e.message} ({e.hint})" for e in report.errors]
+
+
+def test_a_key_that_is_not_there_is_what_made_a_nil() -> None:
+    [text] = errors(objective="(defobjective (inputs ctx) (mean (* 2.0 (getf inputs :xx))))")
+    assert text == "E-TYPE-004 * needs a tensor, not nil (getf gives nil for a key that is not there)"
