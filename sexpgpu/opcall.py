@@ -31,7 +31,7 @@ def call_operator(t: Tracer, row: Op, call: Call) -> Any:
     """The result of ``row`` on ``call``'s arguments: a number if all are numbers, else a tensor or a tuple of them."""
     bound, spans = bind(row, call)
     operands = [a for a in row.args if a.kind in ("tensor", "tensors")]
-    flat = [v for a in operands for v in listed(bound[a.name]) if v is not None]
+    flat = [v for a in operands for v in listed(bound[a.name]) if v is not None or a.default is not None]
     if row.number and flat and all(is_number(v) or isinstance(v, bool) for v in flat):
         return on_numbers(row, flat, bound, call.span)
     attrs = {

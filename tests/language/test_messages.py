@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support import plan_text, run_text
 
 
@@ -11,6 +13,8 @@ def errors(**parts: str) -> list[str]:
     return [f"{e.code.name} {e.message} ({e.hint})" for e in report.errors]
 
 
-def test_a_key_that_is_not_there_is_what_made_a_nil() -> None:
-    [text] = errors(objective="(defobjective (inputs ctx) (mean (* 2.0 (getf inputs :xx))))")
-    assert text == "E-TYPE-004 * needs a tensor, not nil (getf gives nil for a key that is not there)"
+@pytest.mark.parametrize("call", ["(* 2.0 {})", "(+ (getf inputs :x) {})", "(max {} 1)", "(exp {})"])
+def test_a_key_that_is_not_there_is_what_made_a_nil(call: str) -> None:
+    text = errors(objective=f"(defobjective (inputs ctx) (mean {call.format('(getf inputs :xx)')}))")
+    name = call[1:].split()[0]
+    assert text == [f"E-TYPE-004 {name} needs a tensor, not nil (getf gives nil for a key that is not there)"]
