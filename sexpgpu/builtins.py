@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from attrs import evolve
+
 from . import codes
 from .diagnostics import UserError
 from .graph import Value
@@ -13,9 +15,25 @@ from .ops import OPS
 from .ops.spec import attr
 from .parameters import Parameter, digest
 from .special import parameter_name
-from .trace import Tracer
+from .trace import Tracer, World
 from .types import TensorType
-from .values import BUILTINS, FUNCTIONS, MISSING, Builtin, Call, Indices, Key, Lookup, describe, is_number
+from .values import (
+    BUILTINS,
+    CTX_KEYS,
+    FUNCTIONS,
+    MISSING,
+    POISON,
+    Builtin,
+    Call,
+    Indices,
+    Key,
+    Lookup,
+    describe,
+    is_number,
+)
+
+MAX_LIST = 100_000  # elements of a list
+MAX_TEXT = 100_000  # characters of a text
 
 
 def builtin(signature: str, least: int, most: int | None = -1):
@@ -106,24 +124,37 @@ def length(t: Tracer, call: Call) -> Any:
     return len(need_list(call, 0))
 
 
+def limited(call: Call, fits: bool, what: str) -> None:
+    """E-FORM-005 where a call would make more than a trace can hold."""
+    if not fits:
+        raise UserError(codes.FORM_LIMIT, call.span, f"{call.name} makes {what}")
+
+
 @builtin("(concat-lists list...)", 0, None)
 def concat_lists(t: Tracer, call: Call) -> Any:
     """One list of all the lists' elements."""
-    return tuple(v for at in range(len(call.args)) for v in need_list(call, at))
+    lists = [need_list(call, at) for at in range(len(call.args))]
+    limited(call, sum(map(len, lists)) <= MAX_LIST, f"a list of more than {MAX_LIST} elements")
+    return tuple(v for items in lists for v in items)
 
 
 @builtin("(range from to step)", 1, 3)
 def range_(t: Tracer, call: Call) -> Any:
     """The integers from ``from`` (0 when it is left out) up to and without ``to``."""
-    out = range(*(need_int(call, at) for at in range(len(call.args))))
-    return tuple(out[:100_000])
+    numbers = [need_int(call, at) for at in range(len(call.args))]
+    if len(numbers) == 3:
+        need(call, 2, numbers[2] != 0, "a step other than 0")
+    out = range(*numbers)
+    limited(call, not out[MAX_LIST:], f"a list of more than {MAX_LIST} elements")
+    return tuple(out)
 
 
 @builtin("(map function list...)", 2, None)
 def map_(t: Tracer, call: Call) -> Any:
     """The function's values on the lists' elements."""
     lists = [need_list(call, at) for at in range(1, len(call.args))]
-    return tuple(t.call(call.args[0], *items, span=call.span) for items in zip(*lists, strict=False))
+    out = tuple(t.call(call.args[0], *items, span=call.span) for items in zip(*lists, strict=False))
+    return POISON if POISON in out else out
 
 
 @builtin("(fold function start list)", 3)
@@ -132,6 +163,8 @@ def fold(t: Tracer, call: Call) -> Any:
     value = call.args[1]
     for item in need_list(call, 2):
         value = t.call(call.args[0], value, item, span=call.span)
+        if value is POISON:
+            break
     return value
 
 
@@ -160,7 +193,13 @@ question("nil?", "Whether the value is nil.", lambda v: v is None)
 @builtin("(same? a b)", 2)
 def same(t: Tracer, call: Call) -> Any:
     """Whether two keywords, strings, numbers, booleans or lists of those are equal."""
-    return call.args[0] == call.args[1]
+    return alike(*call.args)
+
+
+def alike(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(alike, a, b))
+    return isinstance(a, bool) == isinstance(b, bool) and a == b  # to Python, 1 is true
 
 
 @builtin("(shape tensor)", 1)
@@ -192,7 +231,9 @@ def dtype_of(t: Tracer, call: Call) -> Any:
 @builtin("(string value...)", 0, None)
 def string(t: Tracer, call: Call) -> Any:
     """The values as one text: ``(string :block- 3)`` is "block-3"."""
-    return "".join(text(call, at) for at in range(len(call.args)))
+    parts = [text(call, at) for at in range(len(call.args))]
+    limited(call, sum(map(len, parts)) <= MAX_TEXT, f"a text of more than {MAX_TEXT} characters")
+    return "".join(parts)
 
 
 @builtin("(format-name value...)", 1, None)
@@ -254,21 +295,29 @@ def param(t: Tracer, call: Call) -> Any:
         raise UserError(codes.CALL_KEYWORD, call.spans[2], f"param takes :init, not {describe(call.args[2])}")
     name = t.scope.name(parameter_name(call.args[0], call.spans[0]))
     type = TensorType(convert(attr("shape", "shape"), call.args[1], call.spans[1]), "f32")
-    known = t.world.parameters.found.get(name)
     made = Parameter(name, type, call.args[3], "", t.scope.model.is_frozen, call.span)
+    known = t.world.parameters.found.get(name)
     if known is None or known.init is not made.init:
-        made = Parameter(name, type, made.init, digest(initial(t.world, made)), made.is_frozen, call.span)
+        value = initial(t.world, made)
+        if value is POISON:
+            return POISON
+        made = evolve(made, digest=digest(value))
     else:
-        made = Parameter(name, type, made.init, known.digest, made.is_frozen, call.span)
+        made = evolve(made, digest=known.digest)
     kept = t.world.parameters.declare(made)
     return t.port("param", kept.name, kept.type)
 
 
-def initial(world: Any, parameter: Parameter, tracer: Tracer | None = None) -> Value:
-    """The parameter's first value, traced alone: its draws are keyed by its name, so no edit elsewhere moves them."""
-    own = tracer or Tracer(world, f"param/{parameter.name}", "init")
+def initial(world: World, parameter: Parameter, inputs: dict[tuple[str, str], Value] | None = None) -> Any:
+    """The parameter's first value, or POISON. Its draws are keyed by its name, so no edit elsewhere moves them.
+
+    ``inputs``: of the graph it is a part of; None: traced alone.
+    """
+    own = Tracer(world, f"param/{parameter.name}", "init", {} if inputs is None else inputs)
     init, span, shape = parameter.init, parameter.span, parameter.type.shape
     value = own.call(init, shape, span=span) if isinstance(init, FUNCTIONS) else init
+    if value is POISON:
+        return POISON
     if is_number(value):
         value = own.builder.const(float(value), "f32")
     if isinstance(value, Value) and value.type.dtype == "f32" and value.type.rank == 0:
@@ -292,7 +341,7 @@ def metric(t: Tracer, call: Call) -> Any:
             hint="return the value in the state and report it from objective",
         )
     if t.role not in ("objective", "pass"):
-        raise UserError(codes.CONTRACT_PLACE, call.span, f"metric :{name} in {t.form}")
+        raise UserError(codes.CONTRACT_PLACE, call.span, f"metric :{name} outside objective")
     value = scalar(t, call)
     if name in t.metrics or name in ("loss", "lr", "grad_norm"):
         raise UserError(
@@ -331,10 +380,12 @@ def counter(t: Tracer, call: Call) -> Any:
     """Adds an integer scalar to a running total that objective and schedules read with ``(getf ctx :name)``."""
     name = need_key(call, 0)
     if t.role != "prepare":
-        raise UserError(codes.CONTRACT_COUNTER, call.span, f"counter :{name} in {t.form}")
+        raise UserError(codes.CONTRACT_COUNTER, call.span, f"counter :{name} outside prepare")
     value = scalar(t, call)
     if value.type.kind not in ("int", "uint"):
         raise UserError(codes.CONTRACT_METRIC, call.spans[1], f"a counter adds an integer scalar, not {value.type}")
+    if name in CTX_KEYS:
+        raise UserError(codes.CONTRACT_METRIC, call.span, f"the name :{name} is taken: ctx has it")
     if name in t.counters:
         raise UserError(
             codes.CONTRACT_METRIC,

@@ -14,7 +14,7 @@ from .source import Span
 from .trace import Tracer, World
 from .training import SCALAR, TrainGraph, batch, ctx
 from .types import TensorType
-from .values import POISON, Closure, Key, describe, plist
+from .values import POISON, Closure, Key, describe, plist, sound
 
 
 @frozen(eq=False)
@@ -65,7 +65,7 @@ def state_plist(t: Tracer, types: dict[str, TensorType]) -> tuple[Any, ...]:
 
 def trace_part(t: Tracer, form: Any, args: tuple[Any, ...]) -> dict[str, Value] | None:
     """One lambda's plist of tensors; None where a part of it was poison. E-GEN-001 for anything else."""
-    function = t.evaluate(form, None)
+    function = sound(t.evaluate(form, None))
     if not isinstance(function, Closure):
         raise UserError(codes.GEN_FORM, form.span, f"{t.form} must be a lambda, not {describe(function)}")
     value = t.call(function, *args, span=form.span)

@@ -36,9 +36,17 @@ def embedded(folder: Path, loader: Loader) -> dict[str, bytes]:
     for n, source in enumerate(loader.sources):
         path = folder / source
         prefix = f"data/{safe(loader.name)}/{n}-{safe(path.name)}"
-        files = {f"{prefix}/{safe(p.name)}": p for p in sorted(path.glob("*.npy"))} if path.is_dir() else {prefix: path}
-        out.update((member, read(file, loader)) for member, file in files.items())
+        columns = {f"{prefix}/{column(p, loader)}": p for p in sorted(path.glob("*.npy"))}
+        out.update((member, read(file, loader)) for member, file in (columns or {prefix: path}).items())
     return out
+
+
+def column(path: Path, loader: Loader) -> str:
+    """The name of a file that is one field, which the runner must find as it is."""
+    if safe(path.name) != path.name:
+        what = f"{path} cannot be embedded: its name has characters that a member's may not, or too many"
+        raise UserError(codes.DATA_SOURCE, loader.span, what, hint="put the fields in one .npz")
+    return path.name
 
 
 def read(path: Path, loader: Loader) -> bytes:

@@ -16,7 +16,7 @@ from .source import Span
 from .trace import Tracer, World
 from .training import TrainGraph, check_plist, ctx, known_counters
 from .types import TensorType
-from .values import FUNCTIONS, POISON, Key, describe, is_number, plist
+from .values import FUNCTIONS, POISON, Key, describe, is_number, plist, sound
 
 KEYS = ("state", "update", "clip-norm", "rate", "groups")
 
@@ -57,7 +57,7 @@ def trace_update(world: World, settings: Settings, train: TrainGraph) -> UpdateG
     outputs: list[tuple[str, str, Value]] = []
     entries: list[OptimizerEntry] = []
     for name in train.trained:
-        own = group_of(whole, name, span)
+        own = group_of(whole, name)
         state, following = update_one(t, own, name, grads[name], context, span)
         if following is None:
             continue
@@ -69,7 +69,7 @@ def trace_update(world: World, settings: Settings, train: TrainGraph) -> UpdateG
 
 def check_optimizer(value: Any, span: Span) -> dict[str, Any]:
     """An optimizer value as a dict: a plist of :state and :update, functions, and optional keys."""
-    made = plist(value) or {}
+    made = plist(sound(value)) or {}
     if not isinstance(made.get("state"), FUNCTIONS) or not isinstance(made.get("update"), FUNCTIONS):
         raise UserError(
             codes.CONTRACT_OPTIMIZER,
@@ -87,17 +87,29 @@ def check_optimizer(value: Any, span: Span) -> dict[str, Any]:
     clip = made.get("clip-norm")
     if clip is not None and not (is_number(clip) and clip > 0):
         raise UserError(codes.CONTRACT_OPTIMIZER, span, f":clip-norm must be a number above 0, not {describe(clip)}")
+    check_groups(made.get("groups"), span)
     return made
 
 
-def group_of(whole: dict[str, Any], name: str, span: Span) -> dict[str, Any]:
-    """The optimizer of the first group whose :match pattern fits the parameter's name, or the whole run's."""
-    for group in whole.get("groups") or ():
+def check_groups(groups: Any, span: Span) -> None:
+    for group in groups if isinstance(groups, tuple) else () if groups is None else (groups,):
         entry = plist(group) or {}
-        if not isinstance(entry.get("match"), str) or "optimizer" not in entry:
-            raise UserError(codes.CONTRACT_OPTIMIZER, span, '"groups" holds plists of :match "pattern" and :optimizer')
-        if fnmatch.fnmatchcase(name, entry["match"]):
-            return check_optimizer(entry["optimizer"], span)
+        if not isinstance(entry.get("match"), str) or entry.keys() != {"match", "optimizer"}:
+            raise UserError(
+                codes.CONTRACT_OPTIMIZER, span, ':groups is a list of plists, each of :match "pattern" and :optimizer'
+            )
+        own = check_optimizer(entry["optimizer"], span)
+        for key in ("clip-norm", "groups"):
+            if own.get(key) is not None:
+                what = f"the optimizer of the group {entry['match']} has :{key}, which is for the whole run"
+                raise UserError(codes.CONTRACT_OPTIMIZER, span, what)
+
+
+def group_of(whole: dict[str, Any], name: str) -> dict[str, Any]:
+    """The optimizer of the first group whose :match pattern fits the parameter's name, or the whole run's."""
+    for group in map(plist, whole.get("groups") or ()):
+        if group and fnmatch.fnmatchcase(name, group["match"]):
+            return plist(group["optimizer"]) or {}
     return whole
 
 
@@ -154,11 +166,11 @@ def first_state(
 ) -> dict[str, Value]:
     """What ``:state`` gives for a parameter, traced alone (for its types) or into ``tracer``."""
     t = tracer or Tracer(world, "optimizer.state", "init")
-    return check_plist(t.call(own["state"], param, span=span), codes.CONTRACT_OPTIMIZER, ":state", span)
+    return check_plist(sound(t.call(own["state"], param, span=span)), codes.CONTRACT_OPTIMIZER, ":state", span)
 
 
 def rate(t: Tracer, value: Any, context: Any, span: Span) -> Value:
-    made = t.call(value, context, span=span) if isinstance(value, FUNCTIONS) else value
+    made = sound(t.call(value, context, span=span)) if isinstance(value, FUNCTIONS) else value
     if is_number(made):
         return t.builder.const(float(made), "f32")
     if not isinstance(made, Value) or made.type != TensorType((), "f32"):
@@ -174,13 +186,12 @@ def trace_init(world: World, entries: tuple[OptimizerEntry, ...]) -> TrainGraph:
     values: dict[str, Value] = {}
     outputs: list[tuple[str, str, Value]] = []
     for name in sorted(world.parameters.found):
-        own = Tracer(world, f"param/{name}", "init", inputs=t.inputs)
-        values[name] = initial(world, world.parameters.found[name], own)
+        values[name] = initial(world, world.parameters.found[name], t.inputs)
         outputs.append(("param", name, values[name]))
     assert world.run.optimizer
     form = world.run.optimizer.body[0]
     whole = check_optimizer(t.evaluate(form, None), form.span)
     for name in dict.fromkeys(e.parameter for e in entries):
-        state = first_state(world, group_of(whole, name, form.span), values[name], form.span, t)
+        state = first_state(world, group_of(whole, name), values[name], form.span, t)
         outputs += [("optimizer", f"{name}/{k}", v) for k, v in state.items()]
     return TrainGraph(t, tuple(outputs))

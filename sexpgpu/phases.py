@@ -20,7 +20,7 @@ from .identity import identity
 from .optimize import OptimizerEntry, trace_init, trace_update
 from .parameters import Parameter
 from .runfile import RunFile
-from .settings import Loader, Pass, Reader, Settings, read_settings
+from .settings import Loader, Reader, Settings, read_settings
 from .simplify import simplify
 from .trace import RECURSION, World
 from .training import TrainGraph, trace_pass, trace_train
@@ -104,40 +104,30 @@ def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> 
     generator = reader.attempt(trace_generator, reader, settings) if run.generate else Generator(None, {}, ())
     train = reader.attempt(trace_train, world, settings, generator.made, kept) if generator else None
     world.counters = train.counters if train else ()
-    passes = (
-        {p.name: reader.attempt(trace_pass, world, settings, p, generator.made, kept) for p in settings.passes}
-        if generator
-        else {}
-    )
+    made = generator.made if generator else {}
+    watched = settings.passes if generator else ()
+    passes = {p.name: reader.attempt(trace_pass, world, settings, p, made, kept) for p in watched}
     updates = reader.attempt(trace_update, world, settings, train) if train else None
     init = reader.attempt(trace_init, world, updates.entries) if updates else None
     if report or not (generator and train and updates and init):
+        assert report, "a phase is missing and no fault was found"
         return None
-    graphs = [
-        ("init", init),
-        *generator.phases,
-        ("train", train),
-        ("update", updates),
-        *((f"eval.{n}", g) for n, g in passes.items()),
-    ]
-    phases = tuple(finish(name, graph) for name, graph in graphs)
+    graphs = [("init", init), *generator.phases, ("train", train), ("update", updates)]
+    phases = tuple(finish(name, graph) for name, graph in (*graphs, *((f"eval.{n}", g) for n, g in passes.items())))
+    evaluates = {n: bool(g.runs_generator) for n, g in passes.items()}
     return Plan(
         run,
         settings,
         phases,
         generator.trips,
         tuple(generator.made),
-        tuple(sorted_parameters(world, init)),
+        tuple(world.parameters.found[n] for n in sorted(world.parameters.found)),
         updates.entries,
-        {n: bool(g.runs_generator) for n, g in passes.items()},
-        loader_bounds(phases, settings, settings.passes),
+        evaluates,
+        loader_bounds(phases, settings, evaluates),
         identity(run),
         kept,
     )
-
-
-def sorted_parameters(world: World, init: TrainGraph) -> list[Parameter]:
-    return [world.parameters.found[n] for n in sorted(world.parameters.found)]
 
 
 def finish(name: str, made: TrainGraph) -> Phase:
@@ -168,9 +158,10 @@ def pairs(inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> tuple[tuple[in
 
 
 def loader_bounds(
-    phases: tuple[Phase, ...], settings: Settings, passes: tuple[Pass, ...]
+    phases: tuple[Phase, ...], settings: Settings, evaluates: dict[str, bool]
 ) -> dict[tuple[str, str], tuple[int, int]]:
-    """Bounds by loader: what train and the generator ask of the training loaders, and each pass of its own."""
+    """Bounds by loader: what train and the generator ask of the training loaders, and each pass, with the
+    generator where it runs, of its own."""
     by_name = {p.name: p for p in phases}
     generator = [p for n, p in by_name.items() if n.startswith("generate.")]
     out: dict[tuple[str, str], tuple[int, int]] = {}
@@ -183,6 +174,6 @@ def loader_bounds(
 
     for stage in settings.stages:
         ask(settings.loaders[stage.loader], [*generator, by_name["train"]])
-    for p in passes:
-        ask(settings.loaders[p.loader], [*generator, by_name[f"eval.{p.name}"]])
+    for p in settings.passes:
+        ask(settings.loaders[p.loader], [*(generator if evaluates[p.name] else ()), by_name[f"eval.{p.name}"]])
     return out

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from attrs import frozen
 
 from . import codes
 from .diagnostics import UserError
-from .forms import Form, Keyword, Symbol
+from .forms import Form, Symbol
 from .graph import GraphFull
 from .runfile import RunFile, Top
 from .source import Span
 from .trace import Tracer, World
 from .types import DTYPES, ShapeFault, TensorType, check_shape
-from .values import Indices, Key, Model, describe
+from .values import Indices, Key, Model, Reported, describe, sound
 
 MAX_COUNT = 2**31 - 1
 
@@ -87,7 +86,10 @@ class Reader:
         self.tracer = Tracer(world, "settings", "settings")
 
     def value(self, top: Top, key: str, default: Any = None) -> Any:
-        return self.tracer.evaluate(top.keys[key], None) if key in top.keys else default
+        return self.of(top.keys[key]) if key in top.keys else default
+
+    def of(self, form: Form) -> Any:
+        return sound(self.tracer.evaluate(form, None))
 
     def integer(self, top: Top, key: str, default: int, least: int = 1, most: int = MAX_COUNT) -> int:
         """``default`` where the key is absent; a key that syntax.py demands never is."""
@@ -114,6 +116,8 @@ class Reader:
             return make(*args)
         except UserError as error:
             self.world.report.add(error)
+        except Reported:
+            pass
         except GraphFull as fault:
             self.world.report.add(UserError(codes.FORM_LIMIT, None, str(fault), where=self.world.run.path))
         return None
@@ -135,18 +139,16 @@ def read_settings(world: World) -> Settings | None:
 
 
 def read_model(reader: Reader, run: RunFile) -> Model:
+    """What ``:model`` names; runfile.py has seen that it is a defmodel."""
     assert run.run
-    form = run.run.keys["model"]
-    value = reader.tracer.evaluate(form, None)
-    if not isinstance(value, Model):
-        raise wrong(form, "model", "the name of a defmodel", value)
-    reader.world.model = value
+    value = reader.world.model = reader.of(run.run.keys["model"])
+    assert isinstance(value, Model)
     return value
 
 
 def read_run(reader: Reader, top: Top, model: Any, loaders: Any, passes: Any) -> Settings:
     steps = reader.optional(top, "steps")
-    loader = name_of(top.keys["loader"], "loader", loaders)
+    loader = name_of(top.keys["loader"])
     stages = read_stages(reader, loader, loaders)
     planned = [s.steps for s in stages]
     if steps is None and stages and all(planned):
@@ -179,17 +181,10 @@ def read_run(reader: Reader, top: Top, model: Any, loaders: Any, passes: Any) ->
     )
 
 
-def name_of(form: Form, key: str, known: dict[str, Any]) -> str:
-    if isinstance(form, Symbol) and form.name in known:
-        return form.name
-    name = form.name if isinstance(form, Symbol | Keyword) else "this"
-    close = difflib.get_close_matches(name, list(known), 1)
-    raise UserError(
-        codes.NAME_UNKNOWN,
-        form.span,
-        f":{key} names {name}, which is not defined",
-        hint=f"did you mean {close[0]}?" if close else "",
-    )
+def name_of(form: Form) -> str:
+    """A loader's name; runfile.py has seen that there is such a loader."""
+    assert isinstance(form, Symbol)
+    return form.name
 
 
 def read_stages(reader: Reader, loader: str, loaders: dict[str, Any]) -> tuple[Stage, ...]:
@@ -202,7 +197,7 @@ def read_stages(reader: Reader, loader: str, loaders: dict[str, Any]) -> tuple[S
         steps, records = (reader.optional(stage, k, 2**62) for k in ("steps", "records"))
         if (steps is None) == (records is None):
             raise UserError(codes.FORM_MISSING, form.span, "a stage has either :steps or :records")
-        own = name_of(stage.keys["loader"], "loader", loaders) if "loader" in stage.keys else loader
+        own = name_of(stage.keys["loader"]) if "loader" in stage.keys else loader
         if loaders[own] and loaders[loader] and not loaders[own].same_batches(loaders[loader]):
             raise UserError(
                 codes.FORM_VALUE,
@@ -222,9 +217,8 @@ def stage_top(form: Any) -> Top:
 
 def read_pass(reader: Reader, top: Top) -> Pass:
     every = reader.integer(top, "every", 1)
-    loader = name_of(top.keys["loader"], "loader", reader.world.run.loaders)
     assert top.name
-    return Pass(top.name, loader, every, reader.optional(top, "batches"), top)
+    return Pass(top.name, name_of(top.keys["loader"]), every, reader.optional(top, "batches"), top)
 
 
 def read_loader(reader: Reader, top: Top) -> Loader:
@@ -260,7 +254,7 @@ def read_loader(reader: Reader, top: Top) -> Loader:
 def read_fields(reader: Reader, top: Top) -> dict[str, TensorType]:
     """``(list :row [seq] :i32 :stride [] :i32)``: name, shape and dtype of one record, in turn."""
     form = top.keys["fields"]
-    value = reader.tracer.evaluate(form, None)
+    value = reader.of(form)
     triples = list(zip(value[::3], value[1::3], value[2::3], strict=False)) if isinstance(value, tuple) else []
     if not triples or len(value) % 3:
         raise wrong(form, "fields", "a list of :name [shape] :dtype, in turn", value)
@@ -282,7 +276,7 @@ def read_fields(reader: Reader, top: Top) -> dict[str, TensorType]:
 def trips_of(reader: Reader, top: Top) -> int:
     """E-GEN-005 unless an integer of 1 or more."""
     form = top.keys["trips"]
-    value = reader.tracer.evaluate(form, None)
+    value = reader.of(form)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
         raise UserError(
             codes.GEN_TRIPS, form.span, f":trips is {describe(value)}", hint=f"give an integer from 1 to {MAX_COUNT}"

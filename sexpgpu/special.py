@@ -108,9 +108,7 @@ def logic(t: Tracer, form: Seq, env: Env | None, name: str, stops: Callable[[Any
         following = t.evaluate(item, env)
         if following is POISON:
             return POISON
-        if isinstance(value, Value) or (
-            isinstance(following, Value) and isinstance(value, bool) and item is not form.items[1]
-        ):
+        if isinstance(value, Value):
             value = t.apply(Operator(OPS[name]), Call(name, form.span, (value, following), (form.span, item.span)))
         else:
             value = following

@@ -132,7 +132,7 @@ class Tracer:
         if not form.items:
             return ()
         head, rest = form.items[0], form.items[1:]
-        if isinstance(head, Symbol) and head.name in SPECIAL and (env is None or env.find(head.name) is MISSING):
+        if isinstance(head, Symbol) and head.name in SPECIAL:  # syntax.py lets nothing else have such a name
             return SPECIAL[head.name](self, form, env)
         function = self.evaluate(head, env)
         args = tuple(self.attempt(item, env) for item in rest)
@@ -147,12 +147,15 @@ class Tracer:
             return local
         if symbol.name not in self.globals:
             self.globals[symbol.name] = self.resolve(symbol, env)
-        return self.globals[symbol.name]
+        value = self.globals[symbol.name]
+        if value is MISSING:
+            raise UserError(codes.FORM_LIMIT, symbol.span, f"{symbol.name} needs itself")
+        return value
 
     def resolve(self, symbol: Symbol, env: Env | None) -> Any:
         name = symbol.name
         definition = self.world.run.definitions.get(name)
-        if definition and not (definition.prelude and (name in BUILTINS or name in OPS)):
+        if definition:
             return self.define(definition)
         if name == "model" and self.world.model:
             return self.world.model
@@ -160,7 +163,8 @@ class Tracer:
             return BUILTINS[name]
         if name in OPS and not OPS[name].internal:
             return Operator(OPS[name])
-        known = {*self.world.run.definitions, *BUILTINS, *OPS, *SPECIAL, *(env.all_names() if env else ())}
+        operators = (n for n, row in OPS.items() if not row.internal)
+        known = {*self.world.run.definitions, *BUILTINS, *operators, *SPECIAL, *(env.all_names() if env else ())}
         close = difflib.get_close_matches(name, sorted(known), 1)
         raise UserError(
             codes.NAME_UNKNOWN, symbol.span, f"{name} is not defined", hint=f"did you mean {close[0]}?" if close else ""
@@ -173,8 +177,9 @@ class Tracer:
         if definition.kind == "defun":
             assert definition.params
             return Closure(definition.name, definition.params, definition.body, None, None, form.span)
-        self.globals[definition.name] = POISON  # a def that needs itself
-        return self.attempt(definition.body[-1], None)
+        self.globals[definition.name] = MISSING  # until it is known: what needs it before that needs itself
+        with self.in_scope(None):  # a def stands outside every model, whoever reads it first
+            return self.attempt(definition.body[-1], None)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 

@@ -16,9 +16,8 @@ from .settings import Loader, Pass, Settings
 from .source import Span
 from .trace import Tracer, World
 from .types import TensorType
-from .values import MISSING, POISON, Closure, Lookup, describe, plist
+from .values import CTX_KEYS, MISSING, POISON, Closure, Lookup, describe, plist, sound
 
-CTX_KEYS = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
 SCALAR = TensorType((), "i64")
 
 
@@ -108,9 +107,9 @@ def check_plist(value: Any, code: Any, who: str, span: Span) -> dict[str, Value]
     if entries is None:
         raise UserError(code, span, f"{who} returns {describe(value)}, not a plist of tensors")
     for name, entry in entries.items():
-        if not isinstance(entry, Value) and entry is not POISON:
+        if not isinstance(entry, Value):
             raise UserError(code, span, f"{who} returns {describe(entry)} for :{name}, not a tensor")
-    return {n: e for n, e in entries.items() if e is not POISON}
+    return entries
 
 
 def trace_train(
@@ -130,7 +129,7 @@ def trace_train(
     )
     if loss is POISON:
         return TrainGraph(t, ())
-    check_reports(t, diagnostics)
+    check_reports(t)
     trained = trained_parameters(world, t, loss, run.objective.form.span)
     t.builder.region = 0
     grads = gradients(t.builder, loss, [t.inputs["param", n] for n in trained])
@@ -143,7 +142,7 @@ def trace_train(
     return TrainGraph(t, tuple(outputs), trained, tuple(counters))
 
 
-def check_reports(t: Tracer, diagnostics: tuple[str, ...]) -> None:
+def check_reports(t: Tracer) -> None:
     for name, (value, span) in t.metrics.items():
         if value.type.kind == "bool":
             raise UserError(codes.CONTRACT_METRIC, span, f"metric :{name} is a bool", hint="cast it to :f32")
@@ -178,7 +177,7 @@ def trace_pass(
     loss = trace_loss(t, prepare, objective, data, counters, (p.top.form.span, p.top.form.span))
     if loss is POISON:
         return TrainGraph(t, ())
-    check_reports(t, diagnostics)
+    check_reports(t)
     outputs = [
         ("metric", "loss", loss),
         *(("metric", n, v) for n, (v, _) in t.metrics.items()),
@@ -188,7 +187,7 @@ def trace_pass(
 
 
 def pass_function(t: Tracer, p: Pass, key: str, default: Top) -> Any:
-    return t.evaluate(p.top.keys[key], None) if key in p.top.keys else closure(default)
+    return sound(t.evaluate(p.top.keys[key], None)) if key in p.top.keys else closure(default)
 
 
 class Counters(dict[str, Value]):

@@ -140,7 +140,21 @@ class Marker:
 MISSING = Marker("missing")
 POISON = Marker("poison")  # stands for a value whose fault was reported; what is made of it is poison too, silently
 
+
+class Reported(Exception):
+    """There is nothing to go on with, and why is in the report already."""
+
+
+def sound(value: Any) -> Any:
+    """``value``; Reported for POISON."""
+    if value is POISON:
+        raise Reported
+    return value
+
+
 BUILTINS: dict[str, Builtin] = {}  # filled by builtins.py
+
+CTX_KEYS = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
 
 FUNCTIONS = (Closure, Builtin, Operator, Model)
 

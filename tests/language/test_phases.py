@@ -7,7 +7,7 @@ import pytest
 
 from sexpgpu.interpret import run
 from sexpgpu.phases import Phase, Plan
-from tests.support import faults, plan_of, run_text
+from tests.support import faults, plan_of, plan_text, run_text
 
 TWICE = "(defgenerate :trips {trips} :init (lambda (batch ctx) {init}) :step (lambda (state trip ctx) {step}){finish})"
 HELD_OUT = (
@@ -278,3 +278,173 @@ def test_the_text_of_a_plan_names_its_phases_and_fits_100_columns() -> None:
     assert all(word in text for word in ("generate.step", "2 trips", "eval.p", "2 parameters"))
     assert max(map(len, text.splitlines())) <= 100
     assert run_text()
+
+
+# -- what else a run may not do, and what it may -------------------------------------------------------------------
+
+SHAPED = "(defmodel m (x) (+ {} (linear x :out 2)))"
+OPTIMIZER = "(defoptimizer (list :state (lambda (p) {}) :update (lambda (p g state ctx) {}){}))"
+
+
+@pytest.mark.parametrize(
+    "parts, fault",
+    [
+        ({"model": SHAPED.format("(linear x :out 2 :init ones)")}, "E-PARAM-002 1:49"),
+        ({"model": SHAPED.format("(param :w [2] :init 1.0) (param :w [2] :init 2.0)")}, "E-PARAM-002 1:45"),
+        ({"model": SHAPED.format("(param :w [2] :init 1.0) (param :w [1] :init 1.0)")}, "E-PARAM-002 1:45"),
+        ({"model": SHAPED.format("(param :w [2] :init (lambda (s) (zeros [3])))")}, "E-PARAM-003 1:20"),
+        ({"model": SHAPED.format("(param :w [2] :init (lambda (s) (iota [2])))")}, "E-PARAM-003 1:20"),
+        ({"model": SHAPED.format("(first (map param [:w] [[2]] [:in] [1.0]))")}, "E-CALL-002 1:27"),
+        ({"model": "(defmodel m (x) :frozen (not true) (linear x :out 2))"}, "E-FORM-009 1:25"),
+        ({"model": "(defmodel m (x) :frozen true (linear x :out 2))"}, "E-CONTRACT-002 4:1"),
+        ({"model": "(defmodel m (x) :map 3 (linear x :out 2))"}, "E-PARAM-004 1:22"),
+        ({"optimizer": OPTIMIZER.format("(list)", "(list :param (cast p :f16))", "")}, "E-CONTRACT-003 5:15"),
+        ({"optimizer": OPTIMIZER.format("(list :m p)", "(list :param p)", "")}, "E-CONTRACT-003 5:15"),
+        ({"optimizer": OPTIMIZER.format("(list :m 1)", "(list :param p :m p)", "")}, "E-CONTRACT-003 5:15"),
+        ({"optimizer": OPTIMIZER.format("(list)", "(list :param p)", " :lr 1")}, "E-CONTRACT-003 5:15"),
+        ({"optimizer": "(defoptimizer (list :state (lambda (p) (list)) :update 3))"}, "E-CONTRACT-003 5:15"),
+        ({"optimizer": "(defoptimizer (sgd :lr 0.1 :clip-norm 0))"}, "E-CONTRACT-003 5:15"),
+        ({"optimizer": "(defoptimizer (sgd :lr (lambda (ctx) (zeros [2]))))"}, "E-CONTRACT-008 5:15"),
+        ({"prepare": "(defprepare (batch ctx) (list :x 3))"}, "E-CONTRACT-001 3:1"),
+        ({"objective": "(defobjective (inputs ctx) (cast (mean (model (getf inputs :x))) :f16))"},
+         "E-CONTRACT-002 4:28"),
+        ({"generate": generate(init="(list :x (field batch :x))")}, "E-GEN-003 3:29"),
+        ({"generate": generate(finish="nil")}, "E-GEN-001 3:143"),
+        ({"generate": generate().replace("(lambda (batch ctx) (list :s (field batch :x)))", "(+ 1 2)")},
+         "E-GEN-006 3:29"),
+        ({"prepare": "(defprepare (batch ctx) (list :x (getf batch :x)))"}, "E-CALL-004 3:40"),
+    ],
+)  # fmt: skip
+def test_a_part_that_breaks_its_contract(parts: dict[str, str], fault: str) -> None:
+    assert faults(**parts) == [fault]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    ["3", "(list 3)",
+     '(list (list :match "*" :optimiser (sgd :lr 0.1)))', "(list (list :match 3 :optimizer (sgd :lr 0.1)))",
+     '(list (list :match "*/none" :optimizer 3))', '(list (list :match "*" :optimizer (sgd :lr 0.1 :clip-norm 1.0)))',
+     '(list (list :match "*" :optimizer (sgd :lr 0.1 :groups (list))))'],
+)  # fmt: skip
+def test_groups_that_cannot_be(groups: str) -> None:
+    assert faults(optimizer=f"(defoptimizer (sgd :lr 0.1 :groups {groups}))") == ["E-CONTRACT-003 5:15"]
+
+
+@pytest.mark.parametrize("counter", ["(counter :step 1)", "(counter :a 1.5)", "(counter :a 1) (counter :a 1)"])
+def test_counters_that_cannot_be(counter: str) -> None:
+    text = f"(defprepare (batch ctx) {counter} (list :x (field batch :x) :y (field batch :y)))"
+    assert [f.split()[0] for f in faults(prepare=text)] == ["E-CONTRACT-004"]
+
+
+def test_a_counter_of_another_integer_dtype_is_added_in_i64() -> None:
+    text = "(defprepare (batch ctx) (counter :a (sum (field batch :y))) (list :x (field batch :x) :y (field batch :y)))"
+    train = plan_of(prepare=text).phase("train")
+    assert {p.type.dtype for p in (*train.inputs, *train.outputs) if p.kind == "counter"} == {"i64"}
+
+
+@pytest.mark.parametrize("look", ["(metric :a 1)", "(counter :a 1)"])
+def test_reports_have_their_place(look: str) -> None:
+    plain = " (list :x (field batch :x) :y (field batch :y)))"
+    code = {"m": "E-CONTRACT-007", "c": "E-CONTRACT-010"}[look[1]]
+    assert [f.split()[0] for f in faults(optimizer=f"(defoptimizer (sgd :lr (lambda (ctx) {look} 0.1)))")] == [code]
+    found = [f.split()[0] for f in faults(prepare=f"(defprepare (batch ctx) {look}{plain}")]
+    assert found == ([code] if look[1] == "m" else [])
+
+
+def test_a_diagnostic_of_prepare_is_kept() -> None:
+    text = "(defprepare (batch ctx) (diagnostic :a (field batch :y)) (list :x (field batch :x) :y (field batch :y)))"
+    made = plan_text(run_text(prepare=text), ("a", "b"))[0]
+    assert made and made.diagnostics == ("a", "b")
+    assert ports(made.phase("train"))[1][-1] == "diagnostic:a"
+
+
+def test_checkpoint_bodies_are_regions_and_what_follows_is_none() -> None:
+    body = "(let* ((a (checkpoint (sqrt x))) (b (exp (checkpoint (checkpoint (tanh a)) (erf a))))) (linear b :out 2))"
+    train = plan_of(model=f"(defmodel m (x) {body})").phase("train")
+    first: dict[str, int] = {}
+    for v in train.graph.values():
+        first.setdefault(v.op, v.region)
+    regions = [first[op] for op in ("sqrt", "erf", "exp", "matmul")]
+    assert regions[2:] == [0, 0] and 0 not in regions[:2] and regions[0] != regions[1]
+
+
+def test_draws_of_prepare_objective_and_a_pass_have_places_of_their_own() -> None:
+    draw = "(random-uniform [4 3])"
+    plan = plan_of(
+        prepare=f"(defprepare (batch ctx) (list :x (+ {draw} (field batch :x)) :y (field batch :y)))",
+        objective=f"(defobjective (inputs ctx) (+ (mean {draw}) (mean (model (getf inputs :x)))))",
+        generate=generate(init=f"(list :s {draw})", step=f"(list :s (+ (getf state :s) {draw}))"),
+        passes=HELD_OUT.format(batch=4),
+    )
+    places = [v.attrs["place"] for p in plan.phases for v in p.graph.values() if v.op == "philox"]
+    assert len(places) == len(set(places)) == 1 + 2 + 2 + 2  # init of the weight, generator, train, pass
+
+
+def test_an_edit_of_prepare_leaves_the_draws_of_the_objective() -> None:
+    def places(draws: str) -> list[int]:
+        plan = plan_of(
+            prepare=f"(defprepare (batch ctx) (list :x (+ {draws} (field batch :x))))",
+            objective="(defobjective (inputs ctx) (+ (mean (random-uniform [4])) (mean (model (getf inputs :x)))))",
+        )
+        return [v.attrs["place"] for v in plan.phase("train").graph.values() if v.op == "philox"]
+
+    one, two = places("(random-uniform [4 3])"), places("(random-uniform [4 3]) (random-uniform [4 3])")
+    assert len(one) == 2 and len(two) == 3 and set(one) < set(two)
+
+
+def test_a_pass_has_its_own_objective_and_reads_the_generator_only_if_it_says_so() -> None:
+    own = ":objective (lambda (inputs ctx) (metric :own 1.0) (mean (model (getf inputs :x))))"
+    plan = plan_of(generate=generate(), passes=HELD_OUT.format(batch=4)[:-1] + f" {own})")
+    assert plan.evaluates == {"p": False}
+    assert ports(plan.phase("eval.p"))[1] == ["metric:loss", "metric:own"]
+    assert ports(plan.phase("train"))[1][0:2] == ["metric:loss", "gradient:m/out/bias"]
+
+
+def test_a_generated_name_that_a_pass_does_not_have_is_an_error() -> None:
+    text = "(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))"
+    found = faults(generate=generate(), prepare=text, passes=HELD_OUT.format(batch=8))
+    assert [f.split()[0] for f in found] == ["E-CONTRACT-005"]
+
+
+def test_a_generated_name_may_be_no_field_of_any_loader_that_is_read() -> None:
+    other = HELD_OUT.format(batch=4).replace(":x [3]", ":s [3]")
+    own = " :prepare (lambda (batch ctx) (list :x (field batch :s) :y (field batch :y))))"
+    assert [f.split()[0] for f in faults(generate=generate(), passes=other[:-1] + own)] == ["E-GEN-003"]
+
+
+@pytest.mark.parametrize(
+    "made, code", [("(cast (getf state :s) :f16)", ["E-GEN-002"]), ("(* 2.0 (getf state :s))", [])]
+)
+def test_the_state_may_change_only_its_values(made: str, code: list[str]) -> None:
+    assert [f.split()[0] for f in faults(generate=generate(step=f"(list :s {made})"))] == code
+
+
+def test_clipping_leaves_a_small_gradient_as_it_is() -> None:
+    update = plan_of(optimizer="(defoptimizer (sgd :lr 1.0 :clip-norm 2.0))").phase("update")
+    values = [np.full(p.type.shape, 0.25 if p.kind == "gradient" else 0.0, "float32") for p in update.inputs]
+    made = dict(zip(ports(update)[1], run(update.graph, values), strict=True))
+    np.testing.assert_array_equal(made["param:m/out/bias"], np.float32(-0.25))
+
+
+def test_optimizer_state_is_in_place_and_each_phase_else_returns_what_is_new() -> None:
+    plan = plan_of(
+        generate=generate(),
+        optimizer="(defoptimizer (adamw :lr 0.1))",
+        run="(defrun r :model m :loader d :seed 1 :steps 2 :microbatches 2)",
+    )
+    assert {p.name: len(p.in_place) for p in plan.phases} == {
+        "init": 0, "generate.init": 0, "generate.step": 0, "train": 2, "update": 6,
+    }  # fmt: skip
+
+
+def test_inputs_stand_in_the_order_of_their_kinds_then_names() -> None:
+    plan = plan_of(
+        model="(defmodel m (z) (+ (linear z :b 2) (linear z :a 2)))",
+        prepare="(defprepare (batch ctx) (counter :n 1) (list :y (field batch :y) :x (dropout (field batch :x) 0.5)))",
+        objective="(defobjective (inputs ctx) (metric :s (getf ctx :step)) (metric :r (getf ctx :records))"
+        " (mean (cross-entropy (model (getf inputs :x)) (getf inputs :y))))",
+    )
+    assert ports(plan.phase("train"))[0] == [
+        "param:m/a/bias", "param:m/a/weight", "param:m/b/bias", "param:m/b/weight",
+        "field:x", "field:y", "ctx:records", "ctx:step", "counter:n", "seed:",
+    ]  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sexpgpu.interpret import run
-from tests.support import faults, plan_of
+from tests.support import faults, plan_of, plan_text, run_text
 
 
 def value(expression: str, *defs: str) -> np.ndarray:
@@ -43,7 +43,22 @@ def value(expression: str, *defs: str) -> np.ndarray:
         ("(if nil 1 2)", 2),
         ("(if 0 1 2)", 1),
         ("(cond (false 1) ((= 1 1) 2) (true 3))", 2),
+        ("(let ((a 1)) (let ((a 2) (b a)) b))", 1),
+        ("(cond (nil 1) (3))", 3),
         ("(and 1 2)", 2),
+        ("(if (and) 1 0)", 1),
+        ("(if (or) 1 0)", 0),
+        ("(if (first []) 1 0)", 0),
+        ("(nth -1 [7 8 9])", 9),
+        ("(length (range 1 10 3))", 3),
+        ("(dim (zeros [3 5 7]) -2)", 5),
+        ("(length (rest [7 8 9]))", 2),
+        ("(sum (cast (or false (> (iota [4]) 1)) :i32))", 2),
+        ("(sum (cast (and (> (iota [4]) 1) true) :i32))", 2),
+        ("(/ 4)", 0.25),
+        ("(sum (- (iota [3])))", -3),
+        ("(sum (/ (full [2] 4.0)))", 0.5),
+        ("(sum (+ (iota [3])))", 3),
         ("(or nil 3)", 3),
         ("(if (not nil) 1 0)", 1),
         ("(-> 5 (- 1) (* 2))", 8),
@@ -135,3 +150,175 @@ def test_a_wide_expansion_is_a_diagnostic() -> None:
         f"(defun f{n} (x) (f{n - 1} (f{n - 1} (f{n - 1} x))))" for n in range(1, 25)
     )
     assert faults(model=defs + "\n(defmodel m (x) (linear (f24 x) :out 2))")[0].startswith("E-FORM-005")
+
+
+OBJECTIVE = "(defobjective (inputs ctx) {} (mean (model (getf inputs :x))))"
+LOADER = "(defloader d :source {} :batch 4 :fields (list :x [{}] :f32 :y [] :i32))"
+OPTIMIZER = "(defoptimizer (list :state (lambda (p) {}) :update (lambda (p g state ctx) {})))"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"objective": OBJECTIVE.format("(metric :a (+ 1.0 nope)) (metric :b (+ 1 2))")},
+        {"objective": OBJECTIVE.format("(reshape (getf inputs :x) [4 nope])")},
+        {"objective": OBJECTIVE.format("(fold + 0 (map (lambda (x) (+ x nope)) (range 3)))")},
+        {"objective": OBJECTIVE.format("(fold (lambda (s x) [s nope]) 0 (range 3))")},
+        {"objective": OBJECTIVE.format("(fold (lambda (s x) (not nope)) 0 (range 3)) (-> 1 (+ nope) sqrt)")},
+        {"objective": OBJECTIVE.format("(if (not nope) (error :never)) (cond ((not nope) (error :never)))")},
+        {"objective": OBJECTIVE.format("(and (not nope) (error :never)) (or (not nope) (error :never))")},
+        {"objective": OBJECTIVE.format("((lambda (a &key (b (+ 1 nope))) (+ a b)) 1)")},
+        {"objective": "(defobjective (inputs ctx) (map (lambda (x) (* x nope)) [1 2]))"},
+        {"prepare": "(defprepare (batch ctx) (map (lambda (x) (* x nope)) [1 2]))"},
+        {"model": "(defmodel m (x) (+ (param :w [2] :init (lambda (s) (zeros [nope]))) (linear x :out 2)))"},
+        {"model": "(defmodel m (x) (linear x :out 2 :init (* 2 nope)))"},
+        {"optimizer": "(defoptimizer (sgd :lr nope))"},
+        {"optimizer": "(defoptimizer (sgd :lr (lambda (ctx) (* 1.0 nope))))"},
+        {"optimizer": OPTIMIZER.format("(list :m (* p nope))", "(list :param p :m p)")},
+        {"optimizer": OPTIMIZER.format("(list)", "(list :param (* p nope))")},
+        {"run": "(defrun r :model m :loader d :seed 1 :steps (+ nope 1))"},
+        {"loader": LOADER.format('(list "a" nope)', "3")},
+        {"loader": LOADER.format('"a"', "nope")},
+        {"generate": "(defgenerate :trips (+ 1 nope) :init (lambda (batch ctx) (list :s (field batch :x)))"
+                     " :step (lambda (state trip ctx) state))"},
+        {"generate": "(defgenerate :trips 2 :init (lambda (batch ctx) (list :s (* nope (field batch :x))))"
+                     " :step (lambda (state trip ctx) state))"},
+    ],
+)  # fmt: skip
+def test_what_is_made_of_a_fault_is_no_fault_of_its_own(parts: dict[str, str]) -> None:
+    assert [f.split()[0] for f in faults(**parts)] == ["E-NAME-001"] * str(parts).count("nope")
+
+
+@pytest.mark.parametrize("defs", ["(def a (+ a 1))", "(def a (+ b 1)) (def b (+ a 1))", "(def a a)"])
+def test_a_def_that_needs_itself_is_a_diagnostic(defs: str) -> None:
+    assert [f.split()[0] for f in faults(generate=defs, objective=OBJECTIVE.format("(metric :q a)"))] == ["E-FORM-005"]
+
+
+@pytest.mark.parametrize(
+    "expression, code",
+    [
+        ("(range 100001)", "E-FORM-005"),
+        ("(range -9223372036854775808 9223372036854775807)", "E-FORM-005"),
+        ("(range 0 5 0)", "E-CALL-004"),
+        ("(fold (lambda (s i) (concat-lists s s)) [1] (range 60))", "E-FORM-005"),
+        ('(fold (lambda (s i) (string s s)) "a" (range 60))', "E-FORM-005"),
+    ],
+)
+def test_lists_and_texts_have_a_limit(expression: str, code: str) -> None:
+    assert [f.split()[0] for f in faults(objective=OBJECTIVE.format(expression))] == [code]
+
+
+def test_a_list_may_be_as_long_as_the_limit() -> None:
+    assert value("(length (concat-lists (range 50000) (range 50000)))") == value("(length (range 100000))") == 100_000
+
+
+@pytest.mark.parametrize(
+    "pair, want",
+    [("1 1.0", 1), ("1 true", 0), ("[1 :a] [1 :a]", 1), ("[1] [true]", 0), ("[1] [1 2]", 0), ("nil false", 0)],
+)
+def test_same(pair: str, want: int) -> None:
+    assert value(f"(if (same? {pair}) 1 0)") == want
+
+
+def test_a_function_in_a_def_declares_in_the_model_that_calls_it() -> None:
+    plan = plan_of(
+        generate="(def head (lambda (x) (linear x :l 3)))",
+        model="(defmodel n (x) (head x))\n(defmodel m (x) (linear (n (head x)) :out 2))",
+    )
+    assert [p.name for p in plan.parameters if "/l/" in p.name] == ["m/l/bias", "m/l/weight", "n/l/bias", "n/l/weight"]
+
+
+def test_a_def_stands_outside_every_model() -> None:
+    parts = {"generate": "(def w (param :w [3] :init zeros))", "model": "(defmodel m (x) (linear (+ x w) :out 2))"}
+    assert faults(**parts) == ["E-PARAM-001 3:8"]
+
+
+def test_an_operator_of_the_compiler_alone_is_not_in_the_language() -> None:
+    text = run_text(objective=OBJECTIVE.format("(philox 3)"))
+    error = plan_text(text)[1].errors[0]
+    assert error.code.name == "E-NAME-001" and "philox" not in error.hint
+
+
+@pytest.mark.parametrize(
+    "call", ["(map first [[1]] [[2]])", "(map nth [1])", "(map (lambda (a b) a) [1])", "(map (lambda (a) a) [1] [2])"]
+)
+def test_a_function_passed_on_is_called_with_its_number_of_arguments(call: str) -> None:
+    assert faults(objective=OBJECTIVE.format(call)) == ["E-CALL-001 4:28"]
+
+
+def test_a_fault_inside_the_prelude_is_shown_at_the_call_that_led_there() -> None:
+    error = plan_text(run_text(optimizer="(defoptimizer (adam))"))[1].errors[0]  # adam calls adamw, which asserts
+    assert error.code.name == "E-CALL-005" and error.where.endswith("run.sx:5:15")
+    assert [span.source.name for span, _ in error.notes] == ["prelude/optimizers.sx"]
+
+
+def test_a_function_made_in_a_model_declares_where_that_model_calls_it() -> None:
+    body = "(let ((f (lambda (y) (linear y :l 3)))) (linear (scope :b (f (scope :a (f x)))) :out 2))"
+    names = [p.name for p in plan_of(model=f"(defmodel m (x) {body})").parameters]
+    assert [n for n in names if n.endswith("weight")] == ["m/b/a/l/weight", "m/b/l/weight", "m/out/weight"]
+
+
+def test_two_draws_of_one_form_differ() -> None:
+    assert value("(sum (abs (- (random-uniform [4]) (random-uniform [4]))))") > 0
+
+
+@pytest.mark.parametrize(
+    "call, code",
+    [
+        ("(map (lambda (a &key b) a) [1] [:b])", "E-CALL-002"),
+        ("(map (lambda (a &key b) a) [1] [:c] [2])", "E-CALL-002"),
+        ("(map (lambda (a &key b) a) [1] [2] [:b])", "E-CALL-002"),
+        ("(map (lambda (a &key b) a) [1] [:b] [2] [:b] [3])", "E-FORM-003"),
+        ("(map sum [1] [:axes])", "E-CALL-002"),
+        ("(map sum [1] [:axis] [0])", "E-CALL-002"),
+        ("(map sum [1] [2] [3])", "E-CALL-001"),
+        ("(map sum [1] [:axes] [0] [:axes] [0])", "E-FORM-003"),
+        ("(map matmul [1])", "E-CALL-001"),
+    ],
+)
+def test_keywords_of_a_function_passed_on(call: str, code: str) -> None:
+    assert faults(objective=OBJECTIVE.format(call)) == [f"{code} 4:28"]
+
+
+@pytest.mark.parametrize("name", ['""', '"a/b"', '"\u00e9"', "3", "nil"])
+def test_a_parameter_has_a_plain_name(name: str) -> None:
+    assert faults(model=f"(defmodel m (x) (linear x {name} 2))") == ["E-CALL-004 1:17"]
+
+
+@pytest.mark.parametrize(
+    "expression, code",
+    [
+        ("(nth 3 [7 8 9])", "E-CALL-004"),
+        ("(nth -4 [7 8 9])", "E-CALL-004"),
+        ("(dim (zeros [3]) 1)", "E-CALL-004"),
+        ("(first 3)", "E-CALL-004"),
+        ("(string true)", "E-CALL-004"),
+        ("(field ctx :x)", "E-CALL-004"),
+        ("(assert (zeros [2]))", "E-TYPE-002"),
+        ("(assert nil)", "E-CALL-005"),
+        ("(sqrt -1)", "E-CALL-004"),
+        ("(pow 1e200 2)", "E-CALL-004"),
+        ("(pow -8.0 0.5)", "E-CALL-004"),
+        ("(/ 1 0)", "E-CALL-004"),
+        ("(* 4294967296 2147483648)", "E-CALL-004"),
+        ("(+ (iota [2]) 1.5)", "E-TYPE-003"),
+        ("(+ (iota [2]) 2147483648)", "E-TYPE-003"),
+        ("(+ (zeros [2]) 1e39)", "E-TYPE-003"),
+        ("(+ (zeros [2]) true)", "E-TYPE-004"),
+        ("(+ (zeros [2]) (iota [2]))", "E-TYPE-001"),
+        ("(zeros [0])", "E-SHAPE-001"),
+        ("(reshape (zeros [2]) nil)", "E-CALL-004"),
+        ("(metric :loss 1)", "E-CONTRACT-004"),
+        ("(metric :grad_norm 1)", "E-CONTRACT-004"),
+        ("(metric :a [1])", "E-TYPE-004"),
+        ("(metric :a (zeros [2]))", "E-CONTRACT-004"),
+        ("(metric :a (> (zeros []) 1))", "E-CONTRACT-004"),
+        ("(metric :a 1) (metric :a 2)", "E-CONTRACT-004"),
+        ("(counter :a 1)", "E-CONTRACT-010"),
+        ("(scope :a 1)", "E-PARAM-001"),
+        ("(nowhere 1)", "E-NAME-001"),
+        ("(getf inputs 3)", "E-CALL-004"),
+    ],
+)
+def test_a_fault_has_its_code(expression: str, code: str) -> None:
+    assert [f.split()[0] for f in faults(objective=OBJECTIVE.format(expression))] == [code]
