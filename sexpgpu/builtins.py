@@ -10,7 +10,7 @@ from attrs import evolve
 from . import codes
 from .diagnostics import UserError
 from .graph import Value
-from .opcall import as_tensor, build, convert
+from .opcall import ABSENT, as_tensor, build, convert
 from .ops import OPS
 from .ops.spec import attr
 from .parameters import Parameter, digest
@@ -51,7 +51,9 @@ def builtin(signature: str, least: int, most: int | None = -1):
 def need(call: Call, at: int, fits: bool, what: str) -> Any:
     """Argument ``at``, if it fits; E-CALL-004 otherwise."""
     if not fits:
-        raise UserError(codes.CALL_VALUE, call.spans[at], f"{call.name} needs {what}, not {describe(call.args[at])}")
+        hint = ABSENT if call.args[at] is None else ""
+        what = f"{call.name} needs {what}, not {describe(call.args[at])}"
+        raise UserError(codes.CALL_VALUE, call.spans[at], what, hint=hint)
     return call.args[at]
 
 

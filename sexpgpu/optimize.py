@@ -50,6 +50,11 @@ def trace_update(world: World, settings: Settings, train: TrainGraph) -> UpdateG
     assert top
     span = top.body[0].span
     whole = check_optimizer(t.evaluate(top.body[0], None), span)
+    for group in map(plist, whole.get("groups") or ()):
+        if group and not fnmatch.filter(train.trained, group["match"]):
+            what = f"no trained parameter has a name that matches the group {group['match']}"
+            hint = f"there is {', '.join(train.trained[:3])} ..."
+            raise UserError(codes.CONTRACT_OPTIMIZER, span, what, hint=hint)
     context = ctx(t, known_counters(t, world))
     metrics = [("metric", "lr", rate(t, whole["rate"], context, span))] if whole.get("rate") is not None else []
     grads, norm = scaled_gradients(t, settings, train, whole, span)

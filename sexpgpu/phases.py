@@ -6,14 +6,16 @@ once a step; eval.NAME for each pass. ``trace_run`` makes them all from a RunFil
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Iterable
 
 from attrs import frozen
 
+from . import codes
 from .bounds import field_bounds
-from .diagnostics import Report
+from .diagnostics import Report, UserError
 from .generate import Generator, trace_generator
 from .graph import Graph, Value
 from .identity import identity
@@ -107,6 +109,8 @@ def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> 
     made = generator.made if generator else {}
     watched = settings.passes if generator else ()
     passes = {p.name: reader.attempt(trace_pass, world, settings, p, made, kept) for p in watched}
+    if train and not report:
+        known_diagnostics(world, settings, kept, [train, *passes.values()])
     updates = reader.attempt(trace_update, world, settings, train) if train else None
     init = reader.attempt(trace_init, world, updates.entries) if updates else None
     if report or not (generator and train and updates and init):
@@ -128,6 +132,18 @@ def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> 
         identity(run),
         kept,
     )
+
+
+def known_diagnostics(world: World, settings: Settings, kept: tuple[str, ...], graphs: list[TrainGraph]) -> None:
+    """E-NAME-001 for each of ``kept``, of defrun or the command line, that no graph makes."""
+    known = {n for g in graphs for n in g.tracer.diagnostics}
+    assert world.run.run
+    for name in (n for n in kept if n not in known):
+        close = difflib.get_close_matches(name, sorted(known), 1)
+        hint = f"did you mean {close[0]}?" if close else ""
+        what = f"there is no diagnostic {name} in prepare, objective or a pass"
+        span = world.run.run.keys["diagnostics"].span if name in settings.diagnostics else None
+        world.report.add(UserError(codes.NAME_UNKNOWN, span, what, hint=hint, where="" if span else world.run.path))
 
 
 def finish(name: str, made: TrainGraph) -> Phase:

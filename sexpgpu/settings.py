@@ -261,9 +261,9 @@ def read_fields(reader: Reader, top: Top) -> dict[str, TensorType]:
     out: dict[str, TensorType] = {}
     for name, shape, dtype in triples:
         if not (isinstance(name, Key) and isinstance(shape, tuple) and isinstance(dtype, Key) and dtype.name in DTYPES):
-            raise wrong(
-                form, "fields", f"a list of :name [shape] :dtype ({' '.join(':' + d for d in DTYPES)}), in turn", value
-            )
+            size = f"[{' '.join(map(str, shape))}]" if isinstance(shape, tuple) else describe(shape)
+            what = f":fields has {describe(name)} {size} {describe(dtype)} where :name [shape] :dtype should stand"
+            raise UserError(codes.FORM_VALUE, form.span, what, hint=f"dtypes are {' '.join(':' + d for d in DTYPES)}")
         if name.name in out:
             raise UserError(codes.FORM_DUPLICATE, form.span, f"the field :{name.name} is given twice")
         try:

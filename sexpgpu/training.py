@@ -44,7 +44,10 @@ def ctx(t: Tracer, counters: dict[str, Value] | None = None) -> Lookup:
     def read(name: str, span: Span) -> Any:
         if name in CTX_KEYS:
             return t.port("ctx", name, SCALAR)
-        return MISSING if counters is None else counters.get(name, MISSING)
+        value = MISSING if counters is None else counters.get(name, MISSING)
+        if value is MISSING and counters is not None and t.world.report:
+            return POISON  # it may be the counter of a prepare with a fault
+        return value
 
     return Lookup("ctx", read)
 
@@ -95,8 +98,15 @@ def trace_loss(
     loss = t.call(objective, inputs, ctx(t, counters), span=spans[1])
     if loss is not POISON and not (isinstance(loss, Value) and loss.type == TensorType((), "f32")):
         place = objective.body[-1].span if isinstance(objective, Closure) else spans[1]
-        raise UserError(codes.CONTRACT_LOSS, place, f"objective returns {describe(loss)}, not a scalar f32")
+        what = f"objective returns {describe(loss)}, not a scalar f32"
+        raise UserError(codes.CONTRACT_LOSS, place, what, hint=mend(loss))
     return loss
+
+
+def mend(loss: Any) -> str:
+    if not isinstance(loss, Value) or loss.type.kind != "float":
+        return ""
+    return "reduce it with mean or sum" if loss.type.rank else "cast it to :f32"
 
 
 def check_plist(value: Any, code: Any, who: str, span: Span) -> dict[str, Value]:

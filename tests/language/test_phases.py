@@ -10,6 +10,7 @@ from sexpgpu.phases import Phase, Plan
 from tests.support import faults, plan_of, plan_text, run_text
 
 TWICE = "(defgenerate :trips {trips} :init (lambda (batch ctx) {init}) :step (lambda (state trip ctx) {step}){finish})"
+KEEPS = "(defrun r :model m :loader d :seed 1 :steps 2 :diagnostics (list :{}))"
 HELD_OUT = (
     '(defloader e :source "e.npz" :batch {batch} :fields (list :x [3] :f32 :y [] :i32))\n(defpass p :loader e :every 2)'
 )
@@ -179,19 +180,19 @@ def test_a_counter_is_nil_inside_the_generator() -> None:
 
 
 def test_a_diagnostic_inside_the_generator_is_dropped() -> None:
-    plan = plan_of(
-        generate=generate(step="(list :s (diagnostic :seen (getf state :s)))"),
-        prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
-        run="(defrun r :model m :loader d :seed 1 :steps 2 :diagnostics (list :seen))",
-    )
-    assert all(not o.startswith("diagnostic") for p in plan.phases for o in ports(p)[1])
+    parts = {
+        "generate": generate(step="(list :s (diagnostic :seen (getf state :s)))"),
+        "prepare": "(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
+    }
+    assert all(not o.startswith("diagnostic") for p in plan_of(**parts).phases for o in ports(p)[1])
+    assert faults(**parts, run=KEEPS.format("seen")) == ["E-NAME-001 7:60"]  # and cannot be asked for
 
 
 def test_a_selected_diagnostic_is_kept_and_others_are_dropped() -> None:
     both = "(diagnostic :a (getf inputs :x)) (diagnostic :b (getf inputs :y))"
     objective = f"(defobjective (inputs ctx) {both} (mean (model (getf inputs :x))))"
     assert ports(plan_of(objective=objective).phase("train"))[1][-1] == "gradient:m/out/weight"
-    kept = plan_of(objective=objective, run="(defrun r :model m :loader d :seed 1 :steps 2 :diagnostics (list :b))")
+    kept = plan_of(objective=objective, run=KEEPS.format("b"))
     assert ports(kept.phase("train"))[1][-1] == "diagnostic:b"
 
 
