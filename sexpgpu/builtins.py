@@ -165,8 +165,6 @@ def fold(t: Tracer, call: Call) -> Any:
     value = call.args[1]
     for item in need_list(call, 2):
         value = t.call(call.args[0], value, item, span=call.span)
-        if value is POISON:
-            break
     return value
 
 
@@ -322,7 +320,7 @@ def initial(world: World, parameter: Parameter, inputs: dict[tuple[str, str], Va
         return POISON
     if is_number(value):
         value = own.builder.const(float(value), "f32")
-    if isinstance(value, Value) and value.type.dtype == "f32" and value.type.rank == 0:
+    if isinstance(value, Value) and value.type.rank == 0:
         value = own.builder("broadcast", value, shape=shape)
     if not isinstance(value, Value) or value.type != parameter.type:
         raise UserError(
@@ -372,8 +370,7 @@ def scalar(t: Tracer, call: Call) -> Value:
 def diagnostic(t: Tracer, call: Call) -> Any:
     """Keeps a tensor for ``sexpgpu-run --diagnostic``, if the build selected it; its value is the tensor."""
     name, value = need_key(call, 0), need_tensor(call, 1)
-    if t.role in ("objective", "pass", "prepare"):
-        t.diagnostics.setdefault(name, (value, call.span))
+    t.diagnostics.setdefault(name, (value, call.span))
     return value
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import codes
 from .diagnostics import UserError
-from .graph import Builder, GraphFull, Value
+from .graph import Builder, Value
 from .ops import Op
 from .ops.spec import Arg
 from .source import Span
@@ -225,8 +225,6 @@ def build(b: Builder, row: Op, values: list[Value], attrs: dict[str, Any], span:
         raise UserError(codes.TYPE_MIX, span, f"{row.name}: {fault}") from None
     except ShapeFault as fault:
         raise UserError(codes.SHAPE_FIT, span, f"{row.name}: {fault}") from None
-    except GraphFull as fault:
-        raise UserError(codes.FORM_LIMIT, span, str(fault)) from None
 
 
 def fold(b: Builder, row: Op, values: list[Value]) -> Value:

@@ -95,8 +95,8 @@ class Reader:
         """``default`` where the key is absent; a key that syntax.py demands never is."""
         return default if key not in top.keys else self.given(top, key, least, most)
 
-    def optional(self, top: Top, key: str, most: int = MAX_COUNT) -> int | None:
-        return self.given(top, key, 1, most) if key in top.keys else None
+    def optional(self, top: Top, key: str) -> int | None:
+        return self.given(top, key, 1, MAX_COUNT) if key in top.keys else None
 
     def given(self, top: Top, key: str, least: int, most: int) -> int:
         value = self.value(top, key)
@@ -194,7 +194,7 @@ def read_stages(reader: Reader, loader: str, loaders: dict[str, Any]) -> tuple[S
     out = []
     for form in top.body:
         stage = stage_top(form)
-        steps, records = (reader.optional(stage, k, 2**62) for k in ("steps", "records"))
+        steps, records = (reader.optional(stage, k) for k in ("steps", "records"))
         if (steps is None) == (records is None):
             raise UserError(codes.FORM_MISSING, form.span, "a stage has either :steps or :records")
         own = name_of(stage.keys["loader"]) if "loader" in stage.keys else loader

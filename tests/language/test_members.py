@@ -6,11 +6,13 @@ import string
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.tarball import name_allowed
-from sexpgpu.members import embedded, safe, source_members
+from sexpgpu.diagnostics import UserError
+from sexpgpu.members import data_members, embedded, safe, source_members
 from sexpgpu.settings import Loader
 from sexpgpu.source import Source, Span
 from tests.support import plan_of
@@ -44,9 +46,44 @@ def test_a_folder_of_npy_files_is_one_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../shared/layers.sx", "layers ü.sx", "x" * 200 + ".sx"])
 def test_an_include_of_any_name_is_a_member(name: str) -> None:
-    from attrs import evolve
-
     plan = plan_of()
     more = evolve(plan.run, sources=(*plan.run.sources, (name, Source(name, ""))))
     members = source_members(evolve(plan, run=more))
     assert len(members) == 2 and all(map(name_allowed, members))
+
+
+def test_the_members_of_includes_keep_their_place_and_apart() -> None:
+    plan = plan_of()
+    more = ("../shared/a.sx", "ä.sx", "ö.sx", "x/" * 60 + "deep.sx")
+    made = evolve(plan.run, sources=tuple((name, Source(name, name)) for name in ("run.sx", *more)))
+    assert source_members(evolve(plan, run=made)) == {
+        "source/run.sx": b"run.sx",
+        "source/up/shared/a.sx": b"../shared/a.sx",
+        "source/_.sx": "ä.sx".encode(),
+        "source/3-_.sx": "ö.sx".encode(),
+        "source/4-deep.sx": more[3].encode(),
+    }
+
+
+def test_only_loaders_that_say_so_are_embedded(tmp_path: Path) -> None:
+    (tmp_path / "d.npz").write_bytes(b"data")
+    text = '(defloader {} :source "d.npz" :batch 4 {} :fields (list :x [3] :f32 :y [] :i32))'
+    plan = plan_of(loader=text.format("d", ":embed true"), passes=text.format("e", ""))
+    here = evolve(plan, run=evolve(plan.run, path=str(tmp_path / "run.sx")))
+    assert data_members(here) == {"d": {"data/d/0-d.npz": b"data"}}
+
+
+@pytest.mark.parametrize("source", ["nowhere.npz", "empty"])
+def test_data_that_cannot_be_read_is_a_diagnostic(tmp_path: Path, source: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError) as caught:
+        embedded(tmp_path, loader(source))
+    assert caught.value.code.name == "E-DATA-001" and source in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["ö.npy", "a?.npy", "x" * 60 + ".npy"])
+def test_a_field_whose_file_name_no_member_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError) as caught:
+        embedded(tmp_path.parent, loader(tmp_path.name))
+    assert caught.value.code.name == "E-DATA-001"

@@ -354,8 +354,8 @@ def test_reports_have_their_place(look: str) -> None:
 
 def test_a_diagnostic_of_prepare_is_kept() -> None:
     text = "(defprepare (batch ctx) (diagnostic :a (field batch :y)) (list :x (field batch :x) :y (field batch :y)))"
-    made = plan_text(run_text(prepare=text), ("a", "b"))[0]
-    assert made and made.diagnostics == ("a", "b")
+    made = plan_text(run_text(prepare=text), ("a",))[0]
+    assert made and made.diagnostics == ("a",)
     assert ports(made.phase("train"))[1][-1] == "diagnostic:a"
 
 
@@ -372,13 +372,14 @@ def test_checkpoint_bodies_are_regions_and_what_follows_is_none() -> None:
 def test_draws_of_prepare_objective_and_a_pass_have_places_of_their_own() -> None:
     draw = "(random-uniform [4 3])"
     plan = plan_of(
+        model="(defmodel m (x) (+ (linear x :out 2) (linear x :other 2)))",
         prepare=f"(defprepare (batch ctx) (list :x (+ {draw} (field batch :x)) :y (field batch :y)))",
         objective=f"(defobjective (inputs ctx) (+ (mean {draw}) (mean (model (getf inputs :x)))))",
         generate=generate(init=f"(list :s {draw})", step=f"(list :s (+ (getf state :s) {draw}))"),
         passes=HELD_OUT.format(batch=4),
     )
     places = [v.attrs["place"] for p in plan.phases for v in p.graph.values() if v.op == "philox"]
-    assert len(places) == len(set(places)) == 1 + 2 + 2 + 2  # init of the weight, generator, train, pass
+    assert len(places) == len(set(places)) == 2 + 2 + 2 + 2  # init of two weights, generator, train, pass
 
 
 def test_an_edit_of_prepare_leaves_the_draws_of_the_objective() -> None:
@@ -449,3 +450,106 @@ def test_inputs_stand_in_the_order_of_their_kinds_then_names() -> None:
         "param:m/a/bias", "param:m/a/weight", "param:m/b/bias", "param:m/b/weight",
         "field:x", "field:y", "ctx:records", "ctx:step", "counter:n", "seed:",
     ]  # fmt: skip
+
+
+# -- bounds, operator by operator ----------------------------------------------------------------------------------
+
+FIELDS = '(defloader {} :source "d.npz" :batch {} :fields (list :a [3] :i32 :b [3] :i32 :f [3] :f32))'
+
+
+def bounds(expression: str, **parts: str) -> dict[str, tuple[int, int]]:
+    """The bounds of d's fields where ``expression``, of the batch's a, b and f, looks up rows of a table of 7."""
+    fields = " ".join(f":{n} (field batch :{n})" for n in "abf")
+    names = " ".join(f"({n} (getf inputs :{n}))" for n in "abf")
+    look = f"(let* ({names}) (sum (gather (zeros [7 2]) {expression})))"
+    plan = plan_of(
+        loader=FIELDS.format("d", 4),
+        prepare=f"(defprepare (batch ctx) (list {fields}))",
+        objective=f"(defobjective (inputs ctx) (+ {look} (mean (model (getf inputs :f)))))",
+        **parts,
+    )
+    return {f"{loader}:{n}": bound for (loader, n), bound in plan.bounds.items()}
+
+
+@pytest.mark.parametrize(
+    "expression, names",
+    [
+        ("a", "a"),
+        ("(cast a :i64)", "a"),
+        ("(reshape (transpose a [1 0]) [12])", "a"),
+        ("(slice a :axis 0 :from 0 :to 2)", "a"),
+        ("(flip a 0)", "a"),
+        ("(roll a 1 :axis 1)", "a"),
+        ("(broadcast (expand-dims a 0) [2 4 3])", "a"),
+        ("(concat a b)", "ab"),
+        ("(where (> f 0) a b)", "ab"),
+        ("(where (> a 0) b 0)", "b"),
+        ("(stop-gradient a)", "a"),
+        ("(cast f :i32)", ""),
+        ("(+ a b)", ""),
+        ("(cast (> a 0) :i32)", ""),
+    ],
+)
+def test_a_demand_passes_what_moves_or_chooses_values(expression: str, names: str) -> None:
+    assert bounds(expression) == {f"d:{n}": (0, 7) for n in names}
+
+
+def test_the_tightest_of_several_demands_holds() -> None:
+    for sizes in ((7, 5), (5, 7)):
+        more = " ".join(f"(sum (gather (zeros [{n} 2]) a))" for n in sizes)
+        assert bounds(
+            f"(+ (* 0 (cast (sum (list-sum {more})) :i32)) b)", generate="(defun list-sum (a b) (+ a b))"
+        ) == {"d:a": (0, 5)}
+
+
+def test_a_look_up_along_an_axis_is_bound_by_that_axis() -> None:
+    assert bounds("(cast (take-along (zeros [4 3]) a :axis 1) :i32)") == {"d:a": (0, 3)}
+
+
+LOOKING = {
+    "model": "(defmodel m (ids) (linear (embedding ids :token 7 3) :out 2))",
+    "objective": "(defobjective (inputs ctx) (mean (model (getf inputs :x))))",
+}
+IDS = '(defloader {} :source "d.npz" :batch {} :fields (list :id [3] :i32 :more [3] :i32))'
+
+
+def test_every_loader_is_bound_by_what_reads_it() -> None:
+    plan = plan_of(
+        **LOOKING,
+        loader=IDS.format("d", 4),
+        prepare="(defprepare (batch ctx) (list :x (field batch :id)))",
+        passes=f"{IDS.format('e', 4)}{IDS.format('h', 8)}(defpass p :loader h :every 2)"
+        "(defcurriculum (stage one :steps 1) (stage two :steps 2 :loader e))",
+    )
+    assert plan.bounds == {(loader, "id"): (0, 7) for loader in "deh"}
+
+
+@pytest.mark.parametrize("batch, bound", [(4, ["id", "more"]), (8, ["id"])])
+def test_a_pass_asks_for_the_generator_where_it_runs(batch: int, bound: list[str]) -> None:
+    prepare = "(lambda (batch ctx) (list :x (field batch :{})))"
+    plan = plan_of(
+        **LOOKING,
+        loader=IDS.format("d", 4),
+        generate=generate(init="(list :s (field batch :more))"),
+        prepare="(defprepare (batch ctx) (list :x (concat (field batch :id) (field batch :s))))",
+        passes=IDS.format("h", batch)
+        + "(defpass p :loader h :every 2"
+        + (f" :prepare {prepare.format('id')})" if batch == 8 else ")"),
+    )
+    assert [name for loader, name in plan.bounds if loader == "h"] == bound
+    assert [name for loader, name in plan.bounds if loader == "d"] == ["id", "more"]
+
+
+@pytest.mark.parametrize("finish", ["", "(list :s (getf state :s))"])
+def test_a_demand_on_what_is_generated_goes_back_through_the_state(finish: str) -> None:
+    plan = plan_of(
+        **LOOKING,
+        loader=IDS.format("d", 4),
+        generate=generate(
+            init="(list :s (field batch :id) :t (field batch :more))",
+            step="(list :s (getf state :t) :t (getf state :t))",
+            finish=finish,
+        ),
+        prepare="(defprepare (batch ctx) (list :x (field batch :s)))",
+    )
+    assert plan.bounds == {("d", "id"): (0, 7), ("d", "more"): (0, 7)}

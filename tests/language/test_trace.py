@@ -145,11 +145,29 @@ def test_deep_recursion_is_a_diagnostic() -> None:
     )
 
 
-def test_a_wide_expansion_is_a_diagnostic() -> None:
-    defs = "(defun f0 (x) (+ x 1.0))\n" + "\n".join(
-        f"(defun f{n} (x) (f{n - 1} (f{n - 1} (f{n - 1} x))))" for n in range(1, 25)
-    )
-    assert faults(model=defs + "\n(defmodel m (x) (linear (f24 x) :out 2))")[0].startswith("E-FORM-005")
+def wide(body: str, deep: int) -> str:
+    """Functions f0 to f``deep``, each three calls of the one before."""
+    more = "\n".join(f"(defun f{n} (x) (f{n - 1} (f{n - 1} (f{n - 1} x))))" for n in range(1, deep + 1))
+    return f"(defun f0 (x) {body})\n{more}"
+
+
+def test_a_wide_expansion_is_a_diagnostic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sexpgpu.graph.MAX_NODES", 2000)
+    text = run_text(model=wide("(+ x 1.0)", 24) + "\n(defmodel m (x) (linear (f24 x) :out 2))")
+    found = [(e.code.name, e.message) for e in plan_text(text)[1].errors]
+    assert found == [("E-FORM-005", "the trace made more than 2000 values")]
+
+
+def test_a_wide_expansion_that_makes_no_value_is_a_diagnostic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sexpgpu.trace.MAX_STEPS", 5000)
+    text = run_text(model=wide("x", 9) + "\n(defmodel m (x) (linear (f9 x) :out 2))")
+    assert {(e.code.name, "expands" in e.message) for e in plan_text(text)[1].errors} == {("E-FORM-005", True)}
+
+
+@pytest.mark.parametrize("limit, place", [(10, "1:17"), (20, "-")])
+def test_a_gradient_that_is_too_large_is_a_diagnostic(monkeypatch: pytest.MonkeyPatch, limit: int, place: str) -> None:
+    monkeypatch.setattr("sexpgpu.graph.MAX_NODES", limit)  # PARTS makes 13 values for the loss and 28 with gradients
+    assert faults() == [f"E-FORM-005 {place}"]
 
 
 OBJECTIVE = "(defobjective (inputs ctx) {} (mean (model (getf inputs :x))))"
@@ -172,6 +190,8 @@ OPTIMIZER = "(defoptimizer (list :state (lambda (p) {}) :update (lambda (p g sta
         {"prepare": "(defprepare (batch ctx) (map (lambda (x) (* x nope)) [1 2]))"},
         {"model": "(defmodel m (x) (+ (param :w [2] :init (lambda (s) (zeros [nope]))) (linear x :out 2)))"},
         {"model": "(defmodel m (x) (linear x :out 2 :init (* 2 nope)))"},
+        {"model": "(defmodel m (x) (linear x :out nope))",
+         "optimizer": '(defoptimizer (sgd :lr 0.1 :groups (list (list :match "*/bias" :optimizer (sgd :lr 0.0)))))'},
         {"optimizer": "(defoptimizer (sgd :lr nope))"},
         {"optimizer": "(defoptimizer (sgd :lr (lambda (ctx) (* 1.0 nope))))"},
         {"optimizer": OPTIMIZER.format("(list :m (* p nope))", "(list :param p :m p)")},

@@ -1,0 +1,77 @@
+"""The text of a plan, and the figures in it."""
+
+from __future__ import annotations
+
+from sexpgpu.explain import explain, flops, histogram, live_bytes, phase_rows
+from sexpgpu.graph import Builder, Graph, Value
+from sexpgpu.types import TensorType
+from tests.language.test_phases import HELD_OUT, generate
+from tests.support import plan_of
+
+b = Builder()
+
+
+def graph(*outputs: Value) -> Graph:
+    return Graph("g", (), tuple((str(n), v) for n, v in enumerate(outputs)))
+
+
+def test_each_phase_has_its_calls_a_step() -> None:
+    plan = plan_of(
+        generate=generate(trips="3", finish="state"),
+        passes=HELD_OUT.format(batch=4),
+        run="(defrun r :model m :loader d :seed 1 :steps 2 :microbatches 2)",
+    )
+    assert {name: calls for name, calls, *_ in phase_rows(plan)[1:]} == {
+        "init": "once", "generate.init": "2", "generate.step": "6", "generate.finish": "2",
+        "train": "2", "update": "1", "eval.p": "pass",
+    }  # fmt: skip
+
+
+def test_a_matmul_is_two_m_n_k_and_moves_are_free() -> None:
+    x, y = b.input("x", TensorType((4, 3), "f32")), b.input("y", TensorType((3, 2), "f32"))
+    product = b("matmul", x, y)
+    assert flops(graph(product)) == 2 * 4 * 3 * 2
+    assert flops(graph(b("exp", b("reshape", product, shape=(8,))))) == 48 + 8
+    turned = b("matmul", b.input("x", TensorType((3, 4), "f32")), y, ta=True)
+    assert flops(graph(turned)) == 48
+
+
+def test_live_bytes_are_the_largest_sum_of_values_alive_at_once() -> None:
+    x = b.input("x", TensorType((4, 4), "f32"))
+    first = b("exp", x)
+    last = b("sum", b("exp", first), axes=(0, 1), keepdims=False)
+    assert live_bytes(graph(last)) == 2 * 64  # both exp; before the sum the first is gone
+    assert live_bytes(graph(last, first)) == 2 * 64 + 4  # an output lives to the end
+    assert live_bytes(graph(b("exp", last))) == 2 * 64  # the peak is not at the end
+
+
+def test_a_histogram_shows_the_commonest_operators() -> None:
+    value = b.input("x", TensorType((4,), "f32"))
+    assert histogram(graph(value)) == "its inputs as they are"
+    for op in ("exp", "exp", "sin", "cos", "tanh", "sqrt", "erf", "log", "floor"):
+        value = b(op, value)
+    assert histogram(graph(value)).startswith("2 exp 1 ") and histogram(graph(value)).count(" ") == 15
+    assert histogram(graph(b("ceil", value))).endswith(" ...")
+
+
+def test_the_text_says_what_is_frozen_shuffled_and_in_the_artifact() -> None:
+    text = explain(
+        plan_of(
+            model="(defmodel m (x) (+ (linear x :out 2) (t x)))\n(defmodel t (x) :frozen true (linear x :out 2))",
+            loader='(defloader d :source "d.npz" :batch 4 :embed true :fields (list :x [3] :f32 :y [] :i32))',
+            passes=HELD_OUT.format(batch=8),
+        )
+    )
+    assert "model        m: 4 parameters, 16 numbers, 8 of them frozen\n" in text
+    assert "data         d: d.npz, batches of 4, shuffled, in the artifact: x f32[3] y i32[]\n" in text
+    assert "data         e: e.npz, batches of 8: x f32[3] y i32[]\n" in text  # a pass reads in order
+    assert "evaluation   p on e every 2 steps\n" in text and "generation" not in text
+
+
+def test_record_numbers_are_named_as_such() -> None:
+    plan = plan_of(
+        loader="(defloader d :source (indices 96) :batch 4 :shuffle false :fields (list :index [] :i64))",
+        prepare="(defprepare (batch ctx) (list :x (zeros [4 3])))",
+        objective="(defobjective (inputs ctx) (mean (model (getf inputs :x))))",
+    )
+    assert "data         d: 96 record numbers, batches of 4: index i64[]\n" in explain(plan)
