@@ -179,10 +179,12 @@ def test_data_to_embed_that_is_not_there_points_at_the_loader(tmp_path: Path) ->
 def test_row_67_paths_of_any_kind(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(run_text())
-    assert sexpgpu("check", path).returncode == 0
+    done = sexpgpu("check", path, errors="surrogateescape")
+    assert done.returncode == 0 and done.stdout.count("\n") == 1
     path.write_text("(")
     done = sexpgpu("check", path, errors="surrogateescape")
     assert done.returncode == 1 and done.stderr.splitlines()[0].startswith("error[E-READ-003]: ")
+    assert "1 error" not in done.stderr
 
 
 def test_row_68_a_closed_or_full_stdout() -> None:
@@ -191,9 +193,13 @@ def test_row_68_a_closed_or_full_stdout() -> None:
             [sys.executable, "-m", "sexpgpu", "explain", str(TINY)], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 5 and done.stderr.startswith("error[E-IO-001]: ") and done.stderr.count("\n") == 1
-    command = f"{sys.executable} -m sexpgpu explain {TINY} | head -c 10; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.returncode in (0, 141) and done.stderr == ""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "sexpgpu", "explain", str(TINY)], stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_row_69_a_bare_environment() -> None:
@@ -202,14 +208,58 @@ def test_row_69_a_bare_environment() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def stubbed(stub: str, *args: object, **more) -> subprocess.CompletedProcess[str]:
+    """The command line, after the statements of ``stub``."""
+    code = f"import sys\n{stub}\nfrom sexpgpu.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, **more)
+
+
+FAILS = "import sexpgpu.phases as p\ndef trace_run(*a): raise {}\np.trace_run = trace_run"
+
+
 def test_an_unforeseen_error_is_ours_and_one_line(good: Path) -> None:
-    code = (
-        "import sys, sexpgpu.phases as p\ndef trace_run(*a): raise RuntimeError('first\\nsecond')\n"
-        "p.trace_run = trace_run\nfrom sexpgpu.cli import main\nsys.exit(main(sys.argv[1:]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, "check", str(good)], capture_output=True, text=True)
+    stub = FAILS.format(r"RuntimeError('first\nsecond')")
+    done = stubbed(stub, "check", good)
     assert done.returncode == 70
     assert done.stderr.startswith("internal error: RuntimeError: first (") and done.stderr.count("\n") == 1
+    done = stubbed(stub, "check", good, env={**os.environ, "SEXPGPU_DEBUG": "1"})
+    assert done.returncode == 1 and done.stderr.startswith("Traceback ")
+
+
+def test_ctrl_c_ends_a_check(good: Path) -> None:
+    done = stubbed(FAILS.format("KeyboardInterrupt"), "check", good)
+    assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
+
+
+def test_a_fault_outside_the_run_file_has_its_status_and_is_data_when_asked(good: Path) -> None:
+    stub = FAILS.format("UserError(ENV_MISSING, None, 'what', hint='how')")
+    stub = f"from sexpgpu.codes import ENV_MISSING\nfrom sexpgpu.diagnostics import UserError\n{stub}"
+    done = stubbed(stub, "check", good, "--output-format", "json")
+    assert done.returncode == 3 and done.stdout == ""
+    assert json.loads(done.stderr)["code"] == "E-ENV-001"
+
+
+def test_explain_as_data_is_a_row_a_phase(good: Path) -> None:
+    rows = json.loads(sexpgpu("explain", good, "--output-format", "json").stdout)
+    assert [row["phase"] for row in rows] == ["init", "train", "update"] and rows[0]["calls a step"] == "once"
+    assert sexpgpu("explain", good).stdout.startswith("run          r: 2 steps")
+
+
+def test_build_keeps_the_diagnostics_that_it_is_told_to(tmp_path: Path) -> None:
+    path = tmp_path / "run.sx"
+    path.write_text(run_text(objective="(defobjective (inputs ctx) (mean (model (diagnostic :a (getf inputs :x)))))"))
+    stub = "import sexpgpu.build as b\nb.build = lambda plan, options: sys.exit(' '.join(plan.diagnostics))"
+    assert stubbed(stub, "build", path, "-o", "x.tar", "--diagnostic", "a").stderr == "a\n"
+
+
+@pytest.mark.parametrize("found, status, text", [("one byte", 1, "one byte\n"), ("", 0, "the same\n")])
+def test_diff_has_the_status_of_diff(found: str, status: int, text: str) -> None:
+    stub = f"import sexpgpu.build as b\nb.diff = lambda one, other: {found!r}"
+    done = stubbed(stub, "diff", "a.tar", "b.tar")
+    assert (done.returncode, done.stdout) == (status, text)
+    assert json.loads(stubbed(stub, "diff", "a.tar", "b.tar", "--output-format", "json").stdout) == {
+        "difference": found
+    }
 
 
 @pytest.mark.build
