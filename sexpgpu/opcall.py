@@ -17,7 +17,7 @@ from .values import Call, Key, describe, is_number
 if TYPE_CHECKING:
     from .trace import Tracer
 
-ABSENT = "getf gives nil for a key that is not there"
+ABSENT = "nil is a key that getf does not find, or that a call leaves out"
 
 
 def signature(row: Op) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from attrs import frozen
@@ -17,6 +18,9 @@ from .types import DTYPES, ShapeFault, TensorType, check_shape
 from .values import Indices, Key, Model, Reported, describe, sound
 
 MAX_COUNT = 2**31 - 1
+
+# Endings of data that the runner never reads: better said before a build. Any other may be a folder's.
+UNREAD = (".csv", ".tsv", ".txt", ".json", ".parquet", ".h5", ".pt", ".pth", ".pkl", ".pickle")
 
 
 @frozen
@@ -227,6 +231,11 @@ def read_loader(reader: Reader, top: Top) -> Loader:
     count = source.count if isinstance(source, Indices) else None
     if count is None and not (isinstance(sources, tuple) and sources and all(isinstance(s, str) for s in sources)):
         raise wrong(top.keys["source"], "source", "a path, a list of paths or (indices N)", source)
+    for path in sources if count is None else ():
+        if PurePath(path).suffix in UNREAD:
+            what = f"{path} is of a kind that the runner does not read"
+            hint = "use .npz, a folder of .npy files, .safetensors or .jsonl"
+            raise UserError(codes.DATA_SOURCE, top.keys["source"].span, what, hint=hint)
     fields = read_fields(reader, top)
     if count is not None and list(fields.values()) != [TensorType((), "i64")]:
         raise UserError(codes.DATA_FIELD, top.keys["fields"].span, "(indices N) has one field, [] :i64")
@@ -261,7 +270,7 @@ def read_fields(reader: Reader, top: Top) -> dict[str, TensorType]:
     out: dict[str, TensorType] = {}
     for name, shape, dtype in triples:
         if not (isinstance(name, Key) and isinstance(shape, tuple) and isinstance(dtype, Key) and dtype.name in DTYPES):
-            size = f"[{' '.join(map(str, shape))}]" if isinstance(shape, tuple) else describe(shape)
+            size = "[]" if shape == () else describe(shape)
             what = f":fields has {describe(name)} {size} {describe(dtype)} where :name [shape] :dtype should stand"
             raise UserError(codes.FORM_VALUE, form.span, what, hint=f"dtypes are {' '.join(':' + d for d in DTYPES)}")
         if name.name in out:

@@ -164,7 +164,7 @@ def is_number(value: Any) -> bool:
 
 
 def describe(value: Any) -> str:
-    """What ``value`` is, for a message: ``f32[3 4]``, ``the number 3``, ``a function``."""
+    """What ``value`` is, for a message: ``f32[3 4]``, ``the number 3``, ``[3 5.0]``, ``a function``."""
     if isinstance(value, Value):
         return str(value.type)
     if value is None:
@@ -178,7 +178,8 @@ def describe(value: Any) -> str:
     if isinstance(value, Key):
         return f":{value.name}"
     if isinstance(value, tuple):
-        return f"a list of {len(value)}"
+        short = 0 < len(value) <= 8 and all(map(is_number, value))
+        return f"[{' '.join(map(str, value))}]" if short else f"a list of {len(value)}"
     if isinstance(value, Model):
         return f"the model {value.name}"
     if isinstance(value, FUNCTIONS):

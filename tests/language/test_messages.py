@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sexpgpu.opcall import ABSENT
 from tests.support import plan_text, run_text
 
 
@@ -17,12 +18,12 @@ def errors(**parts: str) -> list[str]:
 def test_a_key_that_is_not_there_is_what_made_a_nil(call: str) -> None:
     text = errors(objective=f"(defobjective (inputs ctx) (mean {call.format('(getf inputs :xx)')}))")
     name = call[1:].split()[0]
-    assert text == [f"E-TYPE-004 {name} needs a tensor, not nil (getf gives nil for a key that is not there)"]
+    assert text == [f"E-TYPE-004 {name} needs a tensor, not nil ({ABSENT})"] and "getf" in ABSENT
 
 
 def test_a_function_of_the_language_says_it_too() -> None:
     text = errors(objective="(defobjective (inputs ctx) (dim (getf inputs :xx) 0))")
-    assert text == ["E-CALL-004 dim needs a tensor, not nil (getf gives nil for a key that is not there)"]
+    assert text == [f"E-CALL-004 dim needs a tensor, not nil ({ABSENT})"]
 
 
 @pytest.mark.parametrize("counter", ["(counter :n (mean (field batch :x)))", "(counter :n (sum (field batch :xx)))"])
@@ -65,3 +66,22 @@ def test_a_diagnostic_that_is_not_there_is_a_slip() -> None:
 def test_the_field_with_the_fault_is_named() -> None:
     [text] = errors(loader='(defloader d :source "d.npz" :batch 4 :fields (list :x [3] :f32 :y [2 2] :i16))')
     assert text.startswith("E-FORM-009 :fields has :y [2 2] :i16 where") and ":i32" in text
+
+
+def test_a_vector_is_shown_as_it_is() -> None:
+    [text] = errors(objective="(defobjective (inputs ctx) (mean (reshape (model (getf inputs :x)) [2 4.0])))")
+    assert text.startswith("E-CALL-004 shape must be ") and "not [2 4.0]" in text
+
+
+@pytest.mark.parametrize("call", ["warmup :steps 3", "warmup-cosine :peak 0.1", "step-decay :peak 0.1", "inverse-sqrt"])
+def test_a_schedule_asks_for_what_it_needs(call: str) -> None:
+    [text] = errors(optimizer=f"(defoptimizer (sgd :lr ({call})))")
+    assert text.startswith(f"E-CALL-005 {call.split()[0]} needs :")
+
+
+@pytest.mark.parametrize("ending", ["csv", "pkl"])
+def test_data_of_a_kind_that_is_not_read_is_refused_before_a_build(ending: str) -> None:
+    loader = '(defloader d :source (list "d.npz" "e.{}") :batch 4 :fields (list :x [3] :f32 :y [] :i32))'
+    [text] = errors(loader=loader.format(ending))
+    assert text.startswith(f"E-DATA-001 e.{ending} is of a kind") and ".jsonl" in text
+    assert errors(loader=loader.format("d")) == []  # a folder may end so
