@@ -31,8 +31,8 @@ def call_operator(t: Tracer, row: Op, call: Call) -> Any:
     """The result of ``row`` on ``call``'s arguments: a number if all are numbers, else a tensor or a tuple of them."""
     bound, spans = bind(row, call)
     operands = [a for a in row.args if a.kind in ("tensor", "tensors")]
-    flat = [v for a in operands for v in listed(bound[a.name]) if v is not None or a.default is not None]
-    if row.number and flat and all(is_number(v) or isinstance(v, bool) for v in flat):
+    flat = [v for a in operands for v in operand(a, bound) if v is not None or a.default is not None]
+    if row.number and all(is_number(v) or isinstance(v, bool) for v in flat):
         return on_numbers(row, flat, bound, call.span)
     attrs = {
         a.name: convert(a, bound[a.name], spans[a.name][0]) if a.name in spans else a.default
@@ -43,8 +43,9 @@ def call_operator(t: Tracer, row: Op, call: Call) -> Any:
     return build(t.builder, row, values, attrs, call.span)
 
 
-def listed(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+def operand(arg: Arg, bound: dict[str, Any]) -> tuple[Any, ...]:
+    """The values of a tensor argument: several only where its kind is "tensors", so that a list is not taken apart."""
+    return bound[arg.name] if arg.kind == "tensors" else (bound[arg.name],)
 
 
 Spans = dict[str, tuple[Span, ...]]
@@ -142,7 +143,7 @@ def an_int(value: Any) -> int | None:
 
 
 def ints(value: Any) -> tuple[int, ...] | None:
-    out = tuple(map(an_int, listed(value)))
+    out = tuple(map(an_int, value if isinstance(value, tuple) else (value,)))
     return None if any(v is None for v in out) else out  # type: ignore[return-value]
 
 
@@ -176,13 +177,13 @@ WORDS = {
 def tensors(b: Builder, row: Op, operands: list[Arg], bound: dict[str, Any], spans: Spans, span: Span) -> list[Value]:
     """The tensor arguments in order; numbers take the joined dtype, or the one the argument states."""
     b.span = span
-    joined = {v.type.dtype for a in operands if a.joins for v in listed(bound[a.name]) if isinstance(v, Value)}
+    joined = {v.type.dtype for a in operands if a.joins for v in operand(a, bound) if isinstance(v, Value)}
     out: list[Value] = []
     for arg in operands:
         if bound[arg.name] is None and arg.default is None:
             continue
         dtype = (min(joined) if len(joined) == 1 else None) if arg.joins else arg.number
-        for value, place in zip(listed(bound[arg.name]), spans[arg.name], strict=True):
+        for value, place in zip(operand(arg, bound), spans[arg.name], strict=True):
             out.append(as_tensor(b, value, dtype, place, f"{row.name} needs a tensor"))
     return out
 
@@ -194,7 +195,9 @@ def as_tensor(b: Builder, value: Any, dtype: str | None, span: Span, need: str) 
     if isinstance(value, bool) and dtype in (None, "bool"):
         return b.const(value, "bool")
     if not is_number(value):
-        raise UserError(codes.TYPE_TENSOR, span, f"{need}, not {describe(value)}", hint=ABSENT if value is None else "")
+        made = "constant makes a tensor of a list of numbers" if isinstance(value, tuple) else ""
+        hint = ABSENT if value is None else made
+        raise UserError(codes.TYPE_TENSOR, span, f"{need}, not {describe(value)}", hint=hint)
     dtype = dtype or ("f32" if isinstance(value, float) else "i32")
     return b.const(held(value, dtype, span), dtype)
 
