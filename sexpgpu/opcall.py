@@ -62,7 +62,7 @@ def bind(row: Op, call: Call) -> tuple[dict[str, Any], Spans]:
             if end > at:
                 bound[arg.name], spans[arg.name] = call.args[at:end], call.spans[at:end]
             at = end
-        elif at < len(call.args) and (arg.default is ... or not starts_keywords(row, call.args[at])):
+        elif at < len(call.args):
             bound[arg.name], spans[arg.name] = call.args[at], (call.spans[at],)
             at += 1
     bind_keywords(row, call, at, bound, spans)
@@ -72,10 +72,6 @@ def bind(row: Op, call: Call) -> tuple[dict[str, Any], Spans]:
                 raise UserError(codes.CALL_COUNT, call.span, f"{row.name} needs {arg.name}", hint=signature(row))
             bound[arg.name] = arg.default
     return bound, spans
-
-
-def starts_keywords(row: Op, value: Any) -> bool:
-    return isinstance(value, Key) and any(a.key and a.name == value.name for a in row.args)
 
 
 def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: Spans) -> None:
@@ -108,7 +104,7 @@ def on_numbers(row: Op, flat: list[Any], bound: dict[str, Any], span: Span) -> A
         out = fold_numbers(row, flat) if row.folds else row.number(*flat, *rest)
     except (ValueError, ZeroDivisionError, OverflowError, TypeError) as fault:
         raise UserError(codes.CALL_VALUE, span, f"{row.name} of {', '.join(map(str, flat))}: {fault}") from None
-    if isinstance(out, complex) or (isinstance(out, float) and not math.isfinite(out)):
+    if isinstance(out, float) and not math.isfinite(out):
         raise UserError(codes.CALL_VALUE, span, f"{row.name} of {', '.join(map(str, flat))} is not a finite number")
     if isinstance(out, int) and not -(2**63) <= out < 2**63:
         raise UserError(codes.CALL_VALUE, span, f"{row.name}: the integer does not fit 64 bits")
@@ -182,7 +178,7 @@ def tensors(b: Builder, row: Op, operands: list[Arg], bound: dict[str, Any], spa
     for arg in operands:
         if bound[arg.name] is None and arg.default is None:
             continue
-        dtype = (min(joined) if len(joined) == 1 else None) if arg.joins else arg.number
+        dtype = min(joined, default=None) if arg.joins else arg.number
         for value, place in zip(operand(arg, bound), spans[arg.name], strict=True):
             out.append(as_tensor(b, value, dtype, place, f"{row.name} needs a tensor"))
     return out

@@ -56,6 +56,9 @@ def value(expression: str, *defs: str) -> np.ndarray:
         ("(sum (cast (or false (> (iota [4]) 1)) :i32))", 2),
         ("(sum (cast (and (> (iota [4]) 1) true) :i32))", 2),
         ("(/ 4)", 0.25),
+        ("(if (same? (dtype-of (sum 1)) :i32) 1 0)", 1),
+        ("(if (same? (dtype-of (sum 1.5)) :f32) 1 0)", 1),
+        ("(nth 0 (map (lambda (x) 3.5) [(+ (zeros [2]) 3.4028235e38)]))", 3.5),
         ("(sum (- (iota [3])))", -3),
         ("(sum (/ (full [2] 4.0)))", 0.5),
         ("(sum (+ (iota [3])))", 3),
@@ -322,12 +325,15 @@ def test_a_parameter_has_a_plain_name(name: str) -> None:
         ("(+ [1] [2])", "E-TYPE-004"),
         ("(sqrt -1)", "E-CALL-004"),
         ("(pow 1e200 2)", "E-CALL-004"),
+        ("(* 1e200 1e200)", "E-CALL-004"),
         ("(pow -8.0 0.5)", "E-CALL-004"),
         ("(/ 1 0)", "E-CALL-004"),
         ("(* 4294967296 2147483648)", "E-CALL-004"),
         ("(+ (iota [2]) 1.5)", "E-TYPE-003"),
         ("(+ (iota [2]) 2147483648)", "E-TYPE-003"),
         ("(+ (zeros [2]) 1e39)", "E-TYPE-003"),
+        ("(+ (zeros [2]) 3.4028235677973366e38)", "E-TYPE-003"),
+        ("(+ (iota [2]) (cast (iota [2]) :u8) 1)", "E-TYPE-001"),
         ("(+ (zeros [2]) true)", "E-TYPE-004"),
         ("(+ (zeros [2]) (iota [2]))", "E-TYPE-001"),
         ("(zeros [0])", "E-SHAPE-001"),
@@ -346,3 +352,8 @@ def test_a_parameter_has_a_plain_name(name: str) -> None:
 )
 def test_a_fault_has_its_code(expression: str, code: str) -> None:
     assert [f.split()[0] for f in faults(objective=OBJECTIVE.format(expression))] == [code]
+
+
+def test_a_shape_that_cannot_be_is_shown_where_it_stands() -> None:
+    assert faults(objective=OBJECTIVE.format("(zeros [0])")) == ["E-SHAPE-001 4:35"]
+    assert faults(model="(defmodel m (x) (+ (param :w [-2] :init zeros) (linear x :out 2)))") == ["E-SHAPE-001 1:30"]
