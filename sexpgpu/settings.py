@@ -199,8 +199,6 @@ def read_stages(reader: Reader, loader: str, loaders: dict[str, Any]) -> tuple[S
     for form in top.body:
         stage = stage_top(form)
         steps, records = (reader.optional(stage, k) for k in ("steps", "records"))
-        if (steps is None) == (records is None):
-            raise UserError(codes.FORM_MISSING, form.span, "a stage has either :steps or :records")
         own = name_of(stage.keys["loader"]) if "loader" in stage.keys else loader
         if loaders[own] and loaders[loader] and not loaders[own].same_batches(loaders[loader]):
             raise UserError(
@@ -213,7 +211,7 @@ def read_stages(reader: Reader, loader: str, loaders: dict[str, Any]) -> tuple[S
 
 
 def stage_top(form: Any) -> Top:
-    """``(stage NAME :steps N ...)`` as a Top; its shape was checked by syntax.py."""
+    """``(stage NAME :steps N ...)`` as a Top; syntax.py has seen that it has one of :steps and :records."""
     items = form.items
     keys = {k.name: v for k, v in zip(items[2::2], items[3::2], strict=True)}
     return Top("stage", items[1].name, form, keys, None, ())

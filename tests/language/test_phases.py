@@ -216,7 +216,7 @@ def test_a_pass_with_the_training_fields_and_batch_runs_the_generator() -> None:
     assert plan_of(**parts, passes=own).evaluates == {"p": False}
 
 
-@pytest.mark.parametrize("trips", ["0", "-1", "2.5", "1000000000000", '"two"'])
+@pytest.mark.parametrize("trips", ["0", "-1", "2.5", "1000000000000", "(* 65536 32768)", '"two"'])
 def test_row_16_trips(trips: str) -> None:
     assert [c.split()[0] for c in faults(generate=generate(trips=trips))] == ["E-GEN-005"]
 

@@ -57,7 +57,8 @@ def test_a_stage_that_cannot_be(passes: str, code: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [":steps 0", ":steps 2.5", ":steps -1", ":steps 2 :microbatches 0", ":steps 2 :precision :f64", ":steps 2 :precision :bf16",
+    [":steps 0", ":steps 2.5", ":steps -1", ":steps 2 :microbatches 0", ":steps 2 :precision :f64",
+     ":steps 2 :precision :bf16",
      ":steps (not nil)", ":steps 2147483648", ":steps (* 65536 32768)", ":steps 2 :checkpoint-every 0",
      ":steps 2 :diagnostics (list 1)", ":steps 2 :log-every nil", ":steps 2 :diagnostics :a", ":steps (+ 1 1.5)"],
 )  # fmt: skip
@@ -130,3 +131,9 @@ def test_as_many_record_numbers_as_a_batch_are_enough() -> None:
         objective="(defobjective (inputs ctx) (mean (model (getf inputs :x))))",
     )
     assert plan.settings.loaders["d"].count == 4
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_a_seed_is_any_number_of_63_bits(seed: int) -> None:
+    assert plan_of(run=f"(defrun r :model m :loader d :seed {seed} :steps 2)").settings.seed == seed
+    assert plan_of(run=f"(defrun r :model m :loader d :seed (+ {seed} 0) :steps 2)").settings.seed == seed
