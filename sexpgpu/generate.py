@@ -52,7 +52,7 @@ def trace_generator(reader: Reader, settings: Settings) -> Generator | None:
         phases.append(graph("finish", t2, "generated", last))
         made = {n: v.type for n, v in last.items()}
     reader.attempt(free_names, world, settings, made, top.keys["finish" if "finish" in top.keys else "init"].span)
-    return Generator(trips, made, tuple(phases)) if following and trips else None
+    return Generator(trips, made, tuple(phases))
 
 
 def graph(name: str, t: Tracer, kind: str, entries: dict[str, Value]) -> tuple[str, TrainGraph]:
@@ -109,8 +109,9 @@ def same_state(first: dict[str, Value], following: dict[str, Value], init: Span,
 
 
 def free_names(world: World, settings: Settings, made: dict[str, TensorType], span: Span) -> None:
-    """E-GEN-003: a generated name may not be a field of the training loader or of any pass's loader."""
-    names = dict.fromkeys([*(s.loader for s in settings.stages), settings.loader, *(p.loader for p in settings.passes)])
+    """E-GEN-003: a generated name may not be a field of the training loader, whose fields every stage's has, or of any
+    pass's loader."""
+    names = dict.fromkeys([settings.loader, *(p.loader for p in settings.passes)])
     for loader in (settings.loaders[n] for n in names):
         for name in made:
             if name in loader.fields:

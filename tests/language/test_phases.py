@@ -552,3 +552,45 @@ def test_a_demand_on_what_is_generated_goes_back_through_the_state(finish: str) 
         prepare="(defprepare (batch ctx) (list :x (field batch :s)))",
     )
     assert plan.bounds == {("d", "id"): (0, 7), ("d", "more"): (0, 7)}
+
+
+def test_faults_of_the_generator_and_of_the_objective_are_reported_together() -> None:
+    objective = "(defobjective (inputs ctx) (* nope (mean (model (getf inputs :x)))))"
+    for part, codes in (
+        ({"step": "(list :s 3)"}, ["E-GEN-001", "E-NAME-001"]),
+        ({"step": "(list :s nope)"}, ["E-NAME-001", "E-NAME-001"]),
+        ({"trips": "(- 1 1)"}, ["E-GEN-005", "E-NAME-001"]),
+    ):
+        assert [f.split()[0] for f in faults(generate=generate(**part), objective=objective)] == codes
+
+
+def test_the_generator_makes_at_least_one_value() -> None:
+    assert [f.split()[0] for f in faults(generate=generate(init="(list)"))] == ["E-GEN-001"]
+
+
+def test_after_finish_the_state_is_not_in_the_batch() -> None:
+    found = faults(
+        generate=generate(finish="(list :half (getf state :s))"),
+        prepare="(defprepare (batch ctx) (list :x (field batch :s) :y (field batch :y)))",
+    )
+    assert [f.split()[0] for f in found] == ["E-CONTRACT-006"]
+
+
+@pytest.mark.parametrize(
+    "step, who",
+    [
+        ("(list :t (getf state :s))", ":init makes :s, f32[4 3], and :step does not"),
+        ("(list :s (getf state :s) :t (getf state :s))", ":step makes :t, f32[4 3], and :init does not"),
+    ],
+)
+def test_a_key_that_comes_or_goes_is_named(step: str, who: str) -> None:
+    assert who in plan_text(run_text(generate=generate(step=step)))[1].errors[0].message
+
+
+def test_a_ctx_key_that_no_counter_has_is_nil_everywhere() -> None:
+    plan = plan_of(
+        objective="(defobjective (inputs ctx) (if (getf ctx :none) (error :seen)) (mean (model (getf inputs :x))))",
+        optimizer="(defoptimizer (sgd :lr (lambda (ctx) (if (getf ctx :none) (error :seen) 0.1))))",
+        passes=HELD_OUT.format(batch=4),
+    )
+    assert not [p for phase in plan.phases for p in phase.inputs if p.kind == "counter"]
