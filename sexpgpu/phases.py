@@ -160,7 +160,7 @@ def finish(name: str, made: TrainGraph) -> Phase:
     graph = Graph(symbol, tuple(v for _, v in kept), graph.outputs)
     inputs = tuple(Port(k[0], k[1], v.type) for k, v in kept)
     ports = tuple(Port(kind, n, v.type) for (kind, n, _), (_, v) in zip(outputs, graph.outputs, strict=True))
-    return Phase(name, graph, inputs, ports, pairs(inputs, ports) if name in ("train", "update") else ())
+    return Phase(name, graph, inputs, ports, pairs(inputs, ports))
 
 
 def used(graph: Graph) -> set[Value]:

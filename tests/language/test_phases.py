@@ -594,3 +594,8 @@ def test_a_ctx_key_that_no_counter_has_is_nil_everywhere() -> None:
         passes=HELD_OUT.format(batch=4),
     )
     assert not [p for phase in plan.phases for p in phase.inputs if p.kind == "counter"]
+
+
+def test_a_field_that_is_read_and_then_not_used_is_no_input() -> None:
+    plan = plan_of(objective="(defobjective (inputs ctx) (mean (model (getf inputs :x))))")
+    assert [p.name for p in plan.phase("train").inputs if p.kind == "field"] == ["x"]
