@@ -184,9 +184,8 @@ def loader_bounds(
 
     def ask(loader: Loader, phases: list[Phase]) -> None:
         for name, (low, high) in field_bounds(phases).items():
-            if name in loader.fields:
-                old = out.get((loader.name, name), (low, high))
-                out[(loader.name, name)] = (max(low, old[0]), min(high, old[1]))
+            old = out.get((loader.name, name), (low, high))
+            out[(loader.name, name)] = (max(low, old[0]), min(high, old[1]))
 
     for stage in settings.stages:
         ask(settings.loaders[stage.loader], [*generator, by_name["train"]])

@@ -599,3 +599,15 @@ def test_a_ctx_key_that_no_counter_has_is_nil_everywhere() -> None:
 def test_a_field_that_is_read_and_then_not_used_is_no_input() -> None:
     plan = plan_of(objective="(defobjective (inputs ctx) (mean (model (getf inputs :x))))")
     assert [p.name for p in plan.phase("train").inputs if p.kind == "field"] == ["x"]
+
+
+@pytest.mark.parametrize("size, bound", [(5, 5), (9, 7)])
+def test_a_loader_of_training_and_of_a_pass_has_the_tighter_bound(size: int, bound: int) -> None:
+    own = f"(lambda (inputs ctx) (mean (gather (zeros [{size} 2]) (getf inputs :x))))"
+    plan = plan_of(
+        **LOOKING,
+        loader=IDS.format("d", 4),
+        prepare="(defprepare (batch ctx) (list :x (field batch :id)))",
+        passes=f"(defpass p :loader d :every 2 :objective {own})",
+    )
+    assert plan.bounds == {("d", "id"): (0, bound)}
