@@ -233,8 +233,9 @@ def verify(path: str) -> str:
     """The hash of an artifact whose every byte is as its manifest says."""
     from artifacts import tarball
 
-    tarball.verify(path)
-    return tarball.open(path).hash
+    with tarball.open(path) as artifact:
+        artifact.verify()
+        return artifact.hash
 
 
 def diff(path: str, other: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import sha256
+from itertools import count
 
 from .graph import Builder, Value
 
@@ -11,6 +12,11 @@ from .graph import Builder, Value
 def place(form: str, ordinal: int) -> int:
     """The u32 that keys the ``ordinal``-th draw of ``form``: no edit outside the form moves it."""
     return int.from_bytes(sha256(f"{form}/{ordinal}".encode()).digest()[:4], "big")
+
+
+def places(form: str) -> Iterator[int]:
+    """The places of the draws of ``form``, in the order in which it makes them."""
+    return (place(form, ordinal) for ordinal in count())
 
 
 class DrawBuilder(Builder):

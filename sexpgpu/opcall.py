@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from . import codes
 from .diagnostics import UserError
 from .graph import Builder, Value
-from .ops import Op
+from .ops import Op, rules
 from .ops.spec import Arg
 from .source import Span
 from .types import DTYPES, ShapeFault, TypeFault, check_shape
@@ -200,18 +200,13 @@ def as_tensor(b: Builder, value: Any, dtype: str | None, span: Span, need: str) 
 
 def held(value: int | float, dtype: str, span: Span) -> int | float:
     """``value`` as a Python number of the dtype's kind, or E-TYPE-003 where the dtype cannot hold it."""
-    d = DTYPES[dtype]
-    if d.kind == "float":
-        limit = {"f32": 3.4028235677973366e38, "f16": 65520.0, "bf16": 3.3961775292304957e38, "f64": math.inf}[dtype]
-        if abs(value) >= limit:
-            raise UserError(codes.TYPE_NUMBER, span, f"{value} is too large for {dtype}")
-        return float(value)
-    low, high = (0, 2**d.bits) if d.kind == "uint" else (-(2 ** (d.bits - 1)), 2 ** (d.bits - 1))
-    if d.kind == "bool" or value != int(value) or not low <= value < high:
-        raise UserError(
-            codes.TYPE_NUMBER, span, f"{value} cannot be held in {dtype}", hint="cast the tensor to a dtype that can"
-        )
-    return int(value)
+    hint = "" if DTYPES[dtype].kind == "float" else "cast the tensor to a dtype that can"
+    try:
+        if dtype == "bool":  # a number is not a truth value
+            raise TypeFault(f"{value} cannot be held in bool")
+        return rules.held(value, dtype)
+    except TypeFault as fault:
+        raise UserError(codes.TYPE_NUMBER, span, str(fault), hint=hint) from None
 
 
 def build(b: Builder, row: Op, values: list[Value], attrs: dict[str, Any], span: Span) -> Any:

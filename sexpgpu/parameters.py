@@ -68,9 +68,6 @@ class Parameters:
                 )
         return before
 
-    def trainable(self) -> list[Parameter]:
-        return [p for p in self.found.values() if not p.is_frozen]
-
 
 def digest(value: Value) -> str:
     """What a graph computes, as text: equal for equal structure, attributes and input names."""

@@ -67,7 +67,7 @@ class Phase:
     @property
     def function(self) -> str:
         """Its symbol in the library."""
-        return re.sub(r"[^A-Za-z0-9]", "_", self.name)
+        return self.graph.name
 
 
 @frozen(eq=False)

@@ -7,7 +7,7 @@ reports every independent fault of a body.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from attrs import define, field
 
 from . import codes
 from .diagnostics import Report, UserError
-from .draws import place
+from .draws import DrawBuilder, places
 from .forms import Form, Keyword, Literal, Seq, Symbol
 from .graph import Builder, GraphFull, Value
 from .opcall import call_operator
@@ -46,20 +46,6 @@ class World:
     counters: tuple[str, ...] = ()  # what prepare declared, once train is traced
 
 
-class TraceBuilder(Builder):
-    """A Builder whose draws are keyed by the run's seed and by ``form`` and the draw's ordinal in it."""
-
-    def __init__(self, seed: Callable[[], Value], form: str) -> None:
-        super().__init__()
-        self.seed, self.form, self.drawn = seed, form, 0
-
-    def draw(self, shape: tuple[int, ...], salt: Value | int) -> Value:
-        """u32 random bits of ``shape``; ``salt`` is an i64 scalar."""
-        salt = salt if isinstance(salt, Value) else self.const(salt, "i64")
-        self.drawn += 1
-        return self("philox", self.seed(), salt, shape=shape, place=place(self.form, self.drawn - 1))
-
-
 @define(eq=False)
 class Tracer:
     """One graph in the making.
@@ -76,7 +62,7 @@ class Tracer:
     metrics: dict[str, tuple[Value, Span]] = field(factory=dict)
     diagnostics: dict[str, tuple[Value, Span]] = field(factory=dict)
     counters: dict[str, tuple[Value, Span]] = field(factory=dict)
-    builder: TraceBuilder = field(init=False)
+    builder: DrawBuilder = field(init=False)
     scope: Scope | None = None
     globals: dict[str, Any] = field(factory=dict)
     depth: int = 0
@@ -84,7 +70,8 @@ class Tracer:
     regions: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.builder = TraceBuilder(lambda: self.port("seed", "", TensorType((2,), "u32")), self.form)
+        seed = self.inputs.setdefault(("seed", ""), Builder().input("seed:", TensorType((2,), "u32")))
+        self.builder = DrawBuilder(seed, places(self.form))
 
     # -- inputs and faults -------------------------------------------------------------------------------------
 

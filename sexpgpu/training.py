@@ -9,6 +9,7 @@ from attrs import frozen
 
 from . import codes
 from .diagnostics import UserError
+from .draws import places
 from .grad import gradients
 from .graph import Value
 from .runfile import Top
@@ -85,7 +86,7 @@ def trace_loss(
 ) -> Value:
     """The loss of one batch. ``counters`` gain what prepare declares, unless this is a pass: a pass counts nothing."""
     role = t.role
-    t.role, t.builder.form, t.builder.drawn = "prepare", f"{t.form}/prepare", 0
+    t.role, t.builder.places = "prepare", places(f"{t.form}/prepare")
     inputs = t.call(prepare, data, ctx(t), span=spans[0])
     check_plist(inputs, codes.CONTRACT_PREPARE, "prepare", spans[0])
     if role == "objective":
@@ -94,7 +95,7 @@ def trace_loss(
             counters[name] = t.builder(
                 "+", total, value if value.type.dtype == "i64" else t.builder("cast", value, dtype="i64")
             )
-    t.role, t.builder.form, t.builder.drawn = role, f"{t.form}/objective", 0
+    t.role, t.builder.places = role, places(f"{t.form}/objective")
     loss = t.call(objective, inputs, ctx(t, counters), span=spans[1])
     if loss is not POISON and not (isinstance(loss, Value) and loss.type == TensorType((), "f32")):
         place = objective.body[-1].span if isinstance(objective, Closure) else spans[1]
