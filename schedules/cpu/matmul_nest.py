@@ -104,7 +104,8 @@ def _plan(ctx: Context, one: Contraction, after: tuple[Stage, ...]) -> Job:
     tile = choose_tile(one.m, one.n, lanes, ctx.registers)
     count = -(-one.n // tile.panel)
     tiles = -(-one.m // tile.mr)
-    groups = min(tiles, max(1, -(-TASKS // (one.count * count))))
+    each = -(-tiles // min(tiles, max(1, -(-TASKS // (one.count * count)))))
+    groups = -(-tiles // each)  # rounding each up may leave fewer groups than were asked for, and no group may be empty
     packed = "none" if not _must_pack(ctx, one, tile, count) else "task" if groups == 1 else "all"
     shape = [one.k, tile.panel] if packed == "task" else [one.count, count, one.k, tile.panel]
     panels = scratch(shape, str(one.stage.buffer.dtype), "panels") if packed == "all" else None
@@ -158,7 +159,7 @@ def _spans(job: Job, width: int) -> Spans:
 
 
 def _rows(job: Job, b: Expr, start: Expr, group: Expr, spans: Spans, b_at: Any) -> Stmt:
-    """The row tiles of a group; the last group may have fewer."""
+    """The row tiles of a group; the last group may have fewer, but has one."""
     each = -(-job.row_tiles // job.groups)
     full, rest = divmod(job.row_tiles, each)
 

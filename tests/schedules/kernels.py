@@ -18,6 +18,7 @@ from lowering.pipeline import CONFIG
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 Shape = tuple[int, ...]
 Kinds = Sequence[tuple[Shape, str]]
+PAGE, MARK = 4096, 0xA5
 PASSES = ("LegalizeOps", "AnnotateTIROpPattern", "FuseOps", "FuseTIR", "DeadCodeElimination")
 
 
@@ -85,11 +86,34 @@ class Built:
     params: tuple[tuple[Shape, str], ...]
 
     def run(self, *inputs: np.ndarray) -> list[np.ndarray]:
-        """The parameters after ``inputs``, as the program leaves them."""
+        """The parameters after ``inputs``, as the program leaves them, which must leave what lies around them alone."""
         given = [tvm.runtime.tensor(np.asarray(x, order="C")) for x in inputs]
-        outs = [tvm.runtime.tensor(np.full(shape, 7).astype(dtype)) for shape, dtype in self.params[len(given) :]]
-        self.call(*given, *outs)
-        return [out.numpy() for out in outs]
+        outs = [Guarded.full(shape, dtype) for shape, dtype in self.params[len(given) :]]
+        self.call(*given, *(out.tensor for out in outs))
+        assert all(out.untouched() for out in outs), "written outside an output"
+        return [out.tensor.numpy() for out in outs]
+
+
+@attrs.frozen(eq=False)
+class Guarded:
+    """An output with a page before it and one behind that nothing may write."""
+
+    before: np.ndarray
+    behind: np.ndarray
+    tensor: Any
+
+    @classmethod
+    def full(cls, shape: Shape, dtype: str) -> Guarded:
+        start = np.full(shape, 7).astype(dtype)
+        memory = np.full(start.nbytes + 3 * PAGE, MARK, "uint8")
+        begin = PAGE + -memory.ctypes.data % 64
+        end = begin + start.nbytes
+        memory[begin:end] = np.frombuffer(start.tobytes(), "uint8")
+        tensor = tvm.runtime.from_dlpack(memory[begin:end])._create_view(shape, dtype)
+        return cls(memory[:begin], memory[end:], tensor)
+
+    def untouched(self) -> bool:
+        return bool((self.before == MARK).all() and (self.behind == MARK).all())
 
 
 def build(func: Any, target: str = V3) -> Built:

@@ -71,6 +71,11 @@ def test_what_follows_is_done_on_the_tile(size: tuple[int, int, int]) -> None:
     close(built.run(x, w, b, r)[0], np.tanh(x.astype("float64") @ w + b) + r, k)
 
 
+@pytest.mark.parametrize("rows", [15, 16, 17, 24])
+def test_no_group_of_rows_lies_past_the_last(rows: int) -> None:
+    check("TN", rows, 40, 64)
+
+
 def test_a_few_columns_or_rows_are_sums_along_the_depth() -> None:
     assert check("NN", 200, 64, 3) == "rows"
     assert check("NT", 2, 64, 100) == "rows"
