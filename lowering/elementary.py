@@ -20,6 +20,7 @@ from tvm import tirx
 
 LEVEL = 20  # over TVM's own rules, which are at 10
 LN2 = math.log(2.0)
+ROUND = 1.5 * 2**23  # its unit is 1: what is added to it is rounded to an integer
 INFINITE = 0x7F800000  # the bits of infinity; above these, the sign taken off, NaN
 ROOT_HALF, ROOT_HALF_F64 = 0x3F3504F3, 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
 
@@ -29,10 +30,7 @@ LOG = (
     0.3333333134651184, -0.250008225440979, 0.20001226663589478, -0.16623356938362122,
     0.14201761782169342, -0.131601944565773, 0.12761549651622772, -0.07634429633617401,
 )  # fmt: skip
-TANH = (
-    -0.3333333134651184, 0.13333196938037872, -0.05394551903009415,
-    0.021693682298064232, -0.008159557357430458, 0.0021262287627905607,
-)  # fmt: skip
+TANH_ONE = 20.0  # twice the size from which on tanh is 1
 SIN = (-0.16666655242443085, 0.008332155644893646, -0.0001951463200384751)
 COS = (0.04166664555668831, -0.0013887309469282627, 2.443241282890085e-05)
 ERF = (
@@ -125,22 +123,22 @@ def single(x: float) -> float:
     return struct.unpack("f", struct.pack("f", x))[0]
 
 
+def reduced(v: Lanes, x: Any, bias: int) -> tuple[Any, Any, Any]:
+    """Of x = n ln 2 + r with n the integer nearest to x / ln 2: r, (e^r - 1 - r) / r^2, and the bits of the f32 whose
+    exponent field is n + bias. The sum with ROUND rounds to an integer and leaves it in the low bits."""
+    rounded = v.fma(x, v.const(1 / LN2), v.const(ROUND + bias))
+    n, high = v.name(rounded - v.const(ROUND + bias)), single(LN2)
+    r = v.fma(n, v.const(high - LN2), v.fma(n, v.const(-high), x))
+    return r, v.polynomial(r, EXP), v.name(v.bits(rounded) << v.const(23, "int32"))
+
+
 def exp(v: Lanes, x: Any) -> Any:
-    """e^x = 2^n e^r with n the integer nearest to x / ln 2."""
-    n = v.llvm("nearbyint", v.clamp(x, EXP_LOWEST, EXP_HIGHEST) * v.const(1 / LN2))
-    high = single(LN2)
-    r = v.fma(n, v.const(high - LN2), v.fma(n, v.const(-high), x))  # of x itself: NaN goes through
-    p = v.fma(r * r, v.polynomial(r, EXP), r + v.const(1.0))
-    whole = v.cast(n, "int32")
-    half = v.name(whole >> v.const(1, "int32"))  # two factors, as no f32 is 2^128
-    y = v.name(v.name(p * power_of_two(v, half)) * power_of_two(v, whole - half))
+    """e^x = 2^n e^r, where 2^n is added to the exponent, as no f32 is 2^128."""
+    r, rest, n = reduced(v, x, 0)
+    p = v.fma(v.name(r * r), rest, v.name(r + v.const(1.0)))
+    y = v.float(v.bits(p) + n)
     y = v.select(x < v.const(EXP_LOWEST), v.const(0.0), y)
-    return v.select(x > v.const(EXP_HIGHEST), v.const(math.inf), y)
-
-
-def power_of_two(v: Lanes, n: Any) -> Any:
-    """2^n for an int32 n from -126 to 127."""
-    return v.float((n + v.const(127, "int32")) << v.const(23, "int32"))
+    return v.select(x <= v.const(EXP_HIGHEST), y, v.name(x + v.const(math.inf)))  # of x itself: NaN goes through
 
 
 def parts(v: Lanes, x: Any) -> tuple[Any, Any]:
@@ -164,12 +162,13 @@ def log(v: Lanes, x: Any) -> Any:
 
 
 def tanh(v: Lanes, x: Any) -> Any:
-    """Near 0 a polynomial, else 1 - 2 / (e^(2 |x|) + 1)."""
+    """d / (d + 2) with d = e^(2 |x|) - 1 = 2^n (e^r - 1) + (2^n - 1), which is exact near 0, where n is."""
     size, sign = v.size(x)
-    square = v.name(x * x)
-    near = v.fma(size * square, v.polynomial(square, TANH), size)
-    far = v.name(v.const(1.0) - v.const(2.0) / (exp(v, v.name(size + size)) + v.const(1.0)))
-    return v.signed(v.select(size < v.const(0.625), near, far), sign)
+    twice = v.name(size + size)
+    r, rest, power = reduced(v, v.select(twice > v.const(TANH_ONE), v.const(TANH_ONE), twice), 127)
+    scale = v.float(power)
+    d = v.fma(scale, v.fma(v.name(r * r), rest, r), v.name(scale - v.const(1.0)))
+    return v.signed(v.name(d / v.name(d + v.const(2.0))), sign)
 
 
 def erf(v: Lanes, x: Any) -> Any:

@@ -99,13 +99,10 @@ def relu(b: Any, x: Any) -> Any:
 
 
 def gelu(b: Any, x: Any) -> Any:
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))"""
-    def const(value: float) -> Any:
-        return b.const(value, x.type.dtype)
-
-    inner = b("*", x, b("+", const(1), b("*", const(0.044715), b("square", x))))
-    bent = b("tanh", b("*", const(math.sqrt(2 / math.pi)), inner))
-    return b("*", b("*", const(0.5), x), b("+", const(1), bent))
+    """x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is the tanh form: (1 + tanh(u)) / 2 = sigmoid(2 u)."""
+    dtype, scale = x.type.dtype, 2 * math.sqrt(2 / math.pi)
+    inner = b("+", b.const(scale, dtype), b("*", b.const(0.044715 * scale, dtype), b("square", x)))
+    return b("*", x, b("sigmoid", b("*", x, inner)))
 
 
 def softplus(b: Any, x: Any) -> Any:

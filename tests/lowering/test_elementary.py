@@ -23,7 +23,7 @@ HAS_V4 = "avx512vl" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 SPACED = {
     "exp": ([RNG.uniform(-87.3, 88.7, COUNT)], np.exp, 1.5),
     "log": ([np.exp(RNG.uniform(-87, 88, COUNT))], np.log, 1.0),
-    "tanh": ([RNG.uniform(-10, 10, COUNT)], np.tanh, 1.5),
+    "tanh": ([RNG.uniform(-10, 10, COUNT)], np.tanh, 2.4),
     "sin": ([RNG.uniform(-1e6, 1e6, COUNT)], np.sin, 1.6),
     "cos": ([np.concatenate([RNG.uniform(-7, 7, COUNT // 2), RNG.uniform(-1e9, 1e9, COUNT // 2)])], np.cos, 1.6),
     "erf": ([RNG.uniform(-5, 5, COUNT)], ERF, 1.3),
