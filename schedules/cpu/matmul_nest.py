@@ -18,14 +18,17 @@ from .emit import SERIAL, UNROLLED, Expr, Stmt, grid, i64, load, loop, scratch, 
 from .inline import Point
 from .maps import at, finish
 from .names import in_buffers
-from .nests import Context, block, parallel, vector, vectors
-from .stages import Stage, variables
+from .nests import Context, block, chunks, parallel, vector, vectors
+from .stages import Axis, Stage, variables
 
 Spans = list[tuple[int, int, int]]  # first column, lanes computed, lanes stored
 
 DEEP = 4  # turns of the depth loop written out
+DEPTHS = 16  # turns of the depth that one task copies of A
 TASKS = 8  # tasks that two to eight threads can share out
 REUSE = 8  # tiles of rows from which copying a panel of B pays
+LONG, REUSED = 64, 4  # depth and panels from which copying an A that walks along rows pays
+LATENCY = 4  # cycles of a multiply-add
 SPEED = 8  # multiply-adds that count like one addition beside GRAIN
 
 
@@ -43,19 +46,25 @@ class Tile:
 
 
 def choose_tile(m: int, n: int, lanes: int, registers: int) -> Tile:
-    """The tile with the least work for this shape: padding, loads per multiply-add, idle pipelines."""
+    """The tile with the fewest cycles a turn of the depth, the narrower last panel and the rows past the end included.
+
+    A core starts two multiply-adds and two loads a cycle, and each multiply-add waits LATENCY cycles for the last."""
     vectors_wide = -(-n // lanes)
     best, least = Tile(1, 1, lanes), float("inf")
-    for nv in (1, 2, 3, 4):
-        for mr in range(1, 15):
-            if mr * nv + nv + 1 > registers or nv > vectors_wide or mr > m:
+    for nv in range(1, min(4, vectors_wide) + 1):
+        full, rest = divmod(vectors_wide, nv)
+        for mr in range(1, min(14, m) + 1):
+            if mr * nv + nv + 1 > registers:
                 continue
-            rows = -(-m // mr) * mr
-            loads_each = (mr + nv) / (mr * nv)
-            price = rows * (1 + loads_each) * max(1.0, 8 / (mr * nv)) * (1 + 0.02 * (vectors_wide % nv))
+            turn = full * _cycles(mr, nv) + (_cycles(mr, rest) if rest else 0)
+            price = -(-m // mr) * turn
             if price < least:
                 best, least = Tile(mr, nv, lanes), price
     return best
+
+
+def _cycles(mr: int, nv: int) -> float:
+    return max(mr * nv / 2, (mr + nv) / 2, LATENCY)
 
 
 @attrs.frozen(eq=False)
@@ -69,6 +78,7 @@ class Job:
     packed: str
     groups: int
     panels: Any
+    tall: Any = None  # A as [batch][tile][depth][row], where it is copied beforehand
 
     @property
     def full(self) -> int:
@@ -94,9 +104,8 @@ def matmul_nest(ctx: Context, one: Contraction, after: Sequence[Stage]) -> Stmt:
     extents = [one.count, job.count, job.groups]
     tasks = one.count * job.count * job.groups
     nest = parallel(tasks, lambda p: _task(job, *unravel(p, extents)), one.count * one.m * one.n * one.k // SPEED)
-    if job.packed != "all":
-        return nest
-    return seq([_pack_all(job), nest])
+    before = [_pack_tall(job)] if job.tall is not None else []
+    return seq([*before, *([_pack_all(job)] if job.packed == "all" else []), nest])
 
 
 def _plan(ctx: Context, one: Contraction, after: tuple[Stage, ...]) -> Job:
@@ -109,7 +118,16 @@ def _plan(ctx: Context, one: Contraction, after: tuple[Stage, ...]) -> Job:
     packed = "none" if not _must_pack(ctx, one, tile, count) else "task" if groups == 1 else "all"
     shape = [one.k, tile.panel] if packed == "task" else [one.count, count, one.k, tile.panel]
     panels = scratch(shape, str(one.stage.buffer.dtype), "panels") if packed == "all" else None
-    return Job(ctx, one, after, tile, packed, groups, panels)
+    tall = None
+    if _walks_rows(ctx, one) and one.k >= LONG and count >= REUSED:
+        tall = scratch([one.count, tiles, one.k, tile.mr], str(one.stage.buffer.dtype), "tall")
+    return Job(ctx, one, after, tile, packed, groups, panels, tall)
+
+
+def _walks_rows(ctx: Context, one: Contraction) -> bool:
+    """Is A a plain read of memory whose last dimension is the product's one row axis? A tile would read a short piece
+    of a line at each turn of the depth."""
+    return _walks(ctx, one.a, one.rows)
 
 
 def _must_pack(ctx: Context, one: Contraction, tile: Tile, count: int) -> bool:
@@ -121,10 +139,14 @@ def _must_pack(ctx: Context, one: Contraction, tile: Tile, count: int) -> bool:
 
 def _walks_columns(ctx: Context, one: Contraction) -> bool:
     """Is B a plain read of memory whose last dimension is the product's one column axis?"""
-    read = plain_load(one.b)
-    if read is None or read.source in ctx.virtual.stages or len(one.columns) != 1:
+    return _walks(ctx, one.b, one.columns)
+
+
+def _walks(ctx: Context, factor: Expr, axes: Sequence[Axis]) -> bool:
+    read = plain_load(factor)
+    if read is None or read.source in ctx.virtual.stages or len(axes) != 1:
         return False
-    var = one.columns[0].var
+    var = axes[0].var
     return read.indices[-1].same_as(var) and var not in variables(list(read.indices[:-1]))
 
 
@@ -164,22 +186,24 @@ def _rows(job: Job, b: Expr, start: Expr, group: Expr, spans: Spans, b_at: Any) 
     full, rest = divmod(job.row_tiles, each)
 
     def some(count: int) -> Stmt:
-        return loop(count, lambda t: _tile(job, b, (group * each + t) * job.tile.mr, start, spans, b_at), name="tile")
+        return loop(count, lambda t: _tile(job, b, group * each + t, start, spans, b_at), name="tile")
 
     if not rest:
         return some(each)
-    return tirx.IfThenElse(group < i64(full), some(each), tirx.IfThenElse(group < i64(full + 1), some(rest), None))
+    return tirx.IfThenElse(group < i64(full), some(each), some(rest))
 
 
-def _tile(job: Job, b: Expr, i0: Expr, start: Expr, spans: Spans, b_at: Any) -> Stmt:
+def _tile(job: Job, b: Expr, tile: Expr, start: Expr, spans: Spans, b_at: Any) -> Stmt:
     """One register tile: clear, sum over the depth, store."""
     one, dtype = job.one, str(job.one.stage.buffer.dtype)
+    i0 = tile * job.tile.mr
     accs = [[scratch([size], dtype, "acc") for _, size, _ in spans] for _ in range(job.tile.mr)]
     zero = one.stage.fold.init if one.stage.fold else None
     clear = [
         vector(s[1], lambda lane, a=a: store(a, zero, lane)) for row in accs for a, s in zip(row, spans, strict=True)
     ]
-    turn = lambda k: in_buffers(seq(_multiply(job, b, i0, k, accs, spans, b_at)))  # noqa: E731
+    a_at = lambda r, k: _factor_a(job, b, tile, r, k)  # noqa: E731
+    turn = lambda k: in_buffers(seq(_multiply(k, accs, spans, a_at, b_at)))  # noqa: E731
     full, rest = divmod(one.k, DEEP)
     depth = []
     if full:
@@ -190,11 +214,11 @@ def _tile(job: Job, b: Expr, i0: Expr, start: Expr, spans: Spans, b_at: Any) -> 
     return block([*clear, *depth, *ends], [a for row in accs for a in row])
 
 
-def _multiply(job: Job, b: Expr, i0: Expr, k: Expr, accs: list[list[Any]], spans: Spans, b_at: Any) -> list[Stmt]:
+def _multiply(k: Expr, accs: list[list[Any]], spans: Spans, a_at: Any, b_at: Any) -> list[Stmt]:
     """One turn of the depth for the whole tile."""
     done = []
     for r, row in enumerate(accs):
-        binds, value = _factor_a(job, b, i0, r, k)
+        binds, value = a_at(r, k)
         done += binds
         for acc, (p, size, _) in zip(row, spans, strict=True):
 
@@ -226,9 +250,15 @@ def _depth(job: Job, k: Expr) -> dict[Any, Expr]:
     return at(job.one.stage.reduce, unravel(k, [a.extent for a in job.one.stage.reduce]))
 
 
-def _factor_a(job: Job, b: Expr, i0: Expr, r: int, k: Expr) -> tuple[list[Stmt], Expr]:
+def _factor_a(job: Job, b: Expr, tile: Expr, r: int, k: Expr) -> tuple[list[Stmt], Expr]:
+    if job.tall is not None:
+        return [], load(job.tall, b, tile, k, i64(r))
+    return _read_a(job, b, _row(job, tile * job.tile.mr, r), k)
+
+
+def _read_a(job: Job, b: Expr, row: Expr, k: Expr) -> tuple[list[Stmt], Expr]:
     point = Point(job.ctx.virtual)
-    value = point.bind(point.write(job.one.a, _places(job, b, _row(job, i0, r), None) | _depth(job, k)), "a")
+    value = point.bind(point.write(job.one.a, _places(job, b, row, None) | _depth(job, k)), "a")
     return point.binds, value
 
 
@@ -286,6 +316,29 @@ def _pack_all(job: Job) -> Stmt:
         return tirx.IfThenElse(jo < i64(job.full), whole(), last) if job.full else last
 
     return parallel(job.one.count * job.count, one, work)
+
+
+def _pack_tall(job: Job) -> Stmt:
+    """A by tiles of rows; in the last one, rows past the end are left as they are: what comes of them is not stored."""
+    one, mr = job.one, job.tile.mr
+
+    def rows(b: Expr, tile: Expr, k: Expr, count: int) -> Stmt:
+        def copy(r: Expr) -> Stmt:
+            binds, value = _read_a(job, b, tile * mr + r, k)
+            return seq([*binds, store(job.tall, value, b, tile, k, r)])
+
+        return seq(vectors(count, job.tile.lanes, copy))
+
+    def some(b: Expr, start: Expr, deep: int) -> Stmt:
+        """All tiles at ``deep`` turns of the depth: the lines of A that they share stay in the first cache."""
+        full, rest = divmod(one.m, mr)
+        tile = lambda t, count: loop(deep, lambda k: rows(b, t, start + k, count), name="k")  # noqa: E731
+        whole = [loop(full, lambda t: tile(t, mr), name="tile")] if full else []
+        return seq([*whole, *([tile(i64(full), rest)] if rest else [])])
+
+    if one.count > 1:
+        return parallel(one.count, lambda b: some(b, i64(0), one.k), one.count * one.m * one.k)
+    return chunks(one.k, DEPTHS, lambda start, deep: some(i64(0), start, deep), one.m * one.k)
 
 
 def _pack(job: Job, b: Expr, start: Expr, width: int, put: Any) -> Stmt:
