@@ -55,15 +55,15 @@ def widened(v: Any) -> Any:
 
 
 def to_key(v: Any, nan_largest: bool, merge_zeros: bool) -> Any:
-    """An integer in the order of the float ``v``: its bits, with the lower ones of a negative number turned over.
-    A NaN is the largest or the smallest of all; -0 is 0 if ``merge_zeros``, else just below it."""
+    """An integer in the order of the float ``v``. A NaN is the largest or the smallest of all; -0 is 0 if
+    ``merge_zeros``: then the key is the bits but the sign, negated where the sign is set. Else it is just below 0: the
+    bits, with the lower ones of a negative number turned over."""
     v = widened(v)
     dtype, low, sign, infinity = KEYS[dtype_of(v)]
     mask = tirx.const(low, dtype)
     bits = tirx.reinterpret(dtype, v)
-    key = bits ^ ((bits >> tirx.const(sign, dtype)) & mask)
-    if merge_zeros:
-        key = tirx.Select(key.equal(tirx.const(-1, dtype)), tirx.const(0, dtype), key)
+    negative = bits >> tirx.const(sign, dtype)  # all ones or none
+    key = ((bits & mask) ^ negative) - negative if merge_zeros else bits ^ (negative & mask)
     nan = tirx.const(low if nan_largest else -low - 1, dtype)
     return tirx.Select((bits & mask) > tirx.const(infinity, dtype), nan, key)
 
@@ -100,11 +100,10 @@ def extreme_index(largest: bool) -> Callable[..., Any]:
         rank, n = len(x.shape), int(x.shape[axis])
         first, second = (te.reduce_axis((0, n), name) for name in ("k", "i"))
         take = te.max if largest else te.min
-
-        def key(at: Sequence[Any], k: Any) -> Any:
-            v = x(*merge(at, [k], [axis], rank, keepdims))
-            return to_key(v, largest, True) if "float" in dtype_of(v) else v
-
+        keys: Any = x
+        if "float" in dtype_of(x):
+            keys = te.compute(x.shape, lambda *at: to_key(x(*at), largest, True), "keys")
+        key = lambda at, k: keys(*merge(at, [k], [axis], rank, keepdims))  # noqa: E731
         best: Any = te.compute(out.shape, lambda *at: take(key(at, first.var), axis=first), "best")
 
         def index(*at: Any) -> Any:

@@ -13,7 +13,9 @@ from typing import Any
 from tvm import tirx
 
 from .access import contiguous_axis, merged_tail, reads_of
-from .emit import Expr, Stmt, grid, i64, load, loop, scratch, seq, store, unravel
+from .accumulators import Accumulator, accumulator
+from .argmax import is_pick
+from .emit import Expr, Stmt, grid, i64, loop, seq, store, unravel
 from .inline import Point
 from .maps import at, finish, point_stores
 from .nests import TREE, Context, block, vector, vectors
@@ -84,59 +86,34 @@ def _rewrite(ctx: Context, stmt: Stmt, here: dict[Any, Expr]) -> Stmt:
     return seq(done)
 
 
-def partial_type(stage: Stage) -> str:
-    """Partial results of half precision are kept in float32."""
-    dtype = str(stage.buffer.dtype)
-    return "float32" if dtype in ("bfloat16", "float16") else dtype
-
-
-def _as(value: Expr, dtype: str) -> Expr:
-    return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
-
-
-def _start(stage: Stage) -> Expr:
-    assert stage.fold is not None
-    return tirx.const(stage.fold.init.value, partial_type(stage))
-
-
-def _update(ctx: Context, stage: Stage, here: dict[Any, Expr], acc: Any, slot: Expr) -> Stmt:
-    """``acc[slot] = acc[slot] (+) x`` at one point."""
-    assert stage.fold is not None
-    point = Point(ctx.virtual)
-    value = point.write(_as(stage.value, partial_type(stage)), here)
-    return seq([*point.binds, store(acc, stage.fold.combine(load(acc, slot), value), slot)])
-
-
 def _finish(ctx: Context, stage: Stage, here: dict[Any, Expr], value: Expr) -> Stmt:
     point = Point(ctx.virtual)
     indices = point.indices(stage.indices, here)
-    value = point.write(_as(value, str(stage.buffer.dtype)), {})
+    value = point.write(value, {})
     return seq([*point.binds, store(stage.buffer, value, *indices)])
 
 
 def _tree(ctx: Context, stage: Stage, here: dict[Any, Expr]) -> Stmt:
     """One reduced element: lanes along the last reduced axes, the other reduced axes one after the other."""
-    assert stage.fold is not None
     inner = merged_tail(stage.reduce, reads_of(ctx, stage))
     outer, tail = stage.reduce[: len(stage.reduce) - inner], stage.reduce[len(stage.reduce) - inner :]
     extents = [a.extent for a in tail]
     depth = prod(extents)
-    width = 1 if depth < TREE else TREE if depth < LONG else 4 * TREE
-    acc = scratch([width], partial_type(stage), "acc")
+    width = 1 if depth < TREE else TREE if depth < LONG or is_pick(stage) else 4 * TREE
+    acc = accumulator(stage, width)
 
     def add(ks: list[Expr], f: Expr, slot: Expr) -> Stmt:
-        point = here | at(outer, ks) | at(tail, unravel(f, extents))
-        return _update(ctx, stage, point, acc, slot)
+        return acc.add(ctx, here | at(outer, ks) | at(tail, unravel(f, extents)), slot)
 
-    init = seq([_fill(acc, p, min(TREE, width), _start(stage)) for p in range(0, width, TREE)])
+    init = seq([_start(acc, p, min(TREE, width), True) for p in range(0, width, TREE)])
     turns = grid([a.extent for a in outer], lambda ks: seq(_strides(depth, width, lambda f, s: add(ks, f, s))))
-    halves = _halve(stage, acc, width)
-    done = _finish(ctx, stage, here, load(acc, i64(0)))
-    return block([init, turns, *halves, done], [acc])
+    done = _finish(ctx, stage, here, acc.result(i64(0)))
+    return block([init, turns, *_halve(acc, width), done], acc.buffers)
 
 
-def _fill(acc: Any, first: int, width: int, value: Expr) -> Stmt:
-    return vector(width, lambda lane: store(acc, value, lane + first))
+def _start(acc: Accumulator, first: int, width: int, along: bool) -> Stmt:
+    """Slots from ``first`` on; ``along``: the first element that slot n sees is element n of the fold."""
+    return vector(width, lambda lane: acc.start(lane + first, lane + first if along else i64(0)))
 
 
 def _strides(depth: int, width: int, add: Any) -> list[Stmt]:
@@ -157,16 +134,12 @@ def _span(base: Expr, first: int, size: int, add: Any) -> Stmt:
     return vector(size, lambda lane: add(base + (lane + first), lane + first))
 
 
-def _halve(stage: Stage, acc: Any, width: int) -> list[Stmt]:
-    assert stage.fold is not None
-    combine, done = stage.fold.combine, []
+def _halve(acc: Accumulator, width: int) -> list[Stmt]:
+    done = []
     while width > 1:
         width //= 2
         for p in range(0, width, TREE):
-            pair = lambda lane, p=p, w=width: store(  # noqa: E731
-                acc, combine(load(acc, lane + p), load(acc, lane + (p + w))), lane + p
-            )
-            done.append(vector(min(TREE, width), pair))
+            done.append(vector(min(TREE, width), lambda lane, p=p, w=width: acc.meet(lane + p, lane + (p + w))))
     return done
 
 
@@ -183,23 +156,18 @@ def column_strip(
     after: Sequence[Stage],
 ) -> Stmt:  # fmt: skip
     """``width`` columns from ``start``; ``after``: map stages over the fold's own space, done on the sums at hand."""
-    assert stage.fold is not None
-    acc = scratch([width], partial_type(stage), "acc")
+    acc = accumulator(stage, width)
     spans = [(p, min(TREE, width - p)) for p in range(0, width, TREE)]
+    place = lambda c: here | at([axis], [start + c])  # noqa: E731
 
     def turn(ks: list[Expr]) -> Stmt:
-        def one(p: int, size: int) -> Stmt:
-            point = lambda lane: here | at([axis], [start + (lane + p)]) | at(stage.reduce, ks)  # noqa: E731
-            return vector(size, lambda lane: _update(ctx, stage, point(lane), acc, lane + p))
-
-        return seq([one(p, size) for p, size in spans])
+        one = lambda slot: acc.add(ctx, place(slot) | at(stage.reduce, ks), slot)  # noqa: E731
+        return seq([vector(size, lambda lane, p=p: one(lane + p)) for p, size in spans])
 
     def done(p: int, size: int) -> Stmt:
-        place = lambda lane: here | at([axis], [start + (lane + p)])  # noqa: E731
-        return vector(
-            size, lambda lane: finish(ctx, stage, place(lane), _as(load(acc, lane + p), str(stage.buffer.dtype)), after)
-        )
+        end = lambda slot: finish(ctx, stage, place(slot), acc.result(slot), after)  # noqa: E731
+        return vector(size, lambda lane: end(lane + p))
 
-    init = [_fill(acc, p, size, _start(stage)) for p, size in spans]
+    init = [_start(acc, p, size, False) for p, size in spans]
     turns = grid([a.extent for a in stage.reduce], turn)
-    return block([*init, turns, *(done(p, size) for p, size in spans)], [acc])
+    return block([*init, turns, *(done(p, size) for p, size in spans)], acc.buffers)

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 from tvm import tirx
 
+from .argmax import join_picks
 from .columns import column_nest, followers
 from .contraction import Contraction, read_contraction
 from .emit import Stmt, seq
@@ -41,7 +42,7 @@ def contractions_of(program: Program) -> dict[Any, Contraction]:
 
 def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
-    program = split_folds(read_program(func))
+    program = split_folds(join_picks(read_program(func)))
     products = contractions_of(program)
     virtual = Virtual(program, list(products), target.functions)
     ctx = Context(program, virtual, target.lanes, target.registers)

@@ -12,6 +12,7 @@ import attrs
 from tvm import tirx
 
 from .access import merged_tail, reads_of
+from .argmax import is_pick
 from .contraction import read_contraction
 from .emit import i64, load, scratch, shape_of, unravel
 from .folds import COLUMNS, walks_rows
@@ -34,7 +35,7 @@ def split_folds(program: Program) -> Program:
 
 
 def _is_long(ctx: Context, stage: Stage) -> bool:
-    if stage.fold is None or stage.points * stage.depth < LEAST or stage.depth < 2 * TASKS:
+    if stage.fold is None or is_pick(stage) or stage.points * stage.depth < LEAST or stage.depth < 2 * TASKS:
         return False
     if read_contraction(ctx.program, stage) is not None:
         return False

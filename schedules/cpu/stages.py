@@ -17,6 +17,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Var
 
 from .emit import Expr, Load, Stmt, is_int, value_of
+from .integers import in_32_bits
 from .tree import collect, rewrite
 
 
@@ -32,7 +33,8 @@ class Axis:
 
 @attrs.frozen(eq=False)
 class Fold:
-    """How a stage reduces. ``init`` is neutral for ``kind``, one of sum max min prod."""
+    """How a stage reduces. ``init`` is neutral for ``kind``, one of sum max min prod; or first-max and first-min, which
+    ``argmax`` makes: the smallest index of the extreme value."""
 
     kind: str
     init: Expr
@@ -176,7 +178,8 @@ def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
     if any(extent != 1 for extent in extents.values()):
         raise NotStaged(f"block {block.name_hint}: a loop bound to no axis")
     init = None if block.init is None else substitute(block.init, ones)
-    return _classify(block.name_hint, tuple(space), tuple(reduce), init, substitute(block.body, ones))
+    body = in_32_bits(substitute(block.body, ones), {axis.var: axis.extent for axis in (*space, *reduce)})
+    return _classify(block.name_hint, tuple(space), tuple(reduce), init, body)
 
 
 def _classify(name: str, space: tuple[Axis, ...], reduce: tuple[Axis, ...], init: Stmt | None, body: Stmt) -> Stage:

@@ -13,7 +13,11 @@ from tvm import relax, te, tirx
 
 import schedules
 from lowering import elementary
+from lowering.emit import emit
 from lowering.pipeline import CONFIG
+from sexpgpu.graph import Builder, Graph
+from sexpgpu.ops import OPS
+from sexpgpu.types import TensorType
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 Shape = tuple[int, ...]
@@ -55,6 +59,24 @@ def program(function: Callable[..., Any], *kinds: tuple[Shape, str]) -> Any:
     out = function(*args)
     outs = list(out) if isinstance(out, list | tuple) else [out]
     return te.create_prim_func([*args, *outs]).with_attr("tirx.noalias", True)
+
+
+def operator(name: str, *kinds: tuple[str, Shape], **attrs: Any) -> Any:
+    """The programs of one operator on arguments of (dtype, shape), which must be a single one."""
+    b = Builder()
+    args = [b.input(f"x{n}", TensorType(shape, dtype)) for n, (dtype, shape) in enumerate(kinds)]
+    graph = Graph("main", tuple(args), (("y", b(name, *args, **attrs)),))
+    module = emit([graph])
+    with tvm_target(V3):
+        for name in PASSES:
+            module = getattr(relax.transform, name)()(module)
+    (func,) = [f for _, f in module.functions_items() if isinstance(f, tirx.PrimFunc)]
+    return func
+
+
+def reference(name: str, *arrays: np.ndarray, **attrs: Any) -> np.ndarray:
+    """What the operator's row says of ``arrays``."""
+    return np.asarray(OPS[name].ref(np, *arrays, **attrs))
 
 
 def product(kind: str, m: int, k: int, n: int, batch: Shape = ()) -> Any:
