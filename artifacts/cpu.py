@@ -14,7 +14,17 @@ import numpy as np
 
 from . import tensors
 from .device import Call
-from .errors import ART_VERSION, CLI_VALUE, DEVICE_CALL, ENV_LIBRARY, ENV_PACKAGE, TARGET_MACHINE, RunError
+from .errors import (
+    ART_VERSION,
+    CLI_VALUE,
+    DEVICE_CALL,
+    ENV_LIBRARY,
+    ENV_PACKAGE,
+    TARGET_MACHINE,
+    TARGET_NAME,
+    RunError,
+    shown,
+)
 from .manifest import Manifest, Target
 from .tarball import Artifact
 
@@ -35,16 +45,27 @@ def cpu_flags(path: str = CPUINFO) -> frozenset[str]:
     return frozenset.intersection(*rows) if rows else frozenset()
 
 
-def choose(manifest: Manifest, machine: str, flags: frozenset[str], where: str = "") -> Target:
-    """The first target that this machine can run; E-TARGET-010 with want and have, before any code is loaded."""
-    for target in manifest.targets:
+def choose(manifest: Manifest, machine: str, flags: frozenset[str], where: str = "", name: str | None = None) -> Target:
+    """The first target that this machine can run, or the one of ``name``; before any code is loaded.
+
+    E-TARGET-010 with want and have; E-TARGET-011 for a name that is not in the artifact.
+    """
+    offered = [t for t in manifest.targets if name in (None, t.name)]
+    if not offered:
+        hint = f"it has {' '.join(t.name for t in manifest.targets)}"
+        raise RunError(TARGET_NAME, f"there is no target {shown(str(name))} in the artifact", where, hint)
+    for target in offered:
         if target.machine == machine and flags >= set(target.cpu_flags):
             return target
-    first = manifest.targets[0]
-    if first.machine != machine:
-        raise RunError(TARGET_MACHINE, f"built for {first.machine}, this machine is {machine}", where)
-    lacking = " ".join(flag for flag in first.cpu_flags if flag not in flags)
-    raise RunError(TARGET_MACHINE, f"built for {first.name}; this processor lacks {lacking}", where)
+    least = min(offered, key=lambda t: len(_lacking(t, flags)))
+    if least.machine != machine:
+        raise RunError(TARGET_MACHINE, f"built for {least.machine}, this machine is {machine}", where)
+    lacking = " ".join(_lacking(least, flags))
+    raise RunError(TARGET_MACHINE, f"built for {least.name}; this processor lacks {lacking}", where)
+
+
+def _lacking(target: Target, flags: frozenset[str]) -> list[str]:
+    return [flag for flag in target.cpu_flags if flag not in flags]
 
 
 def set_threads(count: int | None) -> int:
@@ -70,14 +91,15 @@ class CpuDevice:
     """A compiled library. Tensors are the runtime's own, aligned to 64 bytes as its vector code needs.
 
     A process holds one runtime: the first device loads its artifact's, later ones use that.
+    ``target``: which of the artifact's libraries; None for the best that this machine can run.
     """
 
-    def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
+    def __init__(self, artifact: Artifact, threads: int | None = None, target: str | None = None) -> None:
         manifest = artifact.manifest
-        target = choose(manifest, platform.machine(), cpu_flags(), artifact.path)
+        chosen = choose(manifest, platform.machine(), cpu_flags(), artifact.path, target)
         set_threads(threads)
         self._ffi = import_ffi(manifest.toolchain.tvm_ffi, artifact.path)
-        self._machine = self._load(artifact, target)
+        self._machine = self._load(artifact, chosen)
         self._allocate = self._ffi.get_global_func(ALLOCATE)
         self._device = self._ffi.device("cpu", 0)
         self._manifest = manifest

@@ -138,6 +138,9 @@ DEVICE_CALL = code("E-DEVICE-001", "a phase failed on the device", "See its mess
 TARGET_MACHINE = code(
     "E-TARGET-010", "this machine cannot run the artifact", "Build it for a target that the machine has.", 3
 )
+TARGET_NAME = code(
+    "E-TARGET-011", "the artifact has no library for this target", "Leave --target out, or name one that it has.", 2
+)
 
 NUM_LOSS = code(
     "E-NUM-001",

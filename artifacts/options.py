@@ -28,6 +28,7 @@ class Options:
     data: str
     steps: int | None
     threads: int | None
+    target: str | None
     resume: str
     fork: str | None
     strict: bool
@@ -61,6 +62,9 @@ def parser() -> Parser:
     p.add_argument("--data", metavar="DIR", default="", help="where the sources of the loaders lie (default: here)")
     p.add_argument("--steps", metavar="N", help="finish after N steps (default: as the run file says)")
     p.add_argument("--threads", metavar="N", help="worker threads (default: the cores it may use); changes no result")
+    p.add_argument(
+        "--target", metavar="NAME", help="the library to run, of those in the artifact (default: the best one)"
+    )
     start = p.add_mutually_exclusive_group()
     start.add_argument(
         "--resume",
@@ -95,6 +99,7 @@ def parse(argv: Sequence[str]) -> Options:
         data=found.data,
         steps=None if found.steps is None else integer("--steps", found.steps, 1, 2**53),
         threads=None if found.threads is None else integer("--threads", found.threads, 1, 1024),
+        target=found.target,
         resume="auto" if found.resume_auto else "must" if found.resume else "",
         fork=found.fork,
         strict=found.strict,

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from .errors import ENV_LIMIT, ENV_PACKAGE, IO_WRITE, RunError, of_os_error, printable
@@ -64,7 +65,7 @@ def _session(options: Options, device: Callable[..., Any] | None, stop: Any) -> 
     from .report import Console
 
     console = Console(options.quiet, options.verbose, options.as_json)
-    return session.run(options, console, stop, device or session.cpu)
+    return session.run(options, console, stop, device or partial(session.cpu, target=options.target))
 
 
 def as_run_error(error: Exception) -> RunError | None:

@@ -22,10 +22,10 @@ from .tensors import DTYPES
 MakeDevice = Callable[[tarball.Artifact, int | None], Device]
 
 
-def cpu(artifact: tarball.Artifact, threads: int | None) -> Device:
+def cpu(artifact: tarball.Artifact, threads: int | None, target: str | None = None) -> Device:
     from .cpu import CpuDevice
 
-    return CpuDevice(artifact, threads)
+    return CpuDevice(artifact, threads, target)
 
 
 def run(options: Options, console: report.Console, stop: Stop, make_device: MakeDevice = cpu) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm import relax
 
 from . import elf
-from .pipeline import Compiled
+from .codegen import Compiled
+from .room import need_room
 
 EMULATION = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux"}
 # No build id, no symbol names, one hash table and no lazy binding: the bytes depend on the objects only.
@@ -44,8 +43,6 @@ LIBM = frozenset(_LIBM.split())
 _EXACT = "ceil fabs floor fma fmax fmin fmod nearbyint rint round roundeven trunc"
 EXACT = frozenset(_EXACT.split())
 
-ROOM = 32 * 2**20  # bytes for one library and its objects
-
 
 class LinkFault(RuntimeError):
     """The linker refused, or the library is not what it should be: our bug, or a broken toolchain."""
@@ -60,30 +57,37 @@ def library(compiled: Compiled, machine: str) -> bytes:
 
     Raises LinkFault, and OSError where the folder for temporary files is full.
     """
+    executable = _executable(compiled)
     with tempfile.TemporaryDirectory() as folder:
         need_room(folder)
+        for n, data in enumerate(compiled.objects):
+            path = Path(folder) / f"part{n}.o"
+            path.write_bytes(data)
+            executable.mod.import_module(tvm.runtime.load_static_library(str(path), []))
         path = Path(folder) / "phases.so"
-        compiled.executable.export_library(str(path), fcompile=_linker(machine), workspace_dir=folder)
+        executable.export_library(str(path), fcompile=_linker(compiled, machine), workspace_dir=folder)
         data = path.read_bytes()
     check(data, machine)
     return data
 
 
-def need_room(folder: str) -> None:
-    """OSError unless ``folder`` has ROOM: where LLVM cannot write its object, it ends the whole process."""
-    if shutil.disk_usage(folder).free < ROOM:
-        what = f"building needs {ROOM // 2**20} MiB here; TMPDIR names another place"
-        raise OSError(errno.ENOSPC, what, os.path.dirname(folder))
+def _executable(compiled: Compiled) -> Any:
+    """The virtual machine's code alone: relax.build would compile the kernels too."""
+    builder = relax.ExecBuilder()
+    relax.vm_build._vmcodegen(builder, compiled.lowered.module)
+    return builder.get()
 
 
-def _linker(machine: str) -> Any:
+def _linker(compiled: Compiled, machine: str) -> Any:
     def link(output: str, objects: Sequence[str], **_: Any) -> None:
         command = [sys.executable, "-m", "ziglang", *LINK, "-m", EMULATION[machine], "-o", output, *objects]
         done = subprocess.run(command, env={"PATH": "", "HOME": ""}, capture_output=True, text=True)
         if done.returncode:
             raise LinkFault(f"ld.lld: {done.stderr.strip()[-2000:]}")
 
-    link.object_format = "o"  # type: ignore[attr-defined]  (how TVM asks for plain objects)
+    # How TVM asks for plain objects, and for which machine it is to pack the virtual machine's code into one.
+    link.object_format = "o"  # type: ignore[attr-defined]
+    link.get_target_triple = lambda: compiled.target.attrs["mtriple"]  # type: ignore[attr-defined]
     return link
 
 

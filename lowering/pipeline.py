@@ -1,54 +1,51 @@
-"""From a module of graphs to an executable: every pass, in order, on this page."""
+"""From a module of graphs to its functions in the virtual machine's form and their kernels: every pass, in order, on
+this page. Nothing here knows the target; codegen.py goes on from here, once for each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tvm
 from attrs import define, field, frozen
 from tvm import relax, tirx
 from tvm.relax import transform as rt
 
-from . import elementary
 from .passes.in_place import Pair, in_place
-from .passes.memory import planned, workspaces
-from .passes.schedule import Kernel, Scheduler, schedule
+from .passes.memory import planned
 
 
 @frozen
-class Compiled:
-    """An executable and what a build has to know about it.
+class Lowered:
+    """What the libraries of all targets have in common.
 
+    module:   the functions, ready for the virtual machine, and the tensor programs that they call, not yet scheduled
     in_place: function -> the (output, input) pairs that are really done; the function returns its other outputs
-    memory:   function -> bytes of a call beyond its inputs: planned intermediates, outputs, largest kernel workspace
-    kernels:  one row a compiled tensor program, by name
+    planned:  function -> bytes of its planned intermediates and of its outputs
+    calls:    program -> function -> how often one call of the function runs it
     """
 
-    executable: Any
-    target: tvm.target.Target
+    module: tvm.IRModule
     in_place: Mapping[str, tuple[Pair, ...]]
-    memory: Mapping[str, int]
-    kernels: tuple[Kernel, ...]
+    planned: Mapping[str, int]
+    calls: Mapping[str, Mapping[str, int]]
+
+    @property
+    def programs(self) -> dict[str, tirx.PrimFunc]:
+        """The tensor programs by name, in the order of their names."""
+        named = {gv.name_hint: f for gv, f in self.module.functions_items() if isinstance(f, tirx.PrimFunc)}
+        return dict(sorted(named.items()))
 
 
 @define
 class _State:
     """What the passes need to be told, and what they find out."""
 
-    target: tvm.target.Target
-    scheduler: Scheduler
     wanted: Mapping[str, Sequence[Pair]]
     done: dict[str, list[Pair]] = field(factory=dict)
     planned: dict[str, int] = field(factory=dict)
     calls: dict[str, dict[str, int]] = field(factory=dict)
-    told: dict[str, tuple[str, tuple[str, ...]]] = field(factory=dict)
-    workspaces: dict[str, int] = field(factory=dict)
 
-
-# TVM names vectors of truth values that its own analyzer then refuses; LLVM finds common subexpressions anyway.
-CONFIG = {"tirx.disable_cse_tir": True}
 
 Pass = tuple[str, Callable[[tvm.IRModule, _State], tvm.IRModule]]
 
@@ -68,15 +65,9 @@ def _count(module: tvm.IRModule, state: _State) -> tvm.IRModule:
     return module
 
 
-def _schedule(module: tvm.IRModule, state: _State) -> tvm.IRModule:
-    module, state.told = schedule(module, state.target, state.scheduler)
-    state.workspaces = workspaces(module)
-    return module
-
-
 # FoldConstant is left out: it would compile and run kernels on the building machine, whose bits need not be the
-# target's, and our own simplifier has folded what is worth folding. Programs are scheduled last, so that the checks
-# of the in-place pass and the recognition of views see plain loops.
+# target's, and our own simplifier has folded what is worth folding. Programs are scheduled after all of this, so that
+# the checks of the in-place pass and the recognition of views see plain loops.
 PASSES: tuple[Pass, ...] = (
     _tvm("LegalizeOps"),
     _tvm("AnnotateTIROpPattern"),
@@ -91,9 +82,6 @@ PASSES: tuple[Pass, ...] = (
     _tvm("DeadCodeElimination"),
     _tvm("StaticPlanBlockMemory"),
     ("Count", _count),
-    ("Schedule", _schedule),
-    # Fusion and schedules repeat a program's body, its let variables with it.
-    ("ConvertSSA", lambda module, state: tirx.transform.ConvertSSA()(module)),
     _tvm("LowerAllocTensor"),
     _tvm("KillAfterLastUse"),
     _tvm("LowerRuntimeBuiltin"),
@@ -103,30 +91,21 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def compile(
-    module: tvm.IRModule,
-    target: tvm.target.Target,
-    scheduler: Scheduler,
-    in_place: Mapping[str, Sequence[Pair]] | None = None,
-    dump: Path | str | None = None,
-) -> Compiled:
-    """Compile every function of ``module`` for ``target``.
+def lower(
+    module: tvm.IRModule, in_place: Mapping[str, Sequence[Pair]] | None = None, dump: Path | str | None = None
+) -> Lowered:
+    """Every function of ``module`` in the virtual machine's form, with its kernels.
 
-    scheduler: asked once for each tensor program, see passes/schedule.py
-    in_place:  function -> (output, input) pairs to write into the input's memory where that is safe
-    dump:      a folder that gets the module after each pass, as text
+    in_place: function -> (output, input) pairs to write into the input's memory where that is safe
+    dump:     a folder that gets the module after each pass, as text
     """
-    elementary.install()
-    target = target if target.host is not None else target.with_host(target)  # never the building machine's
-    state = _State(target, scheduler, in_place or {})
-    with target, tvm.transform.PassContext(config=CONFIG):
-        for n, (name, run) in enumerate(PASSES):
-            module = run(module, state)
-            if dump is not None:
-                _write(module, Path(dump) / f"{n:02}-{name}.py")
-        executable = relax.build(module, target, relax_pipeline=None)
+    state = _State(in_place or {})
+    for n, (name, run) in enumerate(PASSES):
+        module = run(module, state)
+        if dump is not None:
+            _write(module, Path(dump) / f"{n:02}-{name}.py")
     done = {name: tuple(pairs) for name, pairs in state.done.items()}
-    return Compiled(executable, target, done, _memory(state), _kernels(state))
+    return Lowered(module, done, state.planned, state.calls)
 
 
 def _write(module: tvm.IRModule, path: Path) -> None:
@@ -145,18 +124,3 @@ def kernel_calls(module: tvm.IRModule) -> dict[str, dict[str, int]]:
                 of = calls.setdefault(value.op.name_hint, {})
                 of[gv.name_hint] = of.get(gv.name_hint, 0) + 1
     return calls
-
-
-def _memory(state: _State) -> dict[str, int]:
-    largest = {
-        name: max((state.workspaces.get(k, 0) for k, of in state.calls.items() if name in of), default=0)
-        for name in state.planned
-    }
-    return {name: size + largest[name] for name, size in sorted(state.planned.items())}
-
-
-def _kernels(state: _State) -> tuple[Kernel, ...]:
-    return tuple(
-        Kernel(name, rule, failures, dict(sorted(state.calls.get(name, {}).items())), state.workspaces.get(name, 0))
-        for name, (rule, failures) in sorted(state.told.items())
-    )

@@ -16,7 +16,7 @@ FLAGS_V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 FLAGS_V4 = (*FLAGS_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)  # one of a name, or evolved from one: it is a key of what was worked out for it
 class Target:
     """One kind of machine.
 
@@ -49,10 +49,10 @@ def _aarch64() -> Target:
     return Target("cpu-aarch64", tvm, "aarch64", ("asimd", "fp"), 4, 32, RULES)
 
 
-_ALL = (_x86("v3", FLAGS_V3, 8, 16), _x86("v4", FLAGS_V4, 16, 32), _aarch64())
-TARGETS: dict[str, Target] = {target.name: target for target in _ALL}
+_ALL = (_x86("v4", FLAGS_V4, 16, 32), _x86("v3", FLAGS_V3, 8, 16), _aarch64())
+TARGETS: dict[str, Target] = {target.name: target for target in _ALL}  # of one machine, the one to prefer first
 
 
-def host_default() -> Target:
-    """The target of a build that names none: fixed by the architecture, so that bytes depend on no CPU model."""
-    return TARGETS["cpu-aarch64" if platform.machine() == "aarch64" else "cpu-x86-64-v3"]
+def default(machine: str = platform.machine()) -> tuple[Target, ...]:
+    """The targets of a build that names none: all of the architecture, so that bytes depend on no CPU model."""
+    return tuple(t for t in _ALL if t.machine == ("aarch64" if machine == "aarch64" else "x86_64"))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,30 +24,35 @@ from .settings import Loader
 def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     """Plan to artifact at ``options.output``; what was made, for the command line to print."""
     started = time.monotonic()
-    target = find_target(options.target)
+    targets = find_targets(options.target)
     from artifacts import tarball
 
     tarball.check_output(options.output, options.force, [options.file])
     data = data_members(plan)
-    made = compile_plan(plan, target, options)
+    made = compile_plan(plan, targets, options)
     members = {
         **source_members(plan),
         **{member: content for files in data.values() for member, content in files.items()},
-        "code/phases.so": made.library,
+        **{library_member(name): library for name, library in made.libraries.items()},
         "runtime/libtvm_runtime.so": made.runtime,
-        "report.txt": report_text(plan, made, target).encode(),
+        "report.txt": report_text(plan, made).encode(),
     }
-    manifest = make_manifest(plan, made.compiled, target, data)
+    manifest = make_manifest(plan, made, targets, data)
     interrupt.check()
     digest = tarball.write(options.output, manifest, members, options.force, [options.file])
     return {
         "hash": digest,
-        "target": target.name,
-        "kernels": len(made.compiled.kernels),
-        "unscheduled": unscheduled(made.compiled),
+        "targets": [t.name for t in targets],
+        "kernels": len(made.lowered.programs),
+        "unscheduled": made.unscheduled,
         "bytes": Path(options.output).stat().st_size,
         "seconds": round(time.monotonic() - started, 1),
+        "spent": {what: round(seconds, 2) for what, seconds in made.spent.items()},
     }
+
+
+def library_member(target: str) -> str:
+    return f"code/{target}.so"
 
 
 def need_extra() -> None:
@@ -58,76 +66,140 @@ def need_extra() -> None:
             ) from None
 
 
-def find_target(name: str | None) -> Any:
+def find_targets(names: str) -> tuple[Any, ...]:
+    """The targets of ``--target``, a list with commas, the one to prefer first. ``cpu``: all of this architecture."""
     need_extra()
-    from schedules import TARGETS, host_default
+    from schedules import TARGETS, default
 
-    if name is not None and name not in TARGETS:
-        raise UserError(codes.TARGET_NAME, None, f"there is no target {name}", hint="one of " + " ".join(TARGETS))
-    return TARGETS[name] if name else host_default()
+    wanted: list[str] = []
+    for name in names.split(","):
+        if name not in TARGETS and name != "cpu":
+            known = " ".join(("cpu", *TARGETS))
+            raise UserError(codes.TARGET_NAME, None, f"there is no target {name}", hint=f"one of {known}")
+        wanted += [t.name for t in default()] if name == "cpu" else [name]
+    chosen = tuple(t for t in TARGETS.values() if t.name in wanted)
+    machines = dict.fromkeys(t.machine for t in chosen)
+    if len(machines) > 1:
+        raise UserError(
+            codes.TARGET_MIXED, None, f"{names} is for {' and '.join(machines)}, and an artifact is for one"
+        )
+    return chosen
 
 
 def targets() -> dict[str, str]:
     need_extra()
-    from schedules import TARGETS
+    from schedules import TARGETS, default
 
-    return {n: f"{t.machine}, needs {' '.join(t.cpu_flags)}" for n, t in TARGETS.items()}
+    rows = {n: f"{t.machine}, needs {' '.join(t.cpu_flags)}" for n, t in TARGETS.items()}
+    return {"cpu": f"{' and '.join(t.name for t in default())} in one artifact: the default", **rows}
 
 
 @frozen
 class Made:
-    """lowering's Compiled, the library's bytes, the runtime library's, and the C library's functions that it calls."""
+    """What the lowering made of a plan.
 
-    compiled: Any
-    library: bytes
+    lowered:   lowering's Lowered, for all targets
+    compiled:  target -> lowering's Compiled
+    libraries: target -> the library's bytes; runtime: the runtime library's
+    libm:      the C library's functions that they call
+    spent:     seconds by kind of work, those of all processes added up
+    """
+
+    lowered: Any
+    compiled: Mapping[str, Any]
+    libraries: Mapping[str, bytes]
     runtime: bytes
     libm: tuple[str, ...]
+    spent: Mapping[str, float]
+
+    @property
+    def unscheduled(self) -> list[str]:
+        """Kernels that no schedule rule took, for some target."""
+        return sorted({row.kernel for made in self.compiled.values() for row in made.kernels if not row.rule})
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Function -> bytes of a call, for the target that needs the most."""
+        return {f: max(made.memory[f] for made in self.compiled.values()) for f in self.lowered.planned}
 
 
-def unscheduled(compiled: Any) -> list[str]:
-    """Kernels that no schedule rule took."""
-    return sorted(row.kernel for row in compiled.kernels if not row.rule)
+def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace) -> Made:
+    """What is common to all targets once, then the kernels for each of them, then the libraries."""
+    started = time.monotonic()
+    with compilers(plan, options.jobs) as compile_all:
+        from lowering import codegen, emit, export, pipeline
+
+        try:
+            runtime = export.runtime_library(targets[0].machine, options.runtime)
+        except export.RuntimeFault as fault:
+            raise UserError(codes.TARGET_RUNTIME, None, str(fault)) from None
+        pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
+        lowered = pipeline.lower(emit.emit([p.graph for p in plan.phases]), pairs, options.dump)
+        interrupt.check()
+        spent = {"lower": time.monotonic() - started}
+        parts = codegen.parts(lowered)
+        jobs = [(part, t.name, options.dump and f"{options.dump}/{t.name}") for t in targets for part in parts]
+        done = compile_all(jobs)
+    of = {t.name: done[n * len(parts) : (n + 1) * len(parts)] for n, t in enumerate(targets)}
+    compiled = {t.name: codegen.join(lowered, t.tvm, of[t.name]) for t in targets}
+    spent |= {what: sum(part.seconds[what] for part in done) for what in ("schedule", "compile")}
+    started = time.monotonic()
+    libraries = {t.name: export.library(compiled[t.name], t.machine) for t in targets}
+    spent["link"] = time.monotonic() - started
+    libm = sorted({function for library in libraries.values() for function in export.libm(library)})
+    made = Made(lowered, compiled, libraries, runtime, tuple(libm), spent)
+    if made.unscheduled and options.strict_schedules:
+        raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(made.unscheduled)}")
+    return made
 
 
-def compile_plan(plan: Plan, target: Any, options: argparse.Namespace) -> Made:
+MOST_JOBS = 8  # processes, where nobody says how many: each takes some 300 MB
+WORTH_IT = 100  # values in a plan's graphs, from which on a second process saves more than it takes to start
+
+
+@contextlib.contextmanager
+def compilers(plan: Plan, jobs: int | None) -> Iterator[Callable[[Sequence[Any]], list[Any]]]:
+    """A function that does ``compile_part`` for a list of its arguments: here, or in processes, whose server loads the
+    compiler while this one lowers. The answers are the same."""
+    count = jobs or min(len(os.sched_getaffinity(0)), MOST_JOBS)
+    if count == 1 or sum(len(p.graph.values()) for p in plan.phases) < WORTH_IT:
+        yield lambda all_jobs: [compile_part(*job) for job in all_jobs]
+        return
+    from lowering.workers import Workers
+
+    with Workers(count, ("lowering.codegen", "schedules", __name__)) as workers:
+        yield lambda all_jobs: workers.map(compile_part, all_jobs)
+
+
+def compile_part(part: str, name: str, dump: str | None) -> Any:
+    """Some kernels for the target ``name``, in whatever process: lowering's Part."""
     import attrs
-    import tvm
 
     import schedules
-    from lowering import elementary, emit, export, pipeline
+    from lowering import codegen, elementary
 
-    try:
-        runtime = export.runtime_library(target.machine, options.runtime)
-    except export.RuntimeFault as fault:
-        raise UserError(codes.TARGET_RUNTIME, None, str(fault)) from None
-    module = emit.emit([p.graph for p in plan.phases])
-    pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
-    aimed = attrs.evolve(target, functions=elementary.STEPS)
+    target = attrs.evolve(schedules.TARGETS[name], functions=elementary.STEPS)
 
     def choose(func: Any, _: Any) -> Any:
         interrupt.check()
-        return schedules.first(func, aimed)
+        return schedules.first(func, target)
 
-    compiled = pipeline.compile(module, tvm.target.Target(dict(target.tvm)), choose, pairs, options.dump)
-    missed = unscheduled(compiled)
-    if missed and options.strict_schedules:
-        raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(missed)}")
-    library = export.library(compiled, target.machine)
-    return Made(compiled, library, runtime, export.libm(library))
+    return codegen.compile_part(part, target.tvm, choose, dump)
 
 
-def report_text(plan: Plan, made: Made, target: Any) -> str:
-    """report.txt: the plan, then every kernel with the rule that took it and its calls in each phase."""
+def report_text(plan: Plan, made: Made) -> str:
+    """report.txt: the plan, then every kernel with each target's rule and its calls in each phase."""
     from .explain import explain, table
 
-    compiled = made.compiled
-    rows: list[tuple[str, ...]] = [("kernel", "rule", "calls")]
-    for row in compiled.kernels:
-        uses = " ".join(f"{function}:{n}" for function, n in row.calls.items())
-        rows.append((clipped(row.kernel), row.rule or "NONE", clipped(uses)))
-    lines = [explain(plan), f"lowered for {target.name}: {len(compiled.kernels)} kernels", *table(rows), ""]
-    lines += [f"{row.kernel}: {failure}" for row in compiled.kernels for failure in row.failures]
-    lines += ["memory a call", *(f"  {name:24} {n / 2**20:10.2f} MiB" for name, n in sorted(compiled.memory.items()))]
+    names = tuple(made.compiled)
+    rows: list[tuple[str, ...]] = [("kernel", *names, "calls")]
+    for same in zip(*(compiled.kernels for compiled in made.compiled.values()), strict=True):
+        uses = " ".join(f"{function}:{n}" for function, n in same[0].calls.items())
+        rows.append((clipped(same[0].kernel), *(row.rule or "NONE" for row in same), clipped(uses)))
+    lines = [explain(plan), f"lowered for {' and '.join(names)}: {len(rows) - 1} kernels, by rule", *table(rows), ""]
+    for name, compiled in made.compiled.items():
+        lines += [f"{name}: {row.kernel}: {failure}" for row in compiled.kernels for failure in row.failures]
+    lines += ["memory a call", *(f"  {name:24} {n / 2**20:10.2f} MiB" for name, n in sorted(made.memory.items()))]
     if made.libm:
         lines.append(f"the machine's C library decides the bits of {' '.join(made.libm)}")
     return "\n".join(lines) + "\n"
@@ -137,7 +209,7 @@ def clipped(text: str, most: int = 40) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def make_manifest(plan: Plan, compiled: Any, target: Any, data: dict[str, dict[str, bytes]]) -> Any:
+def make_manifest(plan: Plan, made: Made, targets: Sequence[Any], data: dict[str, dict[str, bytes]]) -> Any:
     """artifacts.manifest.Manifest, but for the list of files, which the writer makes."""
     from artifacts import manifest as m
 
@@ -148,11 +220,11 @@ def make_manifest(plan: Plan, compiled: Any, target: Any, data: dict[str, dict[s
         run=run_record(m, plan),
         parameters=tuple(m.Parameter(p.name, p.type.shape, p.type.dtype, p.is_frozen) for p in plan.parameters),
         optimizer=tuple(m.Tensor(e.name, e.type.shape, e.type.dtype) for e in plan.optimizer),
-        phases=tuple(phase_record(m, p, compiled) for p in plan.phases),
+        phases=tuple(phase_record(m, p, made) for p in plan.phases),
         step=step_record(m, plan),
         loaders=tuple(loader_record(m, plan, loader, data) for loader in plan.settings.loaders.values()),
-        memory=memory_record(m, plan, compiled),
-        targets=(m.Target(target.name, "code/phases.so", target.machine, tuple(target.cpu_flags)),),
+        memory=memory_record(m, plan, made.memory),
+        targets=tuple(m.Target(t.name, library_member(t.name), t.machine, tuple(t.cpu_flags)) for t in targets),
         runtime=m.Runtime("runtime/libtvm_runtime.so"),
         files=(),
     )
@@ -177,22 +249,22 @@ def step_record(m: Any, plan: Plan) -> Any:
     )
 
 
-def memory_record(m: Any, plan: Plan, compiled: Any) -> Any:
+def memory_record(m: Any, plan: Plan, memory: Mapping[str, int]) -> Any:
     generator = [p.function for p in plan.phases if p.name.startswith("generate.")]
     return m.Memory(
         sum(p.type.nbytes for p in plan.parameters),
         sum(e.type.nbytes for e in plan.optimizer),
         sum(port.type.nbytes for port in plan.phase("train").outputs if port.kind == "gradient"),
-        compiled.memory["train"],
-        max((compiled.memory[f] for f in generator), default=0),
+        memory["train"],
+        max((memory[f] for f in generator), default=0),
     )
 
 
-def phase_record(m: Any, phase: Phase, compiled: Any) -> Any:
+def phase_record(m: Any, phase: Phase, made: Made) -> Any:
     def port(p: Port) -> Any:
         return m.Port(p.kind, p.name, p.type.shape, p.type.dtype)
 
-    done = tuple(tuple(pair) for pair in compiled.in_place.get(phase.function, ()))
+    done = tuple(tuple(pair) for pair in made.lowered.in_place.get(phase.function, ()))
     return m.Phase(
         phase.name,
         phase.function,
@@ -200,7 +272,7 @@ def phase_record(m: Any, phase: Phase, compiled: Any) -> Any:
         tuple(map(port, phase.inputs)),
         tuple(map(port, phase.outputs)),
         done,
-        compiled.memory[phase.function],
+        made.memory[phase.function],
     )
 
 

@@ -53,7 +53,10 @@ def parser() -> Parser:
     build = command("build", run_build, "Compile a run file into one artifact.")
     build.add_argument("file")
     build.add_argument("-o", "--output", required=True, metavar="RUN.tar")
-    build.add_argument("--target", default=None, metavar="T", help="see sexpgpu targets; default: cpu-x86-64-v3")
+    build.add_argument(
+        "--target", default="cpu", metavar="T[,T]", help="see sexpgpu targets; default: cpu, all of this architecture"
+    )
+    build.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: one a core)")
     build.add_argument("--force", action="store_true", help="replace an existing output")
     build.add_argument(
         "--diagnostic", action="append", default=[], metavar="NAME", help="keep this diagnostic in the artifact"
@@ -70,6 +73,12 @@ def parser() -> Parser:
     diff.add_argument("other")
     command("targets", run_targets, "List the targets of --target.")
     return top
+
+
+def count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 256:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 256")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,7 +190,8 @@ def run_build(options: argparse.Namespace) -> int:
     else:
         print(f"{printable(options.output)}: sha256:{built['hash']}")
         print(
-            f"  {built['kernels']} kernels for {built['target']}, {built['bytes']:,} bytes, {built['seconds']} s"
+            f"  {built['kernels']} kernels for {' and '.join(built['targets'])}, "
+            f"{built['bytes']:,} bytes, {built['seconds']} s"
             + (f"; no schedule rule took {', '.join(built['unscheduled'])}" if built["unscheduled"] else "")
         )
     return 0

@@ -150,5 +150,8 @@ TARGET_RUNTIME = code(
     "Give --runtime the libtvm_runtime.so of the tvm wheel for the target's machine.",
     3,
 )
+TARGET_MIXED = code(
+    "E-TARGET-004", "the targets are of two machines", "Build an artifact for each: it holds one runtime library.", 2
+)
 ENV_MISSING = code("E-ENV-001", "a part that this command needs is not installed", "Install the extra named.", 3)
 IO_WRITE = code("E-IO-001", "a file cannot be written", "Check the path, its permissions and the free space.", 5)

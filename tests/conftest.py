@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,19 +25,37 @@ def sexpgpu(*args: object, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "sexpgpu", *map(str, args)], capture_output=True, text=True, **more)
 
 
-def build(run: Path, output: Path) -> Path:
-    done = sexpgpu("build", run, "-o", output)
+ONE = "cpu-aarch64" if platform.machine() == "aarch64" else "cpu-x86-64-v3"  # a library that this machine can run
+
+
+def build(run: Path, output: Path, target: str = ONE) -> Path:
+    done = sexpgpu("build", run, "-o", output, "--target", target)
     assert done.returncode == 0, done.stderr
     return output
 
 
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pids: list[int], seconds: float = 20) -> bool:
+    """Whether all of them end in time."""
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of examples/tiny-generate."""
-    return build(EXAMPLES / "tiny-generate/run.sx", tmp_path_factory.mktemp("tiny") / "tiny.tar")
+    """The artifact of examples/tiny-generate, for all targets of this machine."""
+    return build(EXAMPLES / "tiny-generate/run.sx", tmp_path_factory.mktemp("tiny") / "tiny.tar", "cpu")
 
 
 @pytest.fixture(scope="session")
 def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of examples/characters."""
+    """The artifact of examples/characters, for one target."""
     return build(EXAMPLES / "characters/run.sx", tmp_path_factory.mktemp("characters") / "characters.tar")

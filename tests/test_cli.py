@@ -63,6 +63,8 @@ def test_check_needs_no_compiler() -> None:
         (["check", "x.sx", "--output-fromat", "json"], "did you mean --output-format?"),
         (["check", "x.sx", "--output-format", "xml"], "xml"),
         (["build", "x.sx"], "-o"),
+        (["build", "x.sx", "-o", "x.tar", "--jobs", "0"], "0 is not a whole number from 1 to 256"),
+        (["build", "x.sx", "-o", "x.tar", "--jobs", "٢"], "is not a whole number"),
         ([], "COMMAND"),
     ],
 )
@@ -93,8 +95,21 @@ def test_row_66_an_output_that_exists_or_is_the_input(good: Path) -> None:
 def test_an_unknown_target_is_refused_with_those_there_are(good: Path) -> None:
     done = sexpgpu("build", good, "-o", good.with_name("x.tar"), "--target", "cpu-native")
     assert done.returncode == 2
-    assert done.stderr.startswith("error[E-TARGET-001]: there is no target cpu-native (one of cpu-x86-64-v3 ")
-    assert "cpu-aarch64" in sexpgpu("targets").stdout
+    assert done.stderr.startswith("error[E-TARGET-001]: there is no target cpu-native (one of cpu cpu-x86-64-v4 ")
+    for names in ("", "cpu-x86-64-v3,", "cpu-x86-64-v3, cpu-x86-64-v4"):
+        done = sexpgpu("build", good, "-o", good.with_name("x.tar"), "--target", names)
+        assert done.returncode == 2 and done.stderr.startswith("error[E-TARGET-001]: ")
+    rows = sexpgpu("targets").stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["cpu", "cpu-x86-64-v4", "cpu-x86-64-v3", "cpu-aarch64"]
+
+
+@pytest.mark.build
+def test_targets_of_two_machines_are_two_artifacts(good: Path) -> None:
+    done = sexpgpu("build", good, "-o", good.with_name("x.tar"), "--target", "cpu-aarch64,cpu-x86-64-v3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error[E-TARGET-004]: cpu-aarch64,cpu-x86-64-v3 is for x86_64 and aarch64, and an artifact is for one\n"
+    )
 
 
 @pytest.mark.build

@@ -65,10 +65,8 @@ def test_lowering_knows_only_the_language_s_data():
 
 
 @pytest.mark.build
-def test_a_whole_run_loads_no_compiler(tmp_path):
-    tar = str(tmp_path / "run.tar")
-    subprocess.run([sys.executable, "-m", "sexpgpu", "build", RUN_FILE, "-o", tar], cwd=ROOT, check=True, timeout=280)
-    argv = [tar, "--out", str(tmp_path / "run"), "--steps", "2"]
+def test_a_whole_run_loads_no_compiler(tiny, tmp_path):
+    argv = [str(tiny), "--out", str(tmp_path / "run"), "--steps", "2"]
     loaded = loaded_by("from artifacts.run import main\nassert main(sys.argv[1:]) == 0", *argv)
     assert {"artifacts", "numpy", "tvm_ffi"} <= loaded
     assert loaded & (COMPILER | OURS - {"artifacts"}) == set()

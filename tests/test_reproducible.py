@@ -41,7 +41,7 @@ def test_two_builds_in_other_surroundings_have_one_hash(tiny: Path, tmp_path: Pa
         "HOME": "/nonexistent",
         "PYTHONPATH": str(EXAMPLES.parent),
     }
-    command = [sys.executable, "-m", "sexpgpu", "build", "run.sx", "-o", "x.tar"]
+    command = [sys.executable, "-m", "sexpgpu", "build", "run.sx", "-o", "x.tar", "--jobs", "1"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, umask=0o077)
     assert done.returncode == 0, done.stderr
     assert (folder / "x.tar").read_bytes() == tiny.read_bytes()

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from .fallback import ByHand, Fallback
-from .plan import build, make_plan
+from .plan import Plan, build, make_plan
 from .stages import NotStaged
+
+
+@functools.lru_cache(maxsize=1)
+def _plan(func: Any, target: Any) -> Plan | None:
+    """None for a program that cannot be planned. The rules ask one after the other for the same one."""
+    try:
+        return make_plan(func, target)
+    except NotStaged:
+        return None
 
 
 @attrs.frozen
@@ -20,11 +30,8 @@ class PlanRule:
     takes: Callable[[set[str]], bool]
 
     def apply(self, func: Any, target: Any) -> Any:
-        try:
-            plan = make_plan(func, target)
-        except NotStaged:
-            return None
-        return build(plan) if self.takes(set(plan.kinds)) else None
+        plan = _plan(func, target)
+        return build(plan) if plan is not None and self.takes(set(plan.kinds)) else None
 
 
 MATMUL = PlanRule("matmul", lambda kinds: "matmul" in kinds)

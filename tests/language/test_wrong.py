@@ -24,6 +24,7 @@ ELSEWHERE: dict[str, str] = {
     "E-TARGET-001": "an option of build: the command line's tests",
     "E-TARGET-002": "an option of build: the command line's tests",
     "E-TARGET-003": "an option of build: the command line's tests",
+    "E-TARGET-004": "an option of build: the command line's tests",
 }
 
 

@@ -46,9 +46,9 @@ def graph(name: str, ins: Sequence[Value], **outs: Value) -> Graph:
 
 
 def compiled(*graphs: Graph, scheduler: Any = no_rule, in_place: Any = None, spec: Any = X86, dump: Any = None) -> Any:
-    from lowering import emit, pipeline
+    from lowering import codegen, emit
 
-    return pipeline.compile(emit.emit(graphs), target(spec), scheduler, in_place, dump)
+    return codegen.compile(emit.emit(graphs), target(spec), scheduler, in_place, dump)
 
 
 def tensor(array: np.ndarray) -> Any:

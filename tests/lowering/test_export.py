@@ -17,7 +17,7 @@ from sexpgpu.graph import Builder, Graph
 
 pytest.importorskip("ziglang", reason="needs the extra `build`")
 
-from lowering import elf, export  # noqa: E402
+from lowering import elf, export, room  # noqa: E402
 
 pytestmark = pytest.mark.build
 HERE = Path(__file__).parent
@@ -152,7 +152,7 @@ def test_damaged_elf_files_are_refused_and_never_crash():
 
 def test_a_full_folder_for_temporary_files_is_no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=export.ROOM - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=room.ROOM - 1))
     with pytest.raises(OSError, match="32 MiB") as caught:
         export.library(compiled(small()), "x86_64")
     assert os.path.isdir(caught.value.filename)

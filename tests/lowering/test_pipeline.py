@@ -73,6 +73,25 @@ def test_the_memory_of_a_call():
     assert made.memory == {"f": 4 * (64 * 32 + 32 * 32) + 4 * 32 + softmax.workspace}
 
 
+def test_a_part_has_the_bytes_of_its_programs_alone_wherever_they_are_compiled():
+    from lowering import codegen
+
+    made = compiled(two_kernels())
+    (part,) = codegen.parts(made.lowered)
+    assert codegen.compile_part(part, target(), no_rule).object == made.objects[0]
+
+
+def test_parts_share_out_the_programs_and_each_is_compiled_once():
+    from lowering import codegen, emit, pipeline
+
+    b = Builder()
+    xs = inputs(b, **{f"x{n}": T("f32", n + 2, 3) for n in range(2 * codegen.PART + 1)})
+    lowered = pipeline.lower(emit.emit([graph("f", xs, **{f"y{n}": b("exp", x) for n, x in enumerate(xs)})]))
+    parts = codegen.parts(lowered)
+    names = [gv.name_hint for part in parts for gv, _ in tvm.ir.load_json(part).functions_items()]
+    assert len(parts) == 3 and sorted(names) == list(lowered.programs) and len(names) == 2 * codegen.PART + 1
+
+
 def test_an_output_in_place_takes_no_memory():
     b = Builder()
     p, g = inputs(b, p=T("f32", 100), g=T("f32", 100))
@@ -80,10 +99,14 @@ def test_an_output_in_place_takes_no_memory():
     assert (compiled(up).memory, compiled(up, in_place={"update": [(0, 0)]}).memory) == ({"update": 400}, {"update": 0})
 
 
-def test_dumps_show_the_module_after_each_pass(tmp_path):
+def test_dumps_show_the_module_after_each_pass_and_the_kernels_as_scheduled(tmp_path):
+    from lowering import codegen
     from lowering.pipeline import PASSES
 
-    compiled(two_kernels(), scheduler=no_rule, dump=tmp_path / "dump")
+    made = compiled(two_kernels(), scheduler=no_rule, dump=tmp_path / "dump")
+    (part,) = codegen.parts(made.lowered)
+    codegen.compile_part(part, target(), no_rule, str(tmp_path / "kernels"))
+    assert {p.stem for p in (tmp_path / "kernels").iterdir()} == {k.kernel for k in made.kernels}
     names = sorted(p.name for p in (tmp_path / "dump").iterdir())
     assert names == [f"{n:02}-{name}.py" for n, (name, _) in enumerate(PASSES)]
     assert "R.call_tir" in (tmp_path / "dump" / names[0]).read_text(encoding="utf-8")

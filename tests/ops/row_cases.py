@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (gives NumPy bfloat16)
@@ -100,7 +102,7 @@ def scheduled(func: Any, target: Any) -> Any:
     """The scheduler of a build."""
     import schedules
 
-    return schedules.first(func, schedules.host_default())
+    return schedules.first(func, schedules.default()[-1])
 
 
 def inlined(func: Any, target: Any) -> Any:
@@ -121,13 +123,17 @@ def inlined(func: Any, target: Any) -> Any:
 
 
 def compiled(graphs: Sequence[Graph], scheduler: Callable[[Any, Any], Any]) -> Any:
-    """A virtual machine with a function for each graph, compiled for this machine's default target."""
+    """A virtual machine with a function for each graph, compiled for the target that most machines of this kind run."""
     import tvm
 
-    from lowering import emit, pipeline
-    from schedules import host_default
+    from lowering import codegen, emit, export
+    from schedules import default
 
-    target = tvm.target.Target(dict(host_default().tvm))
-    made = pipeline.compile(emit.emit(graphs), target, scheduler)
+    target = default()[-1]
+    library = export.library(codegen.compile(emit.emit(graphs), target.tvm, scheduler), target.machine)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "phases.so"
+        path.write_bytes(library)
+        module = tvm.runtime.load_module(str(path))
     cpu: Any = tvm.cpu()
-    return tvm.relax.VirtualMachine(made.executable, cpu)
+    return tvm.relax.VirtualMachine(module, cpu)

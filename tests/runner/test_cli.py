@@ -145,6 +145,28 @@ def test_row_48_the_first_target_that_fits() -> None:
     assert cpu.choose(made, "x86_64", frozenset({"avx2", "avx512f"})).name == "v4"
 
 
+def test_a_target_is_run_by_name_or_refused_with_those_there_are() -> None:
+    base = attrs.evolve(toy.manifest().targets[0], machine="x86_64")
+    wide, plain = (attrs.evolve(base, name=n, cpu_flags=(f,)) for n, f in (("v4", "avx512f"), ("v3", "avx2")))
+    made, flags = attrs.evolve(toy.manifest(), targets=(wide, plain)), frozenset({"avx2", "avx512f"})
+    assert cpu.choose(made, "x86_64", flags, name="v3").name == "v3"
+    for have, name, words, status in (
+        (flags, "v5", "there is no target v5 in the artifact (it has v4 v3)", 2),
+        (frozenset({"avx2"}), "v4", "built for v4; this processor lacks avx512f", 3),
+        (frozenset(), None, "built for v4; this processor lacks avx512f", 3),
+    ):
+        with pytest.raises(RunError, match=re.escape(words)) as caught:
+            cpu.choose(made, "x86_64", have, name=name)
+        assert caught.value.code.name.startswith("E-TARGET-01") and caught.value.code.exit == status
+
+
+def test_the_command_line_hands_the_target_on(tmp_path: Path, out: Path, capsys: Captured) -> None:
+    artifact = toy.write(tmp_path)
+    assert run.main([artifact, "--out", str(out), "--data", str(tmp_path), "--target", "no-such"]) == 2
+    line = one_error(capsys.readouterr().err, "E-TARGET-011")
+    assert "there is no target no-such in the artifact (it has cpu-any)" in line
+
+
 def test_row_48_is_asked_before_any_code_is_loaded(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

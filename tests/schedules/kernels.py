@@ -13,8 +13,8 @@ from tvm import relax, te, tirx
 
 import schedules
 from lowering import elementary
+from lowering.codegen import CONFIG
 from lowering.emit import emit
-from lowering.pipeline import CONFIG
 from sexpgpu.graph import Builder, Graph
 from sexpgpu.ops import OPS
 from sexpgpu.types import TensorType
@@ -138,15 +138,18 @@ class Guarded:
         return bool((self.before == MARK).all() and (self.behind == MARK).all())
 
 
-def build(func: Any, target: str = V3) -> Built:
-    """Raises AssertionError if no rule took it or one crashed."""
+def build(func: Any, target: str = V3, code: str | None = None) -> Built:
+    """``func`` as the rules of ``target`` schedule it, in the instructions of ``code`` (default: the target's own).
+
+    Raises AssertionError if no rule took it or one crashed."""
     elementary.install()
     aimed = attrs.evolve(schedules.TARGETS[target], functions=elementary.STEPS)
     done = schedules.first(func.with_attr("global_symbol", "main"), aimed)
     assert done.func is not None and not done.failures, done.failures
     module = tvm.IRModule({"main": done.func})
-    with tvm_target(target), tvm.transform.PassContext(config=CONFIG):
-        library = tvm.compile(tirx.transform.ConvertSSA()(module), target=tvm_target(target))
+    made_for = tvm_target(code or target)
+    with made_for, tvm.transform.PassContext(config=CONFIG):
+        library = tvm.compile(tirx.transform.ConvertSSA()(module), target=made_for)
     params = tuple((tuple(map(int, p.shape)), str(p.dtype)) for p in func.params)
     return Built(done.rule, library["main"], params)
 

@@ -54,6 +54,13 @@ def test_threads(name: str) -> None:
         assert len(set(bits(build(func)))) == 1
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_order_of_operations_is_that_of_either_level(name: str) -> None:
+    """The schedules for sixteen lanes, in instructions of eight: what a machine without AVX-512 can hold of it."""
+    for func in PROGRAMS[name]():
+        assert len({*bits(build(func, V3)), *bits(build(func, V4, code=V3))}) == 1
+
+
 @pytest.mark.skipif(not runs_here(V4), reason="this CPU has no AVX-512")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_levels(name: str) -> None:

@@ -9,6 +9,7 @@ pytest.importorskip("tvm")
 import attrs
 
 import schedules
+from schedules.cpu import rules
 
 from .kernels import V3, graph
 
@@ -53,10 +54,19 @@ def test_targets_name_a_level_and_never_the_builder() -> None:
     assert not any(flag.startswith("avx512") for flag in schedules.TARGETS[V3].cpu_flags)
 
 
-@pytest.mark.parametrize(("machine", "name"), [("x86_64", "cpu-x86-64-v3"), ("aarch64", "cpu-aarch64")])
-def test_the_default_follows_from_the_architecture_alone(monkeypatch, machine: str, name: str) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    assert schedules.host_default().name == name
+@pytest.mark.parametrize(
+    ("machine", "names"), [("x86_64", ["cpu-x86-64-v4", "cpu-x86-64-v3"]), ("aarch64", ["cpu-aarch64"])]
+)
+def test_the_default_follows_from_the_architecture_alone_the_best_first(machine: str, names: list[str]) -> None:
+    assert [t.name for t in schedules.default(machine)] == names
+
+
+def test_a_program_is_planned_once_for_all_rules(monkeypatch) -> None:
+    planned = []
+    real = rules.make_plan
+    monkeypatch.setattr(rules, "make_plan", lambda *args: planned.append(args) or real(*args))
+    func = graph(lambda emit, x: emit(_exp(x)), ((8, 24), "float32"))[0]
+    assert schedules.first(func, schedules.TARGETS[V3]).rule == "elementwise" and len(planned) == 1
 
 
 def test_a_schedule_keeps_the_attributes() -> None:

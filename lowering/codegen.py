@@ -1,0 +1,141 @@
+"""From tensor programs to object code for one target, a part at a time: parts may be compiled in any process, in any
+order, and give the same bytes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+from attrs import frozen
+from tvm import tirx
+
+from . import elementary, pipeline
+from .passes.in_place import Pair
+from .passes.memory import workspaces
+from .passes.schedule import Kernel, Scheduler, schedule
+from .pipeline import Lowered
+from .room import need_room
+
+# disable_cse_tir: TVM names vectors of truth values that its own analyzer then refuses; LLVM finds common
+# subexpressions anyway. disable_assert: each kernel would check all that the virtual machine has planned for it, which
+# is most of the code; a phase's own inputs are still checked when it is called.
+CONFIG = {"tirx.disable_cse_tir": True, "tirx.disable_assert": True}
+PART = 8  # kernels an object: few enough to share out evenly, enough that an object's own cost does not show
+
+
+@frozen
+class Part:
+    """Some kernels for one target: their object file, name -> (rule, failures) and bytes of workspace, and the seconds
+    it took, by kind of work."""
+
+    object: bytes
+    told: Mapping[str, tuple[str, tuple[str, ...]]]
+    workspaces: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+@frozen
+class Compiled:
+    """The code for one target and what a build has to know about it.
+
+    lowered: what it was made from
+    memory:  function -> bytes of a call beyond its inputs: planned intermediates, outputs, largest kernel workspace
+    kernels: one row a compiled tensor program, by name
+    """
+
+    target: tvm.target.Target
+    lowered: Lowered
+    objects: tuple[bytes, ...]
+    memory: Mapping[str, int]
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def in_place(self) -> Mapping[str, tuple[Pair, ...]]:
+        return self.lowered.in_place
+
+
+def parts(lowered: Lowered) -> tuple[str, ...]:
+    """The programs in parts, as TVM's JSON. Neighbours by name are much alike, so they go to different parts."""
+    programs = lowered.programs
+    names = list(programs)
+    count = max(1, -(-len(names) // PART))
+    return tuple(tvm.ir.save_json(tvm.IRModule({n: programs[n] for n in names[i::count]})) for i in range(count))
+
+
+def hosted(target: Any) -> tvm.target.Target:
+    """The target, its own host: never the building machine."""
+    made = tvm.target.Target(dict(target)) if isinstance(target, Mapping) else target
+    return made if made.host is not None else made.with_host(made)
+
+
+def compile_part(part: str, target: Any, scheduler: Scheduler, dump: str | None = None) -> Part:
+    """Schedule and compile ``part``, one of ``parts``.
+
+    target:    a tvm.target.Target or the dictionary of one
+    scheduler: asked once for each program, see passes/schedule.py
+    dump:      a folder that gets each program as it was scheduled
+    """
+    started = time.monotonic()
+    elementary.install()
+    target = hosted(target)
+    module: Any = tvm.ir.load_json(part)
+    with target, tvm.transform.PassContext(config=CONFIG):
+        module, told = schedule(module, target, scheduler)
+        needed = workspaces(module)
+        if dump is not None:
+            _write(module, Path(dump))
+        scheduled = time.monotonic()
+        # Fusion and schedules repeat a program's body, its let variables with it.
+        module = tirx.build(tirx.transform.ConvertSSA()(module), target=target)
+    data = _object(module)
+    seconds = {"schedule": scheduled - started, "compile": time.monotonic() - scheduled}
+    return Part(data, told, needed, seconds)
+
+
+def _object(module: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        need_room(folder)
+        path = Path(folder) / "part.o"
+        module.write_to_file(str(path), "o")
+        return path.read_bytes()
+
+
+def _write(module: tvm.IRModule, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for gv, func in module.functions_items():
+        (folder / f"{gv.name_hint[:200]}.py").write_text(func.script(show_meta=True), encoding="utf-8")
+
+
+def join(lowered: Lowered, target: Any, made: Sequence[Part]) -> Compiled:
+    """What the compiled parts of ``lowered`` for ``target`` come to, in the order of ``parts``."""
+    told = {name: answer for part in made for name, answer in part.told.items()}
+    needed = {name: size for part in made for name, size in part.workspaces.items()}
+    kernels = tuple(
+        Kernel(name, rule, failures, dict(sorted(lowered.calls.get(name, {}).items())), needed.get(name, 0))
+        for name, (rule, failures) in sorted(told.items())
+    )
+    return Compiled(hosted(target), lowered, tuple(part.object for part in made), _memory(lowered, needed), kernels)
+
+
+def _memory(lowered: Lowered, needed: Mapping[str, int]) -> dict[str, int]:
+    largest = {
+        name: max((needed.get(k, 0) for k, of in lowered.calls.items() if name in of), default=0)
+        for name in lowered.planned
+    }
+    return {name: size + largest[name] for name, size in sorted(lowered.planned.items())}
+
+
+def compile(
+    module: tvm.IRModule,
+    target: Any,
+    scheduler: Scheduler,
+    in_place: Mapping[str, Sequence[Pair]] | None = None,
+    dump: Path | str | None = None,
+) -> Compiled:
+    """All of it for one target, in this process."""
+    lowered = pipeline.lower(module, in_place, dump)
+    return join(lowered, target, [compile_part(part, target, scheduler) for part in parts(lowered)])

@@ -1,0 +1,129 @@
+"""Processes that work on parts of a build. A job and its answer are data, and do not depend on where it ran.
+
+Processes and not threads, because TVM's passes hold the interpreter. They are forked by a server that has loaded the
+compiler and run nothing, since TVM and LLVM keep state that a fork of this process would tear.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+SERVER = multiprocessing.get_context("forkserver")
+Job = tuple[Any, ...]  # the arguments of a call
+
+
+class WorkerDied(RuntimeError):
+    """A process ended in the middle of a job: LLVM gave up, or the machine ran out of memory."""
+
+
+class Workers:
+    """At most ``count`` processes that have loaded ``modules``. A context manager: leaving it ends them.
+
+    The server starts to load right away; the processes are made for the first jobs.
+    """
+
+    def __init__(self, count: int, modules: Sequence[str]) -> None:
+        self._count = count
+        self._processes: dict[Connection, Any] = {}
+        SERVER.set_forkserver_preload(list(modules))
+        resource_tracker.ensure_running()  # else the server would start it, and it unblocks the signal
+        with _without_interrupts():
+            forkserver.ensure_running()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for pipe, process in self._processes.items():
+            pipe.close()
+            process.terminate()
+            process.join()
+        self._processes.clear()
+
+    def map(self, call: Callable[..., Any], jobs: Sequence[Job]) -> list[Any]:
+        """``call(*job)`` for every job, in their order; the call and its arguments must pickle.
+
+        Raises what a call raised, and WorkerDied.
+        """
+        self._start(min(self._count, len(jobs)))
+        answers: list[Any] = [None] * len(jobs)
+        left = list(reversed(range(len(jobs))))
+        free: list[Any] = list(self._processes)
+        busy: dict[Any, int] = {}
+        while left or busy:
+            while left and free:
+                pipe, n = free.pop(), left.pop()
+                busy[pipe] = n
+                with self._watched(pipe):
+                    pipe.send((call, jobs[n]))
+            pipes: list[Any] = wait(list(busy))
+            for pipe in pipes:
+                with self._watched(pipe):
+                    answers[busy.pop(pipe)] = _value(pipe.recv())
+                free.append(pipe)
+        return answers
+
+    def _start(self, count: int) -> None:
+        while len(self._processes) < count:
+            ours, theirs = SERVER.Pipe()
+            process = SERVER.Process(target=_serve, args=(theirs,), daemon=True)
+            with _without_interrupts():
+                process.start()
+            self._processes[ours] = process
+            theirs.close()
+
+    @contextmanager
+    def _watched(self, pipe: Any) -> Iterator[None]:
+        """While something is sent or received: WorkerDied if there is nobody at the other end."""
+        try:
+            yield
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            process = self._processes[pipe]
+            process.join()
+            raise WorkerDied(f"a compiling process ended with status {process.exitcode}") from None
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """A key press interrupts the whole group of processes. Those that are started here inherit the blocked signal and
+    never see it: what is to be said of it this one says alone."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _value(answer: tuple[Any, Exception | None]) -> Any:
+    value, error = answer
+    if error is not None:
+        raise error
+    return value
+
+
+def _serve(pipe: Connection) -> None:
+    """The life of a worker: it ends when the other end of the pipe is closed, by whatever ended the master."""
+    try:
+        while True:
+            call, job = pipe.recv()
+            pipe.send(_answer(call, job))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _answer(call: Callable[..., Any], job: Job) -> tuple[Any, Exception | None]:
+    try:
+        return call(*job), None
+    except Exception as error:
+        # An error of TVM's need not pickle.
+        plain = error if isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
+        plain.add_note(traceback.format_exc())
+        return None, plain

@@ -1,0 +1,106 @@
+"""One artifact for all levels of an architecture: what its libraries have in common, and that their bits are equal."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from artifacts import cpu, tarball
+from tests.conftest import EXAMPLES, gone
+from tests.test_reproducible import digest, runner
+
+V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
+HAS_V4 = "avx512vl" in cpu.cpu_flags()
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 is the architecture with two levels"),
+]
+TINY = EXAMPLES / "tiny-generate/run.sx"
+
+
+def weights(artifact: Path, out: Path, target: str) -> tuple[str, str]:
+    done = subprocess.run(runner(artifact, out, "--target", target), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return digest(out), digest(out, "optim.safetensors")
+
+
+def test_the_default_artifact_has_a_library_a_level_the_best_first(tiny: Path) -> None:
+    with tarball.open(str(tiny)) as artifact:
+        manifest = artifact.manifest
+        assert [(t.name, t.library) for t in manifest.targets] == [(n, f"code/{n}.so") for n in (V4, V3)]
+        wide, narrow = (artifact.read(t.library) for t in manifest.targets)
+    assert wide[:4] == narrow[:4] == b"\x7fELF" and wide != narrow
+    for level, name in ((manifest.targets[0], V4), (manifest.targets[1], V3)):
+        assert cpu.choose(manifest, "x86_64", frozenset(level.cpu_flags)).name == name
+
+
+def test_the_report_has_every_kernel_with_a_rule_for_each_target(tiny: Path) -> None:
+    with tarball.open(str(tiny)) as artifact:
+        text = artifact.read("report.txt").decode()
+    count = re.search(rf"lowered for {V4} and {V3}: (\d+) kernels", text)
+    assert count
+    rows = text[count.end() :].splitlines()[1 : int(count[1]) + 2]
+    assert rows[0].split() == ["kernel", V4, V3, "calls"]
+    rules = [tuple(row.split()[1:3]) for row in rows[1:]]
+    assert len(rules) == int(count[1]) and all(a == b != "NONE" for a, b in rules)
+
+
+# The schedules for sixteen lanes in instructions of eight: what a machine without AVX-512 can hold of that target. It
+# has to be built in one process, which is the one that is told so.
+IN_V3 = f"""
+import attrs, sys, schedules
+v3, v4 = (schedules.TARGETS[name] for name in ("{V3}", "{V4}"))
+schedules.TARGETS[v4.name] = attrs.evolve(v4, tvm=v3.tvm, cpu_flags=v3.cpu_flags)
+from sexpgpu.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_schedules_of_both_levels_leave_the_same_weights(tmp_path: Path) -> None:
+    tar = tmp_path / "both.tar"
+    command = [sys.executable, "-c", IN_V3, "build", str(TINY), "-o", str(tar), "--jobs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with tarball.open(str(tar)) as artifact:
+        wide, narrow = (artifact.read(t.library) for t in artifact.manifest.targets)
+    assert wide != narrow
+    assert weights(tar, tmp_path / "wide", V4) == weights(tar, tmp_path / "narrow", V3)
+
+
+@pytest.mark.skipif(not HAS_V4, reason="this CPU has no AVX-512")
+def test_both_libraries_leave_the_same_weights(tiny: Path, tmp_path: Path) -> None:
+    assert weights(tiny, tmp_path / "wide", V4) == weights(tiny, tmp_path / "narrow", V3)
+
+
+@pytest.mark.skipif(HAS_V4, reason="this CPU has AVX-512")
+def test_a_library_that_this_machine_cannot_run_is_refused(tiny: Path, tmp_path: Path) -> None:
+    done = subprocess.run(runner(tiny, tmp_path / "o", "--target", V4), capture_output=True, text=True)
+    assert done.returncode == 3 and done.stderr.startswith("error[E-TARGET-010]: ") and done.stderr.count("\n") == 1
+    assert "avx512vl" in done.stderr
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for task in Path(f"/proc/{pid}/task").glob("*") for p in (task / "children").read_text().split()]
+
+
+def test_ctrl_c_ends_a_build_and_all_of_its_processes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sexpgpu", "build", str(TINY), "-o", str(tmp_path / "x.tar"), "--jobs", "2"]
+    build = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    workers: list[int] = []
+    while len(workers) < 2 and build.poll() is None:  # until the server has forked both
+        time.sleep(0.05)
+        workers = [p for server in children(build.pid) for p in children(server)]
+    assert build.poll() is None
+    os.killpg(build.pid, signal.SIGINT)
+    out, err = build.communicate(timeout=60)
+    assert (build.returncode, out, err) == (130, "", "stopped by SIGINT\n")
+    assert not (tmp_path / "x.tar").exists()
+    assert gone(workers)
