@@ -29,6 +29,7 @@ class Bench:
     parts:  part of our step -> (the phases it is made of, GF of matrix products in it)
     peers:  name -> the command after the peers' Python, without its data arguments
     goals:  (summaries by name, our target) -> lines
+    least:  a loss below this counts as this when losses are compared: for one whose terms cancel each other
     """
 
     name: str
@@ -37,6 +38,7 @@ class Bench:
     peers: Mapping[str, Sequence[str]]
     goals: Callable[[Mapping[str, Summary], str], list[str]]
     about: str = field(kw_only=True)
+    least: float = field(kw_only=True, default=0.0)
 
     @property
     def folder(self) -> Path:
@@ -104,7 +106,7 @@ def measure(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         "threads": args.threads or len(os.sched_getaffinity(0)),
         "sgemm": sgemm,
         "versions": versions,
-        "agreement": agreement(runs),
+        "agreement": agreement(runs, bench.least),
         "parts": parts,
         "rows": [r.row() for r in runs],
     }
@@ -129,13 +131,13 @@ def prepare(bench: Bench, folder: Path, args: argparse.Namespace) -> None:
     common.talk(ours, environment())
 
 
-def agreement(runs: Sequence[Run]) -> dict[str, Any]:
+def agreement(runs: Sequence[Run], least: float) -> dict[str, Any]:
     """The greatest relative difference of the losses of the first steps from ours. SystemExit where it is too great: a
     benchmark of two different computations is worth nothing."""
     ours, worst = next(r for r in runs if r.who == OURS), 0.0
     for other in runs:
         pairs = zip(other.losses[:COMPARED], ours.losses[:COMPARED], strict=True)
-        worst = max(worst, *(abs(a - b) / abs(b) for a, b in pairs))
+        worst = max(worst, *(abs(a - b) / max(abs(b), least) for a, b in pairs))
         if worst > BOUND:
             found, wanted = other.losses[:COMPARED], ours.losses[:COMPARED]
             raise SystemExit(f"{other.who} computes something else: losses {found}, ours {wanted}")
