@@ -21,7 +21,7 @@ from sexpgpu.graph import Graph, Value
 from sexpgpu.ops import OPS
 from sexpgpu.types import DTYPES, TensorType
 
-from . import kernels_elementwise, kernels_index, kernels_reduce  # noqa: F401  (fill KERNELS)
+from . import kernels_elementwise, kernels_index, kernels_reduce, kernels_rows  # noqa: F401  (fill KERNELS)
 from .composed import COMPOSED
 from .kernels import KERNELS
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..types import ShapeFault, TensorType, broadcast
-from .reduce import HALVES, halves_in_f32, in_f32, in_wide, mean
+from .reduce import HALVES, halves_in_f32, in_f32, in_wide
 from .rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
 
@@ -53,13 +53,11 @@ def log_softmax_ref(np: Any, x: Any, axis: int = -1) -> Any:
 
 
 def softmax_vjp(b: Any, dy: Any, y: Any, x: Any, axis: int) -> Any:
-    """y (dy - sum(y dy))"""
-    return b("*", y, b("-", dy, b("sum", b("*", dy, y), axes=(axis,), keepdims=True)))
+    return b("softmax-grad", dy, y, axis=axis)
 
 
 def log_softmax_vjp(b: Any, dy: Any, y: Any, x: Any, axis: int) -> Any:
-    """dy - softmax(x) sum(dy)"""
-    return b("-", dy, b("*", b("exp", y), b("sum", dy, axes=(axis,), keepdims=True)))
+    return b("log-softmax-grad", dy, y, axis=axis)
 
 
 op("softmax", "exp of each element over the sum of exp along `:axis`, the last by default. bf16 and f16 are computed "
@@ -143,21 +141,12 @@ def norm_attrs(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str
     return {"axes": axes, "eps": float(attrs.get("eps", 1e-5))}
 
 
-def scale_of(b: Any, x: Any, axes: tuple[int, ...], eps: float) -> Any:
-    """1 / sqrt(mean(x^2) + eps) over ``axes``, kept as 1."""
-    return b("rsqrt", b("+", mean(b, b("square", x), axes, True), b.const(eps, x.type.dtype)))
-
-
 def rms_vjp(b: Any, dy: Any, y: Any, x: Any, axes: tuple[int, ...], eps: float) -> Any:
-    """With r the scale: r (dy - y mean(dy y))"""
-    along = b("*", y, mean(b, b("*", dy, y), axes, True))
-    return b("*", scale_of(b, x, axes, eps), b("-", dy, along))
+    return b("rms-normalize-grad", dy, y, x, axes=axes, eps=eps)
 
 
 def normalize_vjp(b: Any, dy: Any, y: Any, x: Any, axes: tuple[int, ...], eps: float) -> Any:
-    """With r the scale of x - mean(x): r (dy - mean(dy) - y mean(dy y))"""
-    centred = b("-", x, mean(b, x, axes, True))
-    return rms_vjp(b, b("-", dy, mean(b, dy, axes, True)), y, centred, axes, eps)
+    return b("normalize-grad", dy, y, x, axes=axes, eps=eps)
 
 
 def rms_ref(np: Any, x: Any, axes: Any = (-1,), eps: float = 1e-5) -> Any:

@@ -1,0 +1,88 @@
+"""Tensor programs over rows: normalization, and the gradients of normalization and softmax as one program each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import te, tirx
+
+from sexpgpu.types import TensorType
+
+from .kernels import kernel
+from .kernels_reduce import Elements, dtype_of, merge, reduce_axes, widened
+
+
+def total(x: Elements, like: te.Tensor, axes: Sequence[int], name: str) -> Any:
+    """The sum of ``x`` over ``axes``, which the result lacks."""
+    over = reduce_axes(like, axes)
+    kept = [m for a, m in enumerate(like.shape) if a not in axes]
+    return te.compute(kept, lambda *at: te.sum(x(merge(at, over, axes, len(like.shape), False)), axis=over), name)
+
+
+def mean(x: Elements, like: te.Tensor, axes: Sequence[int], name: str) -> Any:
+    sums, n = total(x, like, axes, name), math.prod(int(like.shape[a]) for a in axes)
+    return te.compute(sums.shape, lambda *at: sums(*at) / tirx.const(n, dtype_of(sums)), f"{name}_mean")
+
+
+def outer(at: Sequence[Any], axes: Sequence[int]) -> list[Any]:
+    return [i for a, i in enumerate(at) if a not in axes]
+
+
+@kernel("rms-normalize")
+def rms_normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> Any:
+    return scaled(lambda at: widened(x(*at)), x, axes, eps)
+
+
+@kernel("normalize")
+def normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> Any:
+    """The variance is that of the centred values: a mean of squares less the square of the mean loses all digits."""
+    centre: Any = mean(lambda at: widened(x(*at)), x, axes, "sum")
+    return scaled(lambda at: widened(x(*at)) - centre(*outer(at, axes)), x, axes, eps)
+
+
+def scale_of(v: Elements, like: te.Tensor, axes: Sequence[int], eps: float) -> Elements:
+    """1 over the root of the mean square of ``v`` plus ``eps``."""
+    square: Any = mean(lambda at: v(at) * v(at), like, axes, "squares")
+    return lambda at: tirx.rsqrt(square(*outer(at, axes)) + tirx.const(eps, dtype_of(square)))
+
+
+def scaled(v: Elements, x: te.Tensor, axes: Sequence[int], eps: float) -> Any:
+    scale = scale_of(v, x, axes, eps)
+    return te.compute(x.shape, lambda *at: (v(at) * scale(at)).astype(dtype_of(x)), "scaled")
+
+
+@kernel("rms-normalize-grad")
+def rms_normalize_grad(
+    dy: te.Tensor, y: te.Tensor, x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float
+) -> Any:
+    return scaled_grad(lambda at: dy(*at), y, lambda at: x(*at), axes, eps)
+
+
+@kernel("normalize-grad")
+def normalize_grad(dy: te.Tensor, y: te.Tensor, x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> Any:
+    centre: Any = mean(lambda at: x(*at), x, axes, "sum")
+    tilt: Any = mean(lambda at: dy(*at), x, axes, "tilt")
+    return scaled_grad(
+        lambda at: dy(*at) - tilt(*outer(at, axes)), y, lambda at: x(*at) - centre(*outer(at, axes)), axes, eps
+    )
+
+
+def scaled_grad(dy: Elements, y: te.Tensor, x: Elements, axes: Sequence[int], eps: float) -> Any:
+    """r (dy - y mean(dy y)), r the scale of ``x``."""
+    scale = scale_of(x, y, axes, eps)
+    along: Any = mean(lambda at: dy(at) * y(*at), y, axes, "along")
+    return te.compute(y.shape, lambda *at: scale(at) * (dy(at) - y(*at) * along(*outer(at, axes))), "scaled_grad")
+
+
+@kernel("softmax-grad")
+def softmax_grad(dy: te.Tensor, y: te.Tensor, out: TensorType, axis: int) -> Any:
+    along = total(lambda at: dy(*at) * y(*at), y, [axis], "along")
+    return te.compute(y.shape, lambda *at: y(*at) * (dy(*at) - along(*outer(at, [axis]))), "softmax_grad")
+
+
+@kernel("log-softmax-grad")
+def log_softmax_grad(dy: te.Tensor, y: te.Tensor, out: TensorType, axis: int) -> Any:
+    along = total(lambda at: dy(*at), y, [axis], "along")
+    return te.compute(y.shape, lambda *at: dy(*at) - tirx.exp(y(*at)) * along(*outer(at, [axis])), "log_softmax_grad")
