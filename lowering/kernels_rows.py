@@ -86,3 +86,44 @@ def softmax_grad(dy: te.Tensor, y: te.Tensor, out: TensorType, axis: int) -> Any
 def log_softmax_grad(dy: te.Tensor, y: te.Tensor, out: TensorType, axis: int) -> Any:
     along = total(lambda at: dy(*at), y, [axis], "along")
     return te.compute(y.shape, lambda *at: dy(*at) - tirx.exp(y(*at)) * along(*outer(at, [axis])), "log_softmax_grad")
+
+
+FAR = -1e30  # the score of a key that is not seen, as in the operator table: exp(FAR - score) is exactly 0
+
+
+@kernel("attend")
+def attend(q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, out: TensorType, causal: bool) -> Any:
+    """softmax(q k' / sqrt(d)) v of each head. What is not seen weighs 0, also where a query sees nothing at all."""
+    dtype, deep = dtype_of(q), int(q.shape[-1])
+    shape = [*q.shape[:-1], k.shape[-2]]
+    d, i, j = (te.reduce_axis((0, n), name) for n, name in ((deep, "d"), (shape[-1], "i"), (shape[-1], "j")))
+    scores: Any = te.compute(shape, lambda *at: te.sum(q(*at[:-1], d) * k(*at[:-2], at[-1], d), axis=d), "scores")
+
+    def seen(at: Sequence[Any]) -> list[Any]:
+        earlier = [at[-1] <= at[-2]] if causal else []
+        return earlier + [m(*_broadcast(m, at)) for m in mask]
+
+    def masked(at: Sequence[Any]) -> Any:
+        score = scores(*at) * tirx.const(1 / math.sqrt(deep), dtype)
+        return tirx.Select(tirx.all(*seen(at)), score, tirx.const(FAR, dtype)) if seen(at) else score
+
+    top: Any = te.compute(shape[:-1], lambda *at: te.max(masked([*at, i]), axis=i), "top")
+    power: Any = te.compute(shape, lambda *at: tirx.exp(masked(at) - top(*at[:-1])), "power")
+    whole: Any = total(lambda at: power(*at), power, [len(shape) - 1], "whole")
+
+    def weight(*at: Any) -> Any:
+        part = power(*at) / whole(*at[:-1])
+        return tirx.Select(tirx.all(*seen(at)), part, tirx.const(0, dtype)) if mask else part
+
+    weights: Any = te.compute(shape, weight, "weights")
+    return te.compute(
+        [*shape[:-1], v.shape[-1]],
+        lambda *at: te.sum(weights(*at[:-1], j) * v(*at[:-2], j, at[-1]), axis=j),
+        "attended",
+    )
+
+
+def _broadcast(m: te.Tensor, at: Sequence[Any]) -> list[Any]:
+    """The place in ``m``, which may have fewer leading axes than ``at``, or axes of one element."""
+    mine = at[len(at) - len(m.shape) :]
+    return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(m.shape, mine, strict=True)]

@@ -79,6 +79,7 @@ class Job:
     groups: int
     panels: Any
     tall: Any = None  # A as [batch][tile][depth][row], where it is copied beforehand
+    inside: tuple[Expr, ...] | None = None  # the batch axes' values, where a task holds the whole product
 
     @property
     def full(self) -> int:
@@ -108,20 +109,27 @@ def matmul_nest(ctx: Context, one: Contraction, after: Sequence[Stage]) -> Stmt:
     return seq([*before, *([_pack_all(job)] if job.packed == "all" else []), nest])
 
 
-def _plan(ctx: Context, one: Contraction, after: tuple[Stage, ...]) -> Job:
+def product_body(ctx: Context, one: Contraction, after: Sequence[Stage], batch: Sequence[Expr]) -> Stmt:
+    """The product at ``batch``, values of its batch axes, inside a task: nothing in it is shared out."""
+    job = _plan(ctx, one, tuple(after), tuple(batch))
+    return loop(job.count, lambda jo: _task(job, i64(0), jo, i64(0)), name="panel")
+
+
+def _plan(ctx: Context, one: Contraction, after: tuple[Stage, ...], inside: tuple[Expr, ...] | None = None) -> Job:
     lanes = ctx.lanes if str(one.stage.buffer.dtype) == "float32" else max(1, ctx.lanes // 2)
     tile = choose_tile(one.m, one.n, lanes, ctx.registers)
     count = -(-one.n // tile.panel)
     tiles = -(-one.m // tile.mr)
-    each = -(-tiles // min(tiles, max(1, -(-TASKS // (one.count * count)))))
+    wanted = 1 if inside is not None else -(-TASKS // (one.count * count))
+    each = -(-tiles // min(tiles, max(1, wanted)))
     groups = -(-tiles // each)  # rounding each up may leave fewer groups than were asked for, and no group may be empty
     packed = "none" if not _must_pack(ctx, one, tile, count) else "task" if groups == 1 else "all"
     shape = [one.k, tile.panel] if packed == "task" else [one.count, count, one.k, tile.panel]
     panels = scratch(shape, str(one.stage.buffer.dtype), "panels") if packed == "all" else None
     tall = None
-    if _walks_rows(ctx, one) and one.k >= LONG and count >= REUSED:
+    if inside is None and _walks_rows(ctx, one) and one.k >= LONG and count >= REUSED:
         tall = scratch([one.count, tiles, one.k, tile.mr], str(one.stage.buffer.dtype), "tall")
-    return Job(ctx, one, after, tile, packed, groups, panels, tall)
+    return Job(ctx, one, after, tile, packed, groups, panels, tall, inside)
 
 
 def _walks_rows(ctx: Context, one: Contraction) -> bool:
@@ -238,7 +246,7 @@ def _row(job: Job, i0: Expr, r: int) -> Expr:
 
 def _places(job: Job, b: Expr, row: Expr | None, column: Expr | None) -> dict[Any, Expr]:
     one = job.one
-    found = at(one.batch, unravel(b, [a.extent for a in one.batch]))
+    found = at(one.batch, job.inside if job.inside is not None else unravel(b, [a.extent for a in one.batch]))
     if row is not None:
         found |= at(one.rows, unravel(row, [a.extent for a in one.rows]))
     if column is not None:

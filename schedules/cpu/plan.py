@@ -14,6 +14,7 @@ from .contraction import Contraction, read_contraction
 from .emit import Stmt, seq
 from .folds import walks_rows
 from .halves import as_bits
+from .heads import head_group, head_nest
 from .inline import Virtual
 from .maps import group, map_nest
 from .matmul_nest import matmul_nest
@@ -61,10 +62,13 @@ def make_plan(func: Any, target: Any) -> Plan:
 def _next(ctx: Context, real: Sequence[Stage], products: dict[Any, Contraction]) -> tuple[str, int, Stmt]:
     """The nest that starts at the first stage: its kind, how many stages it takes, its statements."""
     head = real[0]
+    heads = head_group(ctx, real, products)
+    if heads is not None:
+        return "heads", len(heads.stages), head_nest(ctx, heads, products)
     if head in products:
         after = followers(ctx, head, real[1:])
         return "matmul", 1 + len(after), matmul_nest(ctx, products[head], after)
-    rows = row_group(ctx, real, lambda s: s not in products)
+    rows = row_group(ctx, real, lambda stage, _: stage not in products)
     if rows is not None and any(not s.is_map for s in rows.stages) and _keeps_rows(ctx, rows.stages, rows.lead):
         return "rows", len(rows.stages), row_nest(ctx, rows)
     if head.is_map:

@@ -33,7 +33,8 @@ class RowGroup:
 
 
 def row_group(ctx: Context, stages: Sequence[Stage], accept: Any) -> RowGroup | None:
-    """The longest start of ``stages`` that fits in one row loop; ``accept(stage)``: may it be part of one?"""
+    """The longest start of ``stages`` that fits in one loop over ``lead`` axes; ``accept(stage, lead)``: may it be part
+    of one?"""
     most = max((len(s.space) for s in stages[:1]), default=0)
     best: RowGroup | None = None
     for lead in range(most, -1, -1):
@@ -64,7 +65,7 @@ def _collect(ctx: Context, stages: Sequence[Stage], lead: int, accept: Any) -> R
     taken: list[Stage] = []
     places: dict[Any, tuple[int, ...]] = {}
     for stage in stages:
-        if not accept(stage) or not _same_rows(stage, stages[0], lead):
+        if not accept(stage, lead) or not _same_rows(stage, stages[0], lead):
             break
         mine = _row_places(stage, lead)
         if mine is None or not _reads_own_row(ctx, stage, lead, places) or not _writes_fresh(stage, taken):
@@ -115,18 +116,23 @@ def _reads_own_row(ctx: Context, stage: Stage, lead: int, places: dict[Any, tupl
 def row_nest(ctx: Context, found: RowGroup) -> Stmt:
     """The loop over rows, parallel in tasks of ROWS where it pays."""
     extents = [a.extent for a in found.stages[0].space[: found.lead]]
-    local = [b for b in found.places if _is_local(ctx, b, found)]
+    local = local_buffers(ctx, found)
 
     def task(start: Expr, length: int) -> Stmt:
-        mine = {b: _row_buffer(b, found) for b in local}
+        mine = {b: row_buffer(b, found) for b in local}
 
         def row(r: Expr) -> Stmt:
             places = unravel(start + r, extents)
-            return _localize(seq([stage_body(ctx, s, places) for s in found.stages]), mine, found)
+            return localize(seq([stage_body(ctx, s, places) for s in found.stages]), mine, found)
 
         return block([loop(length, row, name="row")], list(mine.values()))
 
     return chunks(prod(extents), ROWS, task, work_of(ctx, found.stages))
+
+
+def local_buffers(ctx: Context, found: RowGroup) -> list[Any]:
+    """What nothing outside the group needs."""
+    return [b for b in found.places if _is_local(ctx, b, found)]
 
 
 def _is_local(ctx: Context, buffer: Any, found: RowGroup) -> bool:
@@ -143,12 +149,12 @@ def _needed(ctx: Context, stage: Stage, buffer: Any, found: RowGroup) -> bool:
     return not ctx.program.owns(buffer) or any(x.source.same_as(buffer) for s in outside for x in stage_loads(s))
 
 
-def _row_buffer(buffer: Any, found: RowGroup) -> Any:
+def row_buffer(buffer: Any, found: RowGroup) -> Any:
     rest = [e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer]]
     return scratch(rest or [1], str(buffer.dtype), buffer.name)
 
 
-def _localize(stmt: Stmt, local: dict[Any, Any], found: RowGroup) -> Stmt:
+def localize(stmt: Stmt, local: dict[Any, Any], found: RowGroup) -> Stmt:
     """Accesses of row buffers without the row dimensions."""
 
     def inner(buffer: Any, indices: Sequence[Expr]) -> list[Expr]:

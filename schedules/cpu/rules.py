@@ -1,4 +1,4 @@
-"""The rules of a CPU target in order. The first five make the plan of nests and take it if it is of their kind."""
+"""The rules of a CPU target in order. The first six make the plan of nests and take it if it is of their kind."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class PlanRule:
         return build(plan) if plan is not None and self.takes(set(plan.kinds)) else None
 
 
+HEADS = PlanRule("heads", lambda kinds: "heads" in kinds)
 MATMUL = PlanRule("matmul", lambda kinds: "matmul" in kinds)
 ELEMENTWISE = PlanRule("elementwise", lambda kinds: kinds == {"map"})
 ROWS = PlanRule("rows", lambda kinds: kinds <= {"rows", "map"})
 COLUMNS = PlanRule("columns", lambda kinds: kinds <= {"columns", "map"})
 MIXED = PlanRule("mixed", lambda kinds: True)
-RULES = (MATMUL, ELEMENTWISE, ROWS, COLUMNS, MIXED, ByHand(), Fallback())
+RULES = (HEADS, MATMUL, ELEMENTWISE, ROWS, COLUMNS, MIXED, ByHand(), Fallback())

@@ -14,6 +14,7 @@ from .spec import ZERO_GRAD, attr, index, key, op, tensor
 HINT = "cast it to a float dtype first"
 X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))
+HEADS, LARGEST_SCORES = 4, 1 << 15  # heads from which, and scores of a head up to which, attention is one kernel
 FAR = -1e30  # a score that no finite one comes near: exp(FAR - score) is exactly 0
 F = [("f32", (3, 5))]
 FLOAT_CASES = ((F, {}), ([("f32", (40,), -30.0, 30.0)], {}), ([("f64", (2, 3))], {}), ([("bf16", (3, 7))], {}),
@@ -202,20 +203,49 @@ def seen_mask(b: Any, n: int, mask: Any, causal: bool) -> Any:
     return b("and", earlier, mask) if mask else earlier
 
 
-def attention(b: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
-    """Scores and their softmax are f32 where q is bf16 or f16."""
-    check_attention(q.type, k.type, v.type, mask.type if mask else None, causal)
+def weights_of(b: Any, q: Any, k: Any, seen: Any) -> Any:
+    """softmax(q k' / sqrt(d)), f32 where q is bf16 or f16, with the scores of keys that are not ``seen`` far below."""
     dtype = q.type.dtype
     inner = "f32" if dtype in HALVES else dtype
     scores = b("cast", b("matmul", q, k, tb=True), dtype=inner)
     scores = b("*", scores, b.const(1 / math.sqrt(q.type.shape[-1]), inner))
-    seen = seen_mask(b, q.type.shape[-2], mask, causal)
     if seen:
         scores = b("where", seen, scores, b.const(FAR, inner))
-    weights = b("softmax", scores, axis=-1)
+    return b("softmax", scores, axis=-1)
+
+
+def attention(b: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    check_attention(q.type, k.type, v.type, mask.type if mask else None, causal)
+    dtype = q.type.dtype
+    if attends(q.type, k.type, v.type):
+        return b("attend", q, k, v, *([mask] if mask else []), causal=causal)
+    seen = seen_mask(b, q.type.shape[-2], mask, causal)
+    weights = weights_of(b, q, k, seen)
     if mask:  # a query may see nothing: then its softmax is uniform, and all of it is masked
-        weights = b("where", seen, weights, b.const(0, inner))
+        weights = b("where", seen, weights, b.const(0, weights.type.dtype))
     return b("matmul", b("cast", weights, dtype=dtype), v)
+
+
+def attends(q: TensorType, k: TensorType, v: TensorType) -> bool:
+    """Is attend's one kernel worth more than the parts: many heads, whose scores fit in the cache of a core?"""
+    heads = q.shape[:-2]
+    small = q.shape[-2] * k.shape[-2] <= LARGEST_SCORES
+    return q.dtype not in HALVES and heads == k.shape[:-2] == v.shape[:-2] and math.prod(heads) >= HEADS and small
+
+
+def attend_vjp(b: Any, dy: Any, y: Any, q: Any, k: Any, v: Any, *mask: Any, causal: bool) -> tuple[Any, ...]:
+    """The weights are computed again: they are larger than all that the forward pass leaves behind."""
+    seen = seen_mask(b, q.type.shape[-2], mask[0] if mask else None, causal)
+    soft = weights_of(b, q, k, seen)
+    zero = b.const(0, q.type.dtype)
+    hidden = (lambda x: b("where", seen, x, zero)) if seen else (lambda x: x)
+    weights, dweights = soft, b("matmul", dy, v, tb=True)
+    if mask:
+        weights, dweights = hidden(weights), hidden(dweights)
+    dscores = hidden(b("softmax-grad", dweights, soft, axis=-1))
+    dscores = b("*", dscores, b.const(1 / math.sqrt(q.type.shape[-1]), q.type.dtype))
+    made = (b("matmul", dscores, k), b("matmul", dscores, q, ta=True), b("matmul", weights, dy, ta=True))
+    return (*made, *(None for _ in mask))
 
 
 def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
@@ -225,6 +255,21 @@ def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: boo
         seen = seen & np.tri(scores.shape[-2], dtype=bool)
     return np.where(seen, softmax_ref(np, np.where(seen, scores, scores.dtype.type(FAR))), scores.dtype.type(0)) @ v
 
+
+ATTEND_CASES = (([("f32", (2, 4, 3, 4)), ("f32", (2, 4, 5, 4)), ("f32", (2, 4, 5, 2))], {"causal": False}),
+                ([("f32", (8, 40, 4))] * 2 + [("f32", (8, 40, 6))], {"causal": True}),
+                ([("f32", (8, 3, 4)), ("f32", (8, 5, 4)), ("f32", (8, 5, 2)), ("bool", (3, 5))], {"causal": False}),
+                ([("f32", (8, 5, 4))] * 3 + [("bool", (8, 1, 5))], {"causal": True}),
+                ([("f64", (8, 5, 4))] * 3, {"causal": True}))
+
+op("attend", "attention of many small heads as one kernel: q [.. q d], k [.. k d], v [.. k e] with equal leading axes; "
+   "the mask, if there is one, is the last argument.",
+   group="neural", internal=True, args=(tensor("q"), tensor("k"), tensor("v"), key("causal", "bool")),
+   type=lambda q, k, v, *mask, causal: TensorType((*q.shape[:-1], v.shape[-1]), q.dtype),
+   ref=attention_ref,
+   relax=lambda r, *xs, causal: r.kernel("attend", *xs, causal=causal),
+   vjp=attend_vjp,
+   cases=ATTEND_CASES)
 
 op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor "
    "that broadcasts to [.. q k], is true where a query sees a key; with `:causal` a query sees no later key. What is "
