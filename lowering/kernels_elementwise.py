@@ -115,9 +115,16 @@ def divide(x: Any, y: Any, out: TensorType) -> Any:
     return x / y
 
 
+def is_nan(x: Any) -> Any:
+    """Whether a float is NaN; false of an integer. TVM 0.27 takes a statement with its own isnan out of vectors, one
+    lane after the other."""
+    x = widened(x)
+    return no(x == hidden(x)) if name_of(x).startswith("float") else tirx.const(False, "bool")
+
+
 @pointwise("equal")
 def equal(x: Any, y: Any, out: TensorType) -> Any:
-    return tirx.all(x == y, no(tirx.isnan(widened(x))))
+    return tirx.all(x == y, no(is_nan(x)))
 
 
 @pointwise("differ")
@@ -128,7 +135,7 @@ def differ(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("at-most")
 def at_most(x: Any, y: Any, out: TensorType) -> Any:
-    return tirx.all(x <= y, no(tirx.isnan(widened(x))))
+    return tirx.all(x <= y, no(is_nan(x)))
 
 
 @pointwise("not")
@@ -208,7 +215,7 @@ def mod(x: Any, y: Any, out: TensorType) -> Any:
 
 def extremum(x: Any, y: Any, first: Any) -> Any:
     """``x`` where it is NaN or ``first`` says so, else ``y``: then a NaN of either comes out."""
-    return tirx.Select(tirx.any(tirx.isnan(widened(x)), first), x, y)
+    return tirx.Select(tirx.any(is_nan(x), first), x, y)
 
 
 @pointwise("minimum")

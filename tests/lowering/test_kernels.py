@@ -82,3 +82,18 @@ def test_halves_are_summed_in_f32_and_rounded_once(dtype):
     half_unit = {"bf16": 2.0**-9, "f16": 2.0**-12}[dtype]
     # one rounding to the half dtype, and 300 f32 additions below it
     assert np.all(np.abs(got - exact) <= 1.01 * half_unit * 2 * np.abs(exact) + 1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_nan_is_found_in_vectors(dtype: str):
+    """A statement that TVM cannot vectorize becomes a loop over its lanes, several times slower."""
+    from tvm import IRModule, tirx
+
+    from lowering.kernels_elementwise import is_nan
+
+    x, y = (tirx.decl_buffer((8,), kind, name) for kind, name in ((dtype, "x"), ("int32", "y")))
+    i = tirx.Var("i", "int32")
+    value = tirx.Select(is_nan(tirx.BufferLoad(x, [i])), tirx.const(1, "int32"), tirx.const(0, "int32"))
+    body = tirx.For(i, 0, 8, tirx.ForKind.VECTORIZED, tirx.BufferStore(y, value, [i]))
+    made = tirx.transform.VectorizeLoop()(IRModule({"main": tirx.PrimFunc([x, y], body)}))
+    assert "x[T.Ramp(0, 1, 8)]" in made.script()
