@@ -25,11 +25,12 @@ class Access:
         return [(index, extent) for index, extent in pairs if extent != 1 or not is_int(index, 0)]
 
 
-def reads_of(ctx: Context, stage: Stage, known: Sequence[Any] = ()) -> list[Access]:
-    """Every read of memory that evaluating the stage makes, through its virtual producers."""
+def reads_of(ctx: Context, stage: Stage, known: Sequence[Any] = (), analyzer: Any = None) -> list[Access]:
+    """Every read of memory that evaluating the stage makes, through its virtual producers. ``analyzer``: what is known
+    of the axes; a branch that is then never taken reads nothing."""
     found: list[Access] = []
     stop = {buffer: (lambda indices, b=buffer: _note(found, b, indices)) for buffer in known}
-    point = Point(ctx.virtual, stop)
+    point = Point(ctx.virtual, stop, analyzer)
     exprs = [point.write(stage.value, {})] if stage.serial is None else _serial_values(point, stage)
     for node in [*point.binds, *exprs]:
         found += [Access(x.source, tuple(x.indices)) for x in loads(node)]

@@ -99,6 +99,7 @@ class Point:
         self.known = known or {}
         self.analyzer = analyzer or Analyzer()
         self.binds: list[Stmt] = []
+        self.tests: list[Expr] = []  # conditions that were not settled, branches inside branches included
         self._memo: dict[tuple[Any, Any], Expr] = {}
 
     def write(self, expr: Expr, at: dict[Any, Expr]) -> Expr:
@@ -167,11 +168,13 @@ class Point:
         test = self._simplify(self.write(call.args[0], at))
         if is_int(test):
             return self.write(call.args[1 if int(test.value) else 2], at)
+        self.tests.append(test)
         chosen = tirx.if_then_else(test, *(self._branch(branch, at) for branch in call.args[1:]))
         return from_bits16(chosen) if is_bf16(call) else chosen
 
     def _branch(self, branch: Expr, at: dict[Any, Expr]) -> Expr:
         inner = Point(self.virtual, self.known, self.analyzer)
+        inner.tests = self.tests
         value = inner.write(branch, at)
         value = bits16(value) if is_bf16(value) else value
         for bound in reversed(inner.binds):
@@ -204,7 +207,10 @@ _VECTORIZABLE: dict[str, bool] = {}
 
 
 def can_vectorize(stmt: Stmt, lane: Any) -> bool:
-    """Can every call whose arguments depend on ``lane`` be made of vectors?"""
+    """Can every call whose arguments depend on ``lane`` be made of vectors? A bfloat16 number cannot be stored as one:
+    TVM 0.27 fails on it."""
+    if any(isinstance(s.value, tirx.FloatImm) and is_bf16(s.value) for s in collect(stmt, tirx.BufferStore)):
+        return False
     depends = {lane}
     for bound in collect(stmt, (tirx.Bind, tirx.Let), order="pre"):
         if variables(bound.value) & depends:

@@ -1,18 +1,23 @@
-"""A nest of map stages over one space: every value of a point in registers, then all stores of that point."""
+"""A nest of map stages over one space: every value of a point in registers, then all stores of that point.
+
+A box in which something is read along another axis than it is written is done in tiles (``tiles.py``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 from tvm import tirx
 
 from .access import Access, merged_tail, reads_of, same_indices, write_of
+from .boxes import Box, boxes, in_space, place_names
 from .emit import Expr, Stmt, seq, store, unravel
 from .inline import Known, Point
 from .nests import Context, chunks, vectors
 from .stages import Axis, Stage, stage_loads, substitute
+from .tiles import tile_nest, turned_axis
 
 PIECE = 2048  # elements of one task where the last axis is shared out
 FEW = 16  # tasks that are enough for any machine to share out evenly
@@ -64,10 +69,12 @@ def kept(ctx: Context, stage: Stage, inside: Sequence[Stage]) -> bool:
 
 
 def point_stores(
-    ctx: Context, stages: Sequence[Stage], places: Sequence[Expr], known: dict[Any, Known], keep: Sequence[Stage]
-) -> Stmt:
-    """All stages at one point: values first, stores last, so that an update in place reads before it writes."""
-    point = Point(ctx.virtual, dict(known))
+    ctx: Context, stages: Sequence[Stage], places: Sequence[Expr], known: dict[Any, Known], keep: Sequence[Stage],
+    analyzer: Any = None,
+) -> Stmt:  # fmt: skip
+    """All stages at one point: values first, stores last, so that an update in place reads before it writes.
+    ``analyzer``: what is known of the places."""
+    point = Point(ctx.virtual, dict(known), analyzer)
     stores = []
     for stage in stages:
         here = at(stage.space, places)
@@ -93,22 +100,44 @@ def finish(ctx: Context, fold: Stage, mine: dict[Any, Expr], value: Expr, after:
 
 
 def map_nest(ctx: Context, stages: Sequence[Stage]) -> Stmt:
-    """The nest of a group: the last axes merged as far as memory allows, vectors along them, tasks over the rest."""
-    keep = [s for s in stages if kept(ctx, s, stages)]
-    axes = stages[0].space
-    accesses = _common_accesses(ctx, stages)
+    """The nest of a group, a loop nest for each straight part of its space."""
+    return seq([_box_nest(ctx, stages, box) for box in boxes(ctx, stages)])
+
+
+def _box_nest(ctx: Context, stages: Sequence[Stage], box: Box) -> Stmt:
+    """The last axes merged as far as memory allows, vectors along them, tasks over the rest; or tiles."""
+    accesses = _common_accesses(ctx, stages, box)
+    axes = [Axis(axis.var, extent) for axis, extent in zip(stages[0].space, box.extents, strict=True)]
+    work = prod(box.extents) * sum(ctx.virtual.cost(s) + 1 for s in stages)
+    stores = _stores(ctx, stages, box)
+    turned = turned_axis(axes, accesses)
+    if turned is not None:
+        return tile_nest(axes, turned, ctx.lanes, stores, work)
     inner = merged_tail(axes, accesses)
     heads, tails = [a.extent for a in axes[: len(axes) - inner]], [a.extent for a in axes[len(axes) - inner :]]
-    work = stages[0].points * sum(ctx.virtual.cost(s) + 1 for s in stages)
 
     def piece(outer: list[Expr], start: Expr | None, length: int) -> Stmt:
         def body(f: Expr) -> Stmt:
             flat = f if start is None else start + f
-            return point_stores(ctx, stages, [*outer, *unravel(flat, tails)], {}, keep)
+            return stores([*outer, *unravel(flat, tails)])
 
         return seq(vectors(length, ctx.lanes, body))
 
     return share(heads, prod(tails), piece, work)
+
+
+def _stores(ctx: Context, stages: Sequence[Stage], box: Box) -> Callable[[Sequence[Expr]], Stmt]:
+    """Places within the box -> the statements there, with the conditions settled that the box settles."""
+    keep = [s for s in stages if kept(ctx, s, stages)]
+
+    def stores(places: Sequence[Expr]) -> Stmt:
+        if box.whole:
+            return point_stores(ctx, stages, places, {}, keep)
+        names = place_names(stages[0].space)
+        stmt = point_stores(ctx, stages, names, {}, keep, box.analyzer(names))
+        return substitute(stmt, dict(zip(names, in_space(box, places), strict=True)))
+
+    return stores
 
 
 def share(heads: Sequence[int], inner: int, piece: Any, work: int) -> Stmt:
@@ -135,11 +164,12 @@ def _either(c: Expr, full: int, whole: Stmt, last: Stmt) -> Stmt:
     return tirx.IfThenElse(c < full, whole, last)
 
 
-def _common_accesses(ctx: Context, stages: Sequence[Stage]) -> list[Access]:
-    """All accesses of a group in the first stage's axes."""
+def _common_accesses(ctx: Context, stages: Sequence[Stage], box: Box) -> list[Access]:
+    """All accesses of a group inside ``box``, in the first stage's axes."""
     found = []
     for stage in stages:
         names = _rename(stage, stages[0])
-        for access in [*reads_of(ctx, stage), write_of(stage)]:
+        known = box.analyzer([a.var for a in stage.space])
+        for access in [*reads_of(ctx, stage, analyzer=known), write_of(stage)]:
             found.append(Access(access.buffer, tuple(substitute(i, names) for i in access.indices)))
     return found

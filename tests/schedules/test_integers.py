@@ -51,3 +51,8 @@ def test_what_does_not(name: str) -> None:
         assert in_32_bits(wide, {K: 2**31 + 1}).same_as(wide)
     wide = tirx.LT(K, WIDE)
     assert in_32_bits(wide, {K: 2**31 + 1}).same_as(wide)
+
+
+def test_a_comparison_of_places_stays() -> None:
+    test = tirx.LE(number(64), K)
+    assert in_32_bits(test, {K: 100}).same_as(test)
