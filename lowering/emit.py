@@ -28,6 +28,8 @@ from .kernels import KERNELS
 OURS = {dtype.numpy: name for name, dtype in DTYPES.items()}
 ELEMENTWISE = ("arithmetic", "logic")  # groups of rows that only broadcast
 ELEMENTWISE_OPS = ("cast",)  # rows of other groups that do
+ALONE = ("concat",)  # kernels that nothing joins: a copy of parts stays one only while no part is computed in it
+OPAQUE = 8  # TVM's number for that
 
 
 class Namespace:
@@ -82,7 +84,8 @@ class Namespace:
             return program(*tensors, out=out, **attrs)
 
         hint = name.replace("-", "_")
-        return self._builder.call_te(te, *map(self._typed, args), primfunc_name_hint=hint)
+        how = {"op_pattern": OPAQUE} if name in ALONE else None
+        return self._builder.call_te(te, *map(self._typed, args), primfunc_name_hint=hint, primfunc_attrs=how)
 
     def _typed(self, x: relax.Expr) -> relax.Expr:
         """``x`` itself if it is a variable or constant, else the variable it is now bound to."""

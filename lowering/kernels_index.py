@@ -6,6 +6,7 @@ is added in the order of its index by one thread.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from sexpgpu.types import TensorType
 
-from .kernels import kernel
+from .kernels import dims, kernel
 from .kernels_reduce import dtype_of
 
 Ints = Sequence[int]
@@ -134,3 +135,20 @@ def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, 
 def read_window(x: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis: int) -> Any:
     first = window_start(at, starts, axis, sizes(x), out.shape)
     return te.compute(out.shape, lambda *i: x(*(a + b for a, b in zip(i, first, strict=True))), "read_window")
+
+
+@kernel("concat")
+def concat(*xs: te.Tensor, out: TensorType, axis: int) -> Any:
+    """The parts one after another along ``axis``."""
+    ends = list(itertools.accumulate(int(x.shape[axis]) for x in xs))
+
+    def element(*at: Any) -> Any:
+        def part(x: te.Tensor, start: int) -> Any:
+            return x(*at[:axis], at[axis] - start, *at[axis + 1 :])
+
+        value = part(xs[-1], ends[-2])
+        for x, start, end in reversed([*zip(xs, [0, *ends], ends, strict=False)][:-1]):
+            value = tirx.if_then_else(at[axis] < end, part(x, start), value)
+        return value
+
+    return te.compute(dims(out), element, "concat")

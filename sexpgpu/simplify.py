@@ -184,12 +184,19 @@ def product(t: Table, v: Value) -> Value:
     return v
 
 
+def joined(t: Table, v: Value) -> Value:
+    """Parts that are joined themselves along the axis, part by part."""
+    parts = [x.args if x.op == "concat" and x.attrs == v.attrs else (x,) for x in v.args]
+    return t.like(v, "concat", *(x for part in parts for x in part), **v.attrs) if any(len(p) > 1 for p in parts) else v
+
+
 RULES: Mapping[str, Callable[[Table, Value], Value]] = {
     "+": arithmetic(),
     "-": arithmetic((0, 1, 0)),
     "*": arithmetic((0, 1, 1), (1, 0, 1)),
     "/": arithmetic((0, 1, 1)),
     "neg": negated,
+    "concat": joined,
     "cast": same_type,
     "broadcast": relaid,
     "reshape": relaid,

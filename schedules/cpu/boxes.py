@@ -22,7 +22,7 @@ from .nests import Context
 from .stages import Axis, Stage, loads, substitute, variables
 from .tree import collect
 
-MOST = 16  # boxes: each is code of its own
+MOST = 64  # boxes: each is code of its own
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 

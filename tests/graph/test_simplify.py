@@ -126,6 +126,20 @@ def test_transposed_matrices_are_read_as_they_lie():
     assert ops(heads) == ["transpose", "matmul"]
 
 
+def test_parts_of_parts_are_joined_at_once():
+    x = np.arange(6.0, dtype="float32").reshape(2, 3)
+
+    def make(b, x):
+        pair = b("concat", x, b("neg", x), axis=0)
+        return b("concat", pair, x, pair, axis=0)
+
+    out = simplified(make, F)
+    assert ops(out) == ["neg", "concat"]
+    np.testing.assert_array_equal(run(out, [x])[0], np.concatenate([x, -x, x, x, -x]))
+    across = simplified(lambda b, x: b("concat", b("concat", x, x, axis=1), b("concat", x, x, axis=1), axis=0), F)
+    assert ops(across) == ["concat", "concat"]
+
+
 def test_transposes_in_a_row_become_one():
     x = np.arange(24, dtype="float32").reshape(2, 3, 4)
     make = lambda b, x: b("transpose", b("transpose", x, perm=(1, 2, 0)), perm=(0, 2, 1))  # noqa: E731

@@ -85,6 +85,14 @@ def test_the_chain_after_a_product_joins_its_kernel():
     assert [k.kernel for k in made.kernels] == ["fused_matmul_add_tir_exp", "sum"]
 
 
+def test_nothing_is_computed_inside_a_join():
+    """A part that was computed in the copy's branches would be code of one element at a time, 16 of them nested."""
+    b = Builder()
+    x, y = inputs(b, x=T("f32", 3, 5), y=T("f32", 3, 2))
+    made = compiled(graph("f", (x, y), z=b("exp", b("concat", b("exp", x), b("exp", y), axis=1))))
+    assert sorted(k.kernel.rstrip("0123456789") for k in made.kernels) == ["concat", "tir_exp", "tir_exp", "tir_exp"]
+
+
 def test_a_row_whose_relax_and_type_disagree_is_a_fault_of_the_row(monkeypatch):
     b = Builder()
     (x,) = inputs(b, x=T("f32", 3))

@@ -140,7 +140,7 @@ def test_broadcasting_transposing_and_slicing() -> None:
 def test_concat_reads_only_the_chosen_side() -> None:
     """The other side's index is out of bounds: a select, which evaluates both, would read past the end. Few parts are
     boxes of their own, many are a branch."""
-    many = graph(lambda emit, *xs: R.concat(list(xs), 1), *[((13, 2), F)] * 20)[0]
+    many = graph(lambda emit, *xs: R.concat(list(xs), 1), *[((13, 2), F)] * 70)[0]
     text = schedules.first(many, schedules.TARGETS[V3]).func.script()
     assert "if_then_else" in text and "Select" not in text
     (func,) = graph(lambda emit, x, y: R.concat([emit(R.exp(x)), y], 1), ((13, 77), F), ((13, 9), F))
