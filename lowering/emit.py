@@ -32,6 +32,11 @@ ALONE = ("concat",)  # kernels that nothing joins: a copy of parts stays one onl
 OPAQUE = 8  # TVM's number for that
 
 
+# Programs so far, by name, result, types of the arguments and attributes (as text: 0.0 and -0.0 are not one): the
+# program in the module, and its result's type. An equal layer need not be traced again.
+Programs = dict[tuple[Any, ...], tuple[Any, Any]]
+
+
 class Namespace:
     """What a row's ``relax`` column may use: every function of ``relax.op`` by its name, and the names below.
 
@@ -39,8 +44,9 @@ class Namespace:
     A call may be nested in another one; only its last result need be returned.
     """
 
-    def __init__(self, builder: relax.BlockBuilder) -> None:
+    def __init__(self, builder: relax.BlockBuilder, programs: Programs) -> None:
         self._builder = builder
+        self._programs = programs
         self.out = TensorType((), "f32")
 
     def __getattr__(self, name: str) -> Any:
@@ -78,6 +84,11 @@ class Namespace:
 
     def program(self, name: str, out: TensorType, *args: relax.Expr, **attrs: Any) -> relax.Expr:
         """The tensor program ``name`` of KERNELS on ``args``; it is told ``out``, its result's type, and ``attrs``."""
+        given = [self._typed(x) for x in args]
+        key = (name, out, tuple((self.shape(x), self.dtype(x)) for x in given), repr(sorted(attrs.items())))
+        if key in self._programs:
+            made, type = self._programs[key]
+            return relax.call_tir(made, given, type)
         program = KERNELS[name]
 
         def te(*tensors: Any) -> Any:
@@ -85,7 +96,9 @@ class Namespace:
 
         hint = name.replace("-", "_")
         how = {"op_pattern": OPAQUE} if name in ALONE else None
-        return self._builder.call_te(te, *map(self._typed, args), primfunc_name_hint=hint, primfunc_attrs=how)
+        call = self._builder.call_te(te, *given, primfunc_name_hint=hint, primfunc_attrs=how)
+        self._programs[key] = (call.args[0], call.ty_args[0])
+        return call
 
     def _typed(self, x: relax.Expr) -> relax.Expr:
         """``x`` itself if it is a variable or constant, else the variable it is now bound to."""
@@ -107,16 +120,17 @@ def emit(graphs: Sequence[Graph]) -> tvm.IRModule:
     A function takes every input of its graph in order, used or not, and returns a tuple of all outputs. No output
     shares memory with an input or with another output.
     """
-    builder = relax.BlockBuilder()
+    builder, programs = relax.BlockBuilder(), Programs()
     for graph in graphs:
-        _function(builder, graph)
+        _function(builder, programs, graph)
     return builder.get()
 
 
-def _function(builder: relax.BlockBuilder, graph: Graph) -> None:
+def _function(builder: relax.BlockBuilder, programs: Programs, graph: Graph) -> None:
     inputs = [relax.Var(f"i{n}", tensor_type(v.type)) for n, v in enumerate(graph.inputs)]
     with builder.function(graph.name, inputs):
-        emitter = _Emitter(builder, dict(zip(graph.inputs, inputs, strict=True)), {v for _, v in graph.outputs})
+        names = Namespace(builder, programs)
+        emitter = _Emitter(builder, names, dict(zip(graph.inputs, inputs, strict=True)), {v for _, v in graph.outputs})
         with builder.dataflow():
             for value in graph.values():
                 if value.op:
@@ -128,8 +142,10 @@ def _function(builder: relax.BlockBuilder, graph: Graph) -> None:
 class _Emitter:
     """The expressions of one graph's values so far."""
 
-    def __init__(self, builder: relax.BlockBuilder, full: dict[Value, relax.Expr], outputs: set[Value]) -> None:
-        self.builder, self.names = builder, Namespace(builder)
+    def __init__(
+        self, builder: relax.BlockBuilder, names: Namespace, full: dict[Value, relax.Expr], outputs: set[Value]
+    ) -> None:
+        self.builder, self.names = builder, names
         self.made = full  # value -> expression of its own shape
         self.flat: dict[Value, relax.Expr] = {}  # value -> expression of shape [M, n]
         self.outputs = outputs

@@ -12,6 +12,7 @@ from tvm import relax, tirx
 from tvm.relax import transform as rt
 
 from .passes.in_place import Pair, in_place
+from .passes.legalize import legalize
 from .passes.memory import planned
 
 
@@ -69,7 +70,7 @@ def _count(module: tvm.IRModule, state: _State) -> tvm.IRModule:
 # target's, and our own simplifier has folded what is worth folding. Programs are scheduled after all of this, so that
 # the checks of the in-place pass and the recognition of views see plain loops.
 PASSES: tuple[Pass, ...] = (
-    _tvm("LegalizeOps"),
+    ("LegalizeOps", lambda module, state: legalize(module)),
     _tvm("AnnotateTIROpPattern"),
     _tvm("FuseOps"),
     _tvm("FuseTIR"),  # equal programs become one here, so that equal layers share kernels

@@ -99,3 +99,19 @@ def test_a_row_whose_relax_and_type_disagree_is_a_fault_of_the_row(monkeypatch):
     monkeypatch.setitem(OPS, "exp", attrs.evolve(OPS["exp"], relax=lambda r, x: r.astype(x, "float64")))
     with pytest.raises(AssertionError, match=r"row 'exp': relax gives f64\[3\], the type rule f32\[3\]"):
         compiled(graph("f", [x], y=b("exp", x)))
+
+
+def test_equal_layers_are_traced_once_and_others_are_not_taken_for_them(monkeypatch):
+    from lowering import emit
+
+    traced = []
+    real = emit.KERNELS["pad"]
+    monkeypatch.setitem(emit.KERNELS, "pad", lambda *a, **k: traced.append(k["value"]) or real(*a, **k))
+    b = Builder()
+    x, y = inputs(b, x=T("f32", 2), y=T("f32", 2))
+    pads = [b("pad", v, widths=((1, 1),), value=value) for v in (x, y) for value in (0.0, -0.0)]
+    g = graph("f", [x, y], **{f"y{n}": p for n, p in enumerate(pads)})
+    got = run_functions(compiled(g), {"f": samples(g)})["f"]
+    assert [str(value) for value in traced] == ["0.0", "-0.0"]
+    for have, want in zip(got, reference(g, samples(g)), strict=True):
+        assert have.tobytes() == want.tobytes()
