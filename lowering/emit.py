@@ -88,7 +88,7 @@ class Namespace:
         key = (name, out, tuple((self.shape(x), self.dtype(x)) for x in given), repr(sorted(attrs.items())))
         if key in self._programs:
             made, type = self._programs[key]
-            return relax.call_tir(made, given, type)
+            return relax.call_tir(made, relax.Tuple(given), type)
         program = KERNELS[name]
 
         def te(*tensors: Any) -> Any:

@@ -1,6 +1,7 @@
 """The scripts and the project file: cheap things that would otherwise be found out on a stranger's machine."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -123,3 +124,17 @@ def test_the_demo_result_reads_the_run_s_files(tmp_path):
     assert (good.returncode, bad.returncode) == (0, 1)
     assert "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a" in good.stdout  # sha256 of {}
     assert "step-000000002" in good.stdout
+
+
+def test_the_table_of_builds_says_whether_they_are_linear_and_share_kernels(tmp_path):
+    def row(layers, seconds, kernels):
+        parts = dict.fromkeys(("trace", "lower", "rest", "schedule", "compile", "link"), 1.0)
+        return {"layers": layers, "target": "t", "kernels": kernels, "all": seconds, **parts}
+
+    (tmp_path / "a.json").write_text(json.dumps([row(2, 12.0, 9), row(4, 14.0, 9)]))
+    (tmp_path / "b.json").write_text(json.dumps([row(8, 18.0, 9)]))
+    (tmp_path / "c.json").write_text(json.dumps([row(8, 30.0, 10)]))
+    read = [sys.executable, "scripts/bench/build", "--read", str(tmp_path / "a.json")]
+    straight, bent = run(*read, str(tmp_path / "b.json")), run(*read, str(tmp_path / "c.json"))
+    assert "all = 10.0 s + 1.00 s a layer; the farthest build is 0% from that line" in straight.stdout, straight.stderr
+    assert "share kernels: yes" in straight.stdout and "share kernels: NO" in bent.stdout and " 0% " not in bent.stdout

@@ -21,7 +21,7 @@ Legalize = Callable[[relax.BlockBuilder, Any], Any]
 class _Known:
     """A program in the module, which of the call's arguments it takes, in order, and its result's type."""
 
-    program: ir.GlobalVar
+    program: Any
     takes: tuple[int, ...]
     type: Any
 
@@ -45,7 +45,7 @@ def _once(function: Legalize, known: dict[Any, _Known]) -> Legalize:
         key = _key(call)
         if key in known:
             made = known[key]
-            return relax.call_tir(made.program, [call.args[n] for n in made.takes], made.type)
+            return relax.call_tir(made.program, relax.Tuple([call.args[n] for n in made.takes]), made.type)
         done = function(builder, call)
         made = _program_of(done, list(call.args))
         if made is not None:

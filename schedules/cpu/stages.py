@@ -7,6 +7,7 @@ is 0.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from math import prod
 from typing import Any
@@ -69,6 +70,13 @@ class Stage:
         """Elements reduced into one."""
         return prod(axis.extent for axis in self.reduce)
 
+    @functools.cached_property
+    def reads(self) -> tuple[Any, ...]:
+        """Every load inside, the stage's own accumulator left out."""
+        if self.serial is None:
+            return *loads(self.value), *(x for index in self.indices for x in loads(index))
+        return tuple(x for x in loads(self.serial[1]) if x.source not in self.writes)
+
     @property
     def writes(self) -> tuple[Any, ...]:
         return (self.buffer,) if self.serial is None else stored(self.serial[1])
@@ -82,14 +90,18 @@ class Program:
     params: tuple[Any, ...]
     stages: tuple[Stage, ...]
 
+    @functools.cached_property
+    def _given(self) -> frozenset[Any]:
+        return frozenset(self.params)
+
     def owns(self, buffer: Any) -> bool:
-        return buffer not in self.params
+        return buffer not in self._given
 
     @property
     def aliased(self) -> bool:
         """Is a parameter read and written, both under one name?"""
         written = {b for s in self.stages for b in s.writes}
-        read = {x.source for s in self.stages for x in stage_loads(s)}
+        read = {x.source for s in self.stages for x in s.reads}
         return any(b in written and b in read for b in self.params)
 
 
@@ -98,12 +110,8 @@ def loads(node: Any) -> list[Any]:
     return collect(node, Load)
 
 
-def stage_loads(stage: Stage) -> list[Any]:
-    """What a stage reads, its own accumulator left out."""
-    if stage.serial is None:
-        return loads(stage.value) + [x for index in stage.indices for x in loads(index)]
-    own = stage.writes
-    return [x for x in loads(stage.serial[1]) if x.source not in own]
+def stage_loads(stage: Stage) -> tuple[Any, ...]:
+    return stage.reads
 
 
 def stored(stmt: Stmt) -> tuple[Any, ...]:
