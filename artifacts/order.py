@@ -7,11 +7,14 @@ through again. Rounds are keyed by sha256 and mix with the finaliser of splitmix
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from attrs import frozen
 
 ROUNDS = 8
+WINDOW = 4096  # places that are worked out together
 
 
 @frozen
@@ -29,9 +32,12 @@ class Order:
         done = 0
         while done < count:
             epoch, at = divmod(start + done, self.n)
-            take = min(count - done, self.n - at)
-            places = np.arange(at, at + take, dtype=np.uint64)
-            out[done : done + take] = self.permute(places, epoch) if self.shuffle else places
+            first = at - at % WINDOW
+            take = min(count - done, min(self.n, first + WINDOW) - at)
+            if self.shuffle:
+                out[done : done + take] = window(self, epoch, first)[at - first : at - first + take]
+            else:
+                out[done : done + take] = np.arange(at, at + take)
             done += take
         return out
 
@@ -41,12 +47,30 @@ class Order:
             return places
         keys = round_keys(f"sexpgpu-order\0{self.seed}\0{self.loader}\0{epoch}".encode())
         half = max(2, ((self.n - 1).bit_length() + 1) // 2)
-        out = feistel(places, keys, half)
+        send = _send(keys, half)
+        out = send(places)
         outside = np.nonzero(out >= self.n)[0]
         while outside.size:
-            out[outside] = feistel(out[outside], keys, half)
+            out[outside] = send(out[outside])
             outside = outside[out[outside] >= self.n]
         return out
+
+
+@lru_cache(maxsize=8)
+def window(order: Order, epoch: int, first: int) -> np.ndarray:
+    """What stands at the places ``first`` to ``first + WINDOW - 1`` of ``epoch``, or to its end; u64, read-only. Some
+    hundred calls of NumPy, whatever their number: done for each batch, they take longer than a small step."""
+    out = order.permute(np.arange(first, min(first + WINDOW, order.n), dtype=np.uint64), epoch)
+    out.flags.writeable = False
+    return out
+
+
+def _send(keys: list[np.uint64], half: int) -> Callable[[np.ndarray], np.ndarray]:
+    """``feistel`` by its keys; by a table of all its values where these are few."""
+    if 1 << 2 * half > 4 * WINDOW:
+        return lambda x: feistel(x, keys, half)
+    table = feistel(np.arange(1 << 2 * half, dtype=np.uint64), keys, half)
+    return lambda x: table[x]
 
 
 def round_keys(text: bytes) -> list[np.uint64]:

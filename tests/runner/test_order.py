@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.order import Order
+from artifacts.order import WINDOW, Order
 
 
 def order(n: int, seed: int = 7, loader: str = "rows", shuffle: bool = True) -> Order:
@@ -34,6 +34,16 @@ def test_seekable(n: int, start: int, count: int) -> None:
     assert np.array_equal(
         [order(n).records(start + i, 1)[0] for i in range(min(count, 5))], whole[start : start + 5][:count]
     )
+
+
+@pytest.mark.parametrize("n", [WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 5, 9 * WINDOW])
+def test_seekable_across_windows(n: int) -> None:
+    """Places are worked out many at a time, from a table or without; each is where its own permutation sends it."""
+    places = [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, n - 1, n, n + 1, 2 * n - 1]
+    alone = [int(order(n).permute(np.array([p % n], np.uint64), p // n)[0]) for p in places]
+    found = order(n).records(0, 2 * n)
+    assert [int(found[p]) for p in places] == alone
+    assert sorted(found[:n].tolist()) == sorted(found[n:].tolist()) == list(range(n))
 
 
 def test_epochs_seeds_and_loaders_differ() -> None:
