@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from attrs import frozen
 
@@ -15,7 +15,10 @@ Env = Mapping[Key, Handle]
 
 @frozen(eq=False)
 class Bound:
-    """``phase`` as a function from an environment to its outputs by (kind, name)."""
+    """``phase`` as a function from an environment to its outputs by (kind, name).
+
+    returned: the outputs of ``call``; shared: (output, input) where the output is the input's own tensor
+    """
 
     phase: Phase
     call: Call
@@ -26,7 +29,26 @@ class Bound:
     def __call__(self, env: Env) -> dict[Key, Handle]:
         """Every output; one that is written in place is the input's own tensor."""
         given = [env[key] for key in self.inputs]
-        made = self.call(given)
+        return self._named(given, self.call(given))
+
+    def repeat(self, env: Env, key: Key, values: Iterable[Handle], before: Callable[[], None]) -> dict[Key, Handle]:
+        """The outputs of the last of several calls: one for each of ``values``, as the input ``key``, with the outputs
+        of the call before in the place of the inputs they are named like. ``before`` is called before each."""
+        own = {key: None, **env}
+        given = [own[name] for name in self.inputs]
+        at = [i for i, name in enumerate(self.inputs) if name == key]
+        fed = [(n, self.inputs.index(name)) for n, name in enumerate(self.returned) if name in self.inputs]
+        made: tuple[Handle, ...] = ()
+        for value in values:
+            before()
+            for i in at:
+                given[i] = value
+            made = self.call(given)
+            for n, i in fed:
+                given[i] = made[n]
+        return self._named(given, made)
+
+    def _named(self, given: list[Handle], made: tuple[Handle, ...]) -> dict[Key, Handle]:
         out = dict(zip(self.returned, made, strict=True))
         for key, i in self.shared:
             out[key] = given[i]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from .tensors import DTYPES
 INPUTS = ("param", "optimizer", "gradient", "field", "generated", "state", "trip", "ctx", "counter", "seed")
 OUTPUTS = ("param", "optimizer", "gradient", "generated", "state", "counter", "metric", "diagnostic")
 CTX = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
+MOVED = ("field", "state", "generated", "gradient")  # what is made in one place and read in another
 IN_PLACE = ("gradient", "state")  # in any phase: a stop forgets them; parameters move in ``update`` alone
 REQUIRED = ("init", "train", "update")
 GENERATOR = ("generate.init", "generate.step", "generate.finish")
@@ -132,6 +134,35 @@ def _check_phases(manifest: Manifest) -> None:
         train is not None and train.outputs[:1] != () and train.outputs[0].key == ("metric", "loss"),
         "the first output of train is not its loss",
     )
+    _check_flow(manifest)
+
+
+def _check_flow(manifest: Manifest) -> None:
+    """Every phase takes what was made for it in the type it was made: phases do not look at their arguments."""
+    made = {p.name: {port.key: (port.shape, port.dtype) for port in p.outputs} for p in manifest.phases}
+    state = made.get("generate.step", {})
+    last = {("generated", n): state[key] for n in manifest.step.generated if (key := ("state", n)) in state}
+    generated = made.get("generate.finish", last)
+    trained = [_batch(manifest.loader(name)) for name in manifest.training_loaders()]
+    passes = {f"eval.{p.name}": (p, _batch(manifest.loader(p.loader))) for p in manifest.step.passes}
+    given = {
+        "generate.init": [*trained, *(batch for p, batch in passes.values() if p.generate)],
+        "generate.step": [made.get("generate.init", {}), state],
+        "generate.finish": [state],
+        "train": [{**batch, **generated, **made["train"]} for batch in trained],
+        "update": [made["train"]],
+        **{name: [{**batch, **generated} if p.generate else batch] for name, (p, batch) in passes.items()},
+    }
+    for phase in manifest.phases:
+        moved = [port for port in phase.inputs if port.kind in MOVED]
+        for source, port in itertools.product(given.get(phase.name, []), moved):
+            is_same = source.get(port.key) == (port.shape, port.dtype)
+            need(is_same, f"phase {phase.name}: {port.kind} {port.name} is not made so")
+
+
+def _batch(loader: Loader) -> dict[tuple[str, str], tuple[tuple[int, ...], str]]:
+    """The types of a batch's fields, by port."""
+    return {("field", f.name): ((loader.batch, *f.shape), f.dtype) for f in loader.fields}
 
 
 def _check_phase(manifest: Manifest, phase: Phase) -> None:

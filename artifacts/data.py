@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
@@ -17,7 +16,8 @@ from .manifest import Field, Loader, Manifest
 from .order import Order
 from .tarball import Artifact
 
-AHEAD = 4  # batches made ready before they are asked for
+AHEAD = 8  # batches made ready before they are asked for, at most
+BURST = 4  # of them made at a time
 SCAN = 2**22  # elements looked at together
 
 Batch = dict[str, np.ndarray]
@@ -140,47 +140,56 @@ def in_order(records: Records, limit: int | None) -> Iterator[Batch]:
 
 
 class Feed:
-    """Training batches from a position on, made ready by a thread of its own, whose errors surface in ``next``."""
+    """Training batches from a position on, made ready by a thread of its own, whose errors surface in ``next``.
+
+    The thread is asked for several at a time: it takes the interpreter from the loop while it works, and each change
+    between the two costs more than a small batch.
+    """
 
     def __init__(self, records: Records, order: Order, position: int) -> None:
         self._records, self._order, self._position = records, order, position
-        self._queue: queue.Queue[Batch | BaseException] = queue.Queue(AHEAD)
-        self._closed = threading.Event()
+        self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._taken, self._closed = 0, False
         self._thread = threading.Thread(target=self._work, name=f"data-{records.loader.name}", daemon=True)
+        self._asked.put(AHEAD)
         self._thread.start()
 
     def _work(self) -> None:
-        size = self._records.loader.batch
         try:
-            while not self._closed.is_set():
-                self._put(self._records.batch(self._order.records(self._position, size)))
-                self._position += size
+            while not self._closed:
+                for _ in range(self._asked.get()):
+                    if not self._closed:
+                        self._made.put(self._one())
         except BaseException as error:
-            self._put(error)
+            self._made.put(error)
 
-    def _put(self, item: Batch | BaseException) -> None:
-        while not self._closed.is_set():
-            try:
-                return self._queue.put(item, timeout=0.1)
-            except queue.Full:
-                continue
+    def _one(self) -> Batch:
+        size = self._records.loader.batch
+        batch = self._records.batch(self._order.records(self._position, size))
+        self._position += size
+        return batch
 
     def next(self, look: Callable[[], None]) -> Batch:
         """The next batch; ``look`` is called while waiting, and may raise to stop."""
         while True:
             try:
-                item = self._queue.get(timeout=0.1)
+                item = self._made.get(timeout=0.1)
             except queue.Empty:
                 look()
                 continue
             if isinstance(item, BaseException):
+                self._made.put(item)  # for whoever asks again
                 raise item
+            self._taken += 1
+            if self._taken == BURST:
+                self._taken = 0
+                self._asked.put(BURST)
             return item
 
     def close(self) -> None:
-        self._closed.set()
-        with contextlib.suppress(queue.Empty):
-            self._queue.get_nowait()  # a thread that waits for room goes on at once, and sees that it is closed
+        self._closed = True
+        self._asked.put(0)
         self._thread.join()
 
 

@@ -58,6 +58,8 @@ class Loop:
         self._fixed: dict[Key, Handle] = {("seed", ""): device.tensor(_seed(manifest.run.seed))}
         self._trips = [self._scalar(i) for i in range(manifest.step.trips or 0)]
         self._gradients: dict[str, Handle] = {}
+        self._read = {port.key for phase in manifest.phases for port in phase.inputs}
+        self._made: dict[Key, tuple[int, Handle]] = {}  # the number that was last wanted, and its tensor
 
     def _scalar(self, value: int) -> Handle:
         return self.device.tensor(np.array(value, np.int64))
@@ -99,9 +101,18 @@ class Loop:
     def _env(self, now: State, ctx: dict[str, int], counters: dict[str, int]) -> dict[Key, Handle]:
         env = dict(self._fixed)
         env.update((("param", name), handle) for name, handle in now.params.items())
-        env.update((("ctx", name), self._scalar(value)) for name, value in ctx.items())
-        env.update((("counter", name), self._scalar(value)) for name, value in counters.items())
+        numbers = [("ctx", name, n) for name, n in ctx.items()] + [("counter", name, n) for name, n in counters.items()]
+        env.update(
+            ((kind, name), self._number((kind, name), n)) for kind, name, n in numbers if (kind, name) in self._read
+        )
         return env
+
+    def _number(self, key: Key, value: int) -> Handle:
+        """``value`` on the device: the tensor of the last time where it is the same still. No phase writes into it."""
+        last = self._made.get(key)
+        if last is None or last[0] != value:
+            last = self._made[key] = value, self._scalar(value)
+        return last[1]
 
     def _train(self, env: dict[Key, Handle], batch: Batch) -> dict[Key, Handle]:
         """Generate from ``batch``, then the training graph on both; all outputs of ``train``."""
@@ -117,10 +128,7 @@ class Loop:
     def _generate(self, env: dict[Key, Handle]) -> None:
         """Add the generated names to ``env``: what ``finish`` made, or the last state."""
         env.update(self._phases["generate.init"](env))
-        for trip in self._trips:
-            self.look()
-            env["trip", ""] = trip
-            env.update(self._phases["generate.step"](env))
+        env.update(self._phases["generate.step"].repeat(env, ("trip", ""), self._trips, self.look))
         if "generate.finish" in self._phases:
             env.update(self._phases["generate.finish"](env))
         else:

@@ -22,7 +22,7 @@ from .room import need_room
 
 # disable_cse_tir: TVM names vectors of truth values that its own analyzer then refuses; LLVM finds common
 # subexpressions anyway. disable_assert: each kernel would check all that the virtual machine has planned for it, which
-# is most of the code; a phase's own inputs are still checked when it is called.
+# is most of the code; what a phase is given fits by the manifest (artifacts/contract.py).
 CONFIG = {"tirx.disable_cse_tir": True, "tirx.disable_assert": True}
 PART = 8  # kernels an object: few enough to share out evenly, enough that an object's own cost does not show
 

@@ -11,9 +11,11 @@ from attrs import define, field, frozen
 from tvm import relax, tirx
 from tvm.relax import transform as rt
 
+from .passes.arguments import trusted
 from .passes.in_place import Pair, in_place
 from .passes.legalize import legalize
 from .passes.memory import planned
+from .passes.storages import storages
 
 
 @frozen
@@ -81,12 +83,12 @@ PASSES: tuple[Pass, ...] = (
     _tvm("CallTIRRewrite"),  # kernels write into what they are given
     ("InPlace", _in_place),
     _tvm("DeadCodeElimination"),
-    _tvm("StaticPlanBlockMemory"),
+    ("Storages", lambda module, state: storages(module)),
     ("Count", _count),
     _tvm("LowerAllocTensor"),
-    _tvm("KillAfterLastUse"),
     _tvm("LowerRuntimeBuiltin"),
     _tvm("ComputePrimValue"),
+    ("TrustArguments", lambda module, state: trusted(module)),
     _tvm("VMShapeLower"),
     _tvm("AttachGlobalSymbol"),
 )

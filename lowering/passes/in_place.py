@@ -63,11 +63,11 @@ class Body:
         self = cls(module, func, [(b.var, b.value) for block in func.body.blocks for b in block.bindings])
         self.owners = {p: frozenset((p,)) for p in func.params}
         for n, (var, value) in enumerate(self.bindings):
-            seen = _owners(value, self.owners)
-            self.owners[var] = frozenset((var,)) if _is_alloc(value) else seen
+            seen = owners_of(value, self.owners)
+            self.owners[var] = frozenset((var,)) if is_alloc(value) else seen
             self.last.update(dict.fromkeys(seen, n))
             self._note_writes(n, value)
-        self.last.update(dict.fromkeys(_owners(func.body.body, self.owners), len(self.bindings)))
+        self.last.update(dict.fromkeys(owners_of(func.body.body, self.owners), len(self.bindings)))
         return self
 
     def _note_writes(self, n: int, value: Any) -> None:
@@ -123,11 +123,11 @@ class Body:
         return relax.Function(self.origin.params, body, type, is_pure=self.origin.is_pure, attrs=self.origin.attrs)
 
 
-def _is_alloc(value: Any) -> bool:
+def is_alloc(value: Any) -> bool:
     return isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == ALLOC
 
 
-def _owners(value: Any, owners: Mapping[relax.Var, frozenset[relax.Var]]) -> frozenset[relax.Var]:
+def owners_of(value: Any, owners: Mapping[relax.Var, frozenset[relax.Var]]) -> frozenset[relax.Var]:
     """All memory that ``value`` may look at or be a view of."""
     if isinstance(value, relax.Var):
         return owners.get(value, frozenset())
@@ -139,7 +139,7 @@ def _owners(value: Any, owners: Mapping[relax.Var, frozenset[relax.Var]]) -> fro
         parts = (value.tuple_value,)
     else:
         parts = ()
-    return frozenset().union(*(_owners(part, owners) for part in parts))
+    return frozenset().union(*(owners_of(part, owners) for part in parts))
 
 
 def _rename(value: Any, renamed: Mapping[relax.Var, relax.Var]) -> Any:

@@ -420,7 +420,7 @@ def test_an_error_in_the_feed_surfaces_in_the_caller(tmp_path: Path) -> None:
 
 def test_waiting_for_data_looks_for_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = load(tmp_path, save(tmp_path, "npz"))
-    monkeypatch.setattr(Feed, "_work", lambda self: self._closed.wait())
+    monkeypatch.setattr(Feed, "_work", lambda self: [self._asked.get(), self._asked.get()])
     feed = Feed(found, Order(7, "rows", found.count, True), 0)
     with pytest.raises(InterruptedError):
         feed.next(_stop)

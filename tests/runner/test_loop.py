@@ -15,6 +15,7 @@ from artifacts import manifest as m
 from artifacts import run, session, state, tarball
 from artifacts.bind import bind
 from artifacts.data import Training, open_records
+from artifacts.device import HostDevice
 from artifacts.errors import RunError
 from artifacts.loop import Loop
 from artifacts.options import parse
@@ -367,3 +368,21 @@ def test_pass_values_are_means_over_batches(artifact: str, out: Path) -> None:
 
 def test_main_is_the_same_run(artifact: str, out: Path) -> None:
     assert run.main([artifact, "--out", str(out), "--data", str(Path(artifact).parent), "-q"], device=toy.device) == 0
+
+
+@pytest.mark.parametrize("in_place", [(), ((0, 1),)])
+def test_each_trip_reads_what_the_one_before_made(in_place: tuple[tuple[int, int], ...]) -> None:
+    """By hand: the state goes round, an output that the step does not read is the last trip's, the rest stays."""
+    made = toy.manifest()
+    row, total = m.Port("state", "row", (2,), "i32"), m.Port("state", "total", (2,), "i32")
+    trip, by = m.Port("trip", "", (), "i64"), m.Port("param", "by", (2,), "i32")
+    phase = m.Phase("generate.step", "generate_step", 1, (by, row, trip), (row, total), in_place, 0)
+    made = attrs.evolve(made, phases=tuple(phase if p.name == phase.name else p for p in made.phases))
+    step = bind(HostDevice(made, {"generate.step": lambda by, row, n: (row * by + n, row * by - n)}), phase)
+    env = {row.key: np.array([1, 2], np.int32), by.key: np.array([3, 5], np.int32)}
+    looked: list[int] = []
+    out = step.repeat(env, trip.key, [np.array(n) for n in (10, 20, 30)], lambda: looked.append(1))
+    first = np.array([1, 2]) * [3, 5] + 10
+    second = first * [3, 5] + 20
+    assert out[row.key].tolist() == (second * [3, 5] + 30).tolist()
+    assert out[total.key].tolist() == (second * [3, 5] - 30).tolist() and len(looked) == 3

@@ -10,6 +10,7 @@ import random
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -480,3 +481,31 @@ def test_bounded_memory_while_verifying(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_hostile_samples_differ_from_a_good_file_in_one_thing(artifact: str) -> None:
     assert pack(parts(artifact)) == Path(artifact).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("generate.init", "field"),
+        ("generate.step", "state"),
+        ("generate.finish", "state"),
+        ("train", "field"),
+        ("train", "generated"),
+        ("train", "gradient"),
+        ("update", "gradient"),
+        ("eval.held", "field"),
+        ("eval.held", "generated"),
+    ],
+)
+@pytest.mark.parametrize("change", [{"dtype": "f64"}, {"shape": (5, 5)}])
+def test_a_phase_takes_what_was_made_for_it(tmp_path: Path, name: str, kind: str, change: dict[str, Any]) -> None:
+    """Phases do not look at what they are given, so the manifest has to agree with itself."""
+    made = toy.manifest()
+    phase = made.phase(name)
+    at = next(i for i, port in enumerate(phase.inputs) if port.kind == kind)
+    inputs = [attrs.evolve(port, **change) if i == at else port for i, port in enumerate(phase.inputs)]
+    other = attrs.evolve(phase, inputs=tuple(inputs), in_place=())
+    phases = tuple(other if p.name == name else p for p in made.phases)
+    with pytest.raises(RunError) as caught:
+        tarball.write(str(tmp_path / "a.tar"), attrs.evolve(made, phases=phases), toy.MEMBERS)
+    assert f"phase {name}: {kind} {phase.inputs[at].name} is not made so" in str(caught.value)
