@@ -36,4 +36,4 @@ if __name__ == "__main__":
     schedules.first = empty
     run_file, output, *target = sys.argv[1:]
     options = ["--target", *target] if target else []
-    sys.exit(cli.main(["build", run_file, "-o", output, "--force", "--strict-schedules", *options]))
+    sys.exit(cli.main(["build", run_file, "-o", output, "--force", "--strict-schedules", "--jobs", "1", *options]))
