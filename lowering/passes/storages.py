@@ -80,8 +80,8 @@ def _planned(func: relax.Function) -> relax.Function:
     made, home = [], {}
     for n, block in enumerate(blocks):
         storage = relax.Var(f"storage{n}", relax.AnyType())
-        size = relax.ShapeExpr([block.size])
-        made.append(relax.VarBinding(storage, relax.op.memory.alloc_storage(size, 0, "global", "uint8")))
+        space = relax.op.memory.alloc_storage(_shape(block.size), 0, "global", "uint8")
+        made.append(relax.VarBinding(storage, space))
         home.update((life.var, storage) for life in block.lives)
     made += _rewritten(bindings, home)
     body = relax.SeqExpr([relax.BindingBlock(made)], func.body.body)
@@ -113,6 +113,10 @@ def _bytes(type: Type) -> int:
     return max(1, math.prod(type[0])) * ((tvm.DataType(type[1]).bits + 7) // 8)
 
 
+def _shape(*sizes: int) -> relax.ShapeExpr:
+    return relax.ShapeExpr([relax.prim_value(n) for n in sizes])
+
+
 def _rewritten(
     bindings: Sequence[tuple[relax.Var, Any]], home: Mapping[relax.Var, relax.Var]
 ) -> list[relax.VarBinding]:
@@ -128,7 +132,7 @@ def _rewritten(
             if key in tensors:
                 value = tensors[key]
             else:
-                value = relax.op.memory.alloc_tensor(storage, 0, relax.ShapeExpr(key[1][0]), key[1][1])
+                value = relax.op.memory.alloc_tensor(storage, 0, _shape(*key[1][0]), key[1][1])
                 tensors[key] = var
         out.append(relax.VarBinding(var, value))
     return out
