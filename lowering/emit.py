@@ -21,7 +21,14 @@ from sexpgpu.graph import Graph, Value
 from sexpgpu.ops import OPS
 from sexpgpu.types import DTYPES, TensorType
 
-from . import kernels_elementwise, kernels_index, kernels_reduce, kernels_rows  # noqa: F401  (fill KERNELS)
+from . import (  # noqa: F401  (fill KERNELS)
+    kernels_elementwise,
+    kernels_index,
+    kernels_reduce,
+    kernels_rows,
+    kernels_scan,
+    kernels_scatter,
+)
 from .composed import COMPOSED
 from .kernels import KERNELS
 

@@ -1,7 +1,6 @@
 """Tensor programs of the index rows.
 
-Indices are clamped or tested here, so that no program reads or writes outside a tensor, and what is added at one place
-is added in the order of its index by one thread.
+Indices are clamped or tested here, so that no program reads or writes outside a tensor.
 """
 
 from __future__ import annotations
@@ -11,21 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import te, tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 from sexpgpu.types import TensorType
 
+from .by_hand import number
 from .kernels import dims, kernel
 from .kernels_reduce import dtype_of
 
 Ints = Sequence[int]
-SERIAL = 16384  # updates below which starting threads costs more than they save
-PANEL = 64  # columns a thread takes at a time
-
-
-def number(n: int) -> Any:
-    return tirx.const(n, "int64")
 
 
 def clamp(i: Any, n: int) -> Any:
@@ -60,56 +52,17 @@ def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> Any:
     return te.compute(out.shape, element, "take_along")
 
 
-@kernel("scatter-along")
-def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> Any:
-    """Each place along ``axis`` sums, in order, the elements of dy whose index is that place."""
-    many, n = sizes(dy)[axis], out.shape[axis]
-    acc = "float32" if out.dtype in ("bf16", "f16") else dtype_of(dy)
+@kernel("scatter-one")
+def scatter_one(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> Any:
+    """Zeros with dy, of one element along ``axis``, at the place that its index says."""
+    n = out.shape[axis]
 
-    def part(at: Sequence[Any], j: Any) -> Any:
-        there = [*at[:axis], j, *at[axis + 1 :]]
+    def element(*at: Any) -> Any:
+        there = [*at[:axis], number(0), *at[axis + 1 :]]
         hit = clamp(broadcast_at(ids, there), n).equal(at[axis])
-        return tirx.Select(hit, dy(*there).astype(acc), tirx.const(0, acc))
+        return tirx.Select(hit, dy(*there), tirx.const(0, dtype_of(dy)))
 
-    if many == 1:
-        return te.compute(out.shape, lambda *at: part(at, number(0)).astype(dtype_of(dy)), "scatter_along")
-    j = te.reduce_axis((0, many), "j")
-    y: Any = te.compute(out.shape, lambda *at: te.sum(part(at, j.var), axis=j), "scatter_along")
-    return y if acc == dtype_of(dy) else te.compute(out.shape, lambda *at: y(*at).astype(dtype_of(dy)), "round")
-
-
-@kernel("scatter-add")
-def scatter_add(base: te.Tensor, ids: te.Tensor, updates: te.Tensor, out: TensorType, columns: int) -> Any:
-    """base [rows*columns], ids [count], updates [count*columns] -> [rows*columns]. One thread owns a panel of columns
-    and goes through all updates in order. Of f32, f64 or integers."""
-    rows, count = sizes(base)[0] // columns, sizes(ids)[0]
-    panel = columns if columns * count < SERIAL else max(d for d in range(1, PANEL + 1) if columns % d == 0)
-
-    def program(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
-        x, at, dy, y = (T.buffer_proxy(buffer) for buffer in (*ins, *outs))
-        with IRBuilder() as ib:
-            loop = T.serial if panel == columns else T.parallel
-            with loop(0, number(columns // panel)) as p:
-                first = p * panel
-                with T.serial(0, number(rows)) as i, T.serial(0, number(panel)) as c:
-                    y[i * columns + first + c] = x[i * columns + first + c]
-                with T.serial(0, number(count)) as t:
-                    i = at[t].astype("int64")
-                    with T.If(tirx.all(i >= 0, i < rows)), T.Then(), T.serial(0, number(panel)) as c:
-                        here = i * columns + first + c
-                        y[here] = wrapped_sum(y[here], dy[t * columns + first + c])
-            return ib.get()
-
-    return te.extern([base.shape], [base, ids, updates], program, "scatter_add", dtype_of(base))
-
-
-def wrapped_sum(x: Any, y: Any) -> Any:
-    """x + y; signed integers are added unsigned, since LLVM takes their overflow for impossible."""
-    dtype = dtype_of(x)
-    if dtype not in ("int32", "int64"):
-        return x + y
-    total: Any = tirx.reinterpret("u" + dtype, x)
-    return tirx.reinterpret(dtype, total + tirx.reinterpret("u" + dtype, y))
+    return te.compute(out.shape, element, "scatter_one")
 
 
 def window_start(at: te.Tensor, starts: Ints, axis: int, whole: Ints, part: Ints) -> list[Any]:

@@ -6,7 +6,6 @@ NaN, so that it would be wrong for a row of infinities and would hide a diverged
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,14 +15,11 @@ from sexpgpu.types import TensorType
 
 from .kernels import kernel
 
-SHORT_SCAN = 64  # a running sum of up to so many terms is summed anew for each element
 KEYS = {  # of a float: the integer of its width, all bits but the sign, the sign's place, the bits of infinity
     "float32": ("int32", 0x7FFFFFFF, 31, 0x7F800000),
     "float64": ("int64", 0x7FFFFFFFFFFFFFFF, 63, 0x7FF0000000000000),
 }
-ACCUMULATORS = {"bfloat16": "float32", "float16": "float32", "int32": "uint32", "int64": "uint64"}
-At = Sequence[Any]
-Elements = Callable[[At], Any]
+Elements = Callable[[Sequence[Any]], Any]
 
 
 def dtype_of(x: Any) -> str:
@@ -117,51 +113,3 @@ def extreme_index(largest: bool) -> Callable[..., Any]:
 
 kernel("argmax")(extreme_index(True))
 kernel("argmin")(extreme_index(False))
-
-
-@kernel("cumsum")
-def cumsum(x: te.Tensor, out: TensorType, axis: int, reverse: bool) -> Any:
-    """Long sums are taken in blocks of about the root of the length: within the block, and over those before it."""
-    acc = ACCUMULATORS.get(dtype_of(x), dtype_of(x))
-    n = int(x.shape[axis])
-    way = blocked_scan if n > SHORT_SCAN else scan
-    y = way(lambda at: x(*at).astype(acc), out.shape, axis, reverse, acc)
-    return y if acc == dtype_of(x) else te.compute(out.shape, lambda *at: y(*at).astype(dtype_of(x)), "round")
-
-
-def put(at: Sequence[Any], axis: int, i: Any) -> list[Any]:
-    return [*at[:axis], i, *at[axis + 1 :]]
-
-
-def scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str, strict: bool = False) -> Any:
-    """Sums of the terms up to each place (from it on, if ``reverse``), without its own if ``strict``."""
-    k = te.reduce_axis((0, shape[axis]), "k")
-
-    def total(*at: Any) -> Any:
-        a, b = (at[axis], k.var) if reverse else (k.var, at[axis])
-        wanted = a < b if strict else a <= b
-        return te.sum(tirx.if_then_else(wanted, x(put(at, axis, k.var)), tirx.const(0, acc)), axis=k)
-
-    return te.compute(shape, total, "scan")
-
-
-def blocked_scan(x: Elements, shape: At, axis: int, reverse: bool, acc: str) -> Any:
-    n = shape[axis]
-    block = math.isqrt(n - 1) + 1
-    counts = put(shape, axis, -(-n // block))
-    k, j = (te.reduce_axis((0, block), name) for name in "kj")
-
-    def term(at: Sequence[Any], i: Any, wanted: Any) -> Any:
-        return tirx.if_then_else(tirx.all(wanted, i < n), x(put(at, axis, i)), tirx.const(0, acc))
-
-    def inner(*at: Any) -> Any:
-        place = at[axis] % block
-        return te.sum(term(at, at[axis] - place + j.var, j.var >= place if reverse else j.var <= place), axis=j)
-
-    def whole(*at: Any) -> Any:
-        return te.sum(term(at, at[axis] * block + k.var, tirx.const(True, "bool")), axis=k)
-
-    totals: Any = te.compute(counts, whole, "totals")
-    before: Any = scan(lambda at: totals(*at), counts, axis, reverse, acc, strict=True)
-    inside: Any = te.compute(shape, inner, "inside")
-    return te.compute(shape, lambda *at: before(*put(at, axis, at[axis] // block)) + inside(*at), "cumsum")

@@ -7,24 +7,15 @@ in the order of its index, never atomically, so the bits of a gradient do not de
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..types import ShapeFault, TensorType, axis_of, broadcast
-from .reduce import HALVES, halves_in_f32
+from .reduce import halves_in_f32
 from .rules import NUMBERS, WHOLE, int_range, need, same_dtype
 from .spec import attr, index, key, op, tensor
 
 Shape = tuple[int, ...]
 IDS_HINT = "cast indices to an integer dtype"
-
-
-def clamped(b: Any, ids: Any, n: int) -> Any:
-    """``ids`` clamped to [0, n)."""
-    dtype = ids.type.dtype
-    low, high = int_range(dtype)
-    out = b("max", ids, b.const(0, dtype)) if low < 0 else ids
-    return b("min", out, b.const(n - 1, dtype)) if n - 1 < high else out
 
 
 def listing(shape: tuple[int, ...]) -> str:
@@ -42,7 +33,7 @@ def gathered(table: TensorType, ids: TensorType) -> TensorType:
 
 
 def gather_vjp(b: Any, dy: Any, y: Any, table: Any, ids: Any) -> tuple[Any, None]:
-    return b("scatter-add", b.full(0, table.type), clamped(b, ids, table.type.shape[0]), dy), None
+    return b("scatter-rows", dy, ids, n=table.type.shape[0]), None
 
 
 def scattered(base: TensorType, ids: TensorType, updates: TensorType) -> TensorType:
@@ -62,16 +53,6 @@ def scatter_ref(np: Any, base: Any, ids: Any, updates: Any) -> Any:
     inside = (flat >= 0) & (flat < base.shape[0])
     np.add.at(out, flat[inside].astype("int64"), updates.reshape(-1, *base.shape[1:])[inside])
     return out
-
-
-def scatter_relax(r: Any, base: Any, ids: Any, updates: Any) -> Any:
-    """On flat tensors. bf16 and f16 are added up in f32 and rounded once."""
-    shape, dtype = r.shape(base), r.dtype(base)
-    base, ids, updates = (r.reshape(x, (math.prod(r.shape(x)),)) for x in (base, ids, updates))
-    if dtype in HALVES:
-        base, updates = r.astype(base, "float32"), r.astype(updates, "float32")
-    out = r.reshape(r.kernel("scatter-add", base, ids, updates, columns=math.prod(shape[1:])), shape)
-    return r.astype(out, r.dt(dtype)) if dtype in HALVES else out
 
 
 def scatter_vjp(b: Any, dy: Any, y: Any, base: Any, ids: Any, updates: Any) -> tuple[Any, None, Any]:
@@ -104,7 +85,7 @@ op("scatter-add", "Base [n ...] with updates [ids... ...] added at the rows `ids
    "is dropped.",
    group="index", args=(tensor("base"), index("ids"), tensor("updates")), type=scattered,
    ref=halves_in_f32(scatter_ref),
-   relax=scatter_relax,
+   relax=lambda r, base, ids, updates: r.kernel("scatter-add", base, ids, updates),
    vjp=scatter_vjp,
    cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8), ("f32", (2, 4, 3))], {}),
           ([("f32", (5,)), ("i64", (40,), 0, 5), ("f32", (40,))], {}),
@@ -112,6 +93,28 @@ op("scatter-add", "Base [n ...] with updates [ids... ...] added at the rows `ids
           ([("f64", (4, 200)), ("u32", (20,), 0, 6), ("f64", (20, 200))], {}),
           ([("f32", (3, 2)), ("i32", (), 1, 2), ("f32", (2,))], {}),
           ([("bf16", (4, 3)), ("i32", (5,), 0, 4), ("bf16", (5, 3))], {})))
+
+
+def scatter_rows_type(updates: TensorType, ids: TensorType, n: int) -> TensorType:
+    return TensorType((n, *updates.shape[ids.rank:]), updates.dtype)
+
+
+def scatter_rows_ref(np: Any, updates: Any, ids: Any, n: int) -> Any:
+    out = np.zeros((n, *updates.shape[ids.ndim:]), updates.dtype)
+    at = np.clip(ids.reshape(-1).astype("int64"), 0, n - 1)
+    np.add.at(out, at, updates.reshape(-1, *updates.shape[ids.ndim:]))
+    return out
+
+
+op("scatter-rows", "The gradient of gather: zeros of `n` rows, to which the updates are added at `ids`, clamped, in "
+   "their order.",
+   group="index", internal=True, args=(tensor("updates"), index("ids"), key("n", "int")), type=scatter_rows_type,
+   ref=halves_in_f32(scatter_rows_ref),
+   relax=lambda r, updates, ids, n: r.kernel("scatter-rows", updates, ids),
+   vjp=lambda b, dy, y, updates, ids, n: (b("gather", dy, ids), None),
+   cases=(([("f32", (2, 4, 3)), ("i32", (2, 4), -2, 8)], {"n": 5}), ([("f32", (40,)), ("i64", (40,), 0, 5)], {"n": 5}),
+          ([("f64", (20, 200)), ("u32", (20,), 0, 6)], {"n": 4}), ([("f32", (2,)), ("i32", (), 1, 2)], {"n": 3}),
+          ([("bf16", (5, 3)), ("i32", (5,), 0, 4)], {"n": 4}), ([("f32", (3, 2, 2)), ("u8", (3,), 0, 9)], {"n": 9})))
 
 
 # -- take-along: one element a place --------------------------------------------------------------------------------

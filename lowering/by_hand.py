@@ -1,0 +1,60 @@
+"""Parts of tensor programs that are written as loops: pieces for threads, vectors with a tail, sums that wrap.
+
+A program takes LANES elements in one vector on every target; a machine of fewer lanes takes several steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+SERIAL = 16384  # additions below which starting threads costs more than they save
+LANES = 16
+
+
+def number(n: int) -> Any:
+    return tirx.const(n, "int64")
+
+
+def written(ins: Sequence[Any], outs: Sequence[Any], body: Callable[..., None]) -> Any:
+    """The statement that ``body`` of the buffers makes; it may be several loops."""
+    with IRBuilder() as ib, T.serial(0, number(1)):  # a builder takes one statement
+        body(*(T.buffer_proxy(buffer) for buffer in (*ins, *outs)))
+    return ib.get()
+
+
+def share(extent: int, size: int, others: int, body: Callable[[Any, Any, int], None], work: int) -> None:
+    """``body(other, start, length)`` for pieces of ``size`` of ``extent`` and a last shorter one, to threads if the
+    ``work`` is worth it."""
+    full, rest = divmod(extent, size)
+    loop = T.parallel if work >= SERIAL else T.serial
+    if full:
+        with loop(0, number(others * full)) as p:
+            body(p // full, p % full * size, size)
+    if rest:
+        with loop(0, number(others)) as other:
+            body(other, number(full * size), rest)
+
+
+def lanes(width: int, body: Callable[[Any], None]) -> None:
+    """``body`` at every place below ``width``, as vectors."""
+    full, rest = divmod(width, LANES)
+    if full:
+        with T.serial(0, number(full)) as v, T.vectorized(0, number(LANES)) as lane:
+            body(v * LANES + lane)
+    if rest:
+        with T.vectorized(0, number(rest)) as lane:
+            body(lane + full * LANES)
+
+
+def wrapped_sum(x: Any, y: Any) -> Any:
+    """x + y; signed integers are added unsigned, since LLVM takes their overflow for impossible."""
+    dtype = str(x.ty.dtype)
+    if dtype not in ("int32", "int64"):
+        return x + y
+    total: Any = tirx.reinterpret("u" + dtype, x)
+    return tirx.reinterpret(dtype, total + tirx.reinterpret("u" + dtype, y))

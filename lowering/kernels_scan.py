@@ -1,0 +1,70 @@
+"""Running sums, each in the order of its terms by one thread: several rows, or columns, side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import te, tirx
+from tvm.script.ir_builder import tirx as T
+
+from sexpgpu.types import TensorType
+
+from .by_hand import LANES, number, share, wrapped_sum, written
+from .kernels import kernel
+from .kernels_index import sizes
+from .kernels_reduce import dtype_of
+
+STRIP = 64  # columns that one task carries along
+CHAINS = 8  # sums that one core keeps going at once, so that it need not wait for each addition
+
+
+@kernel("cumsum")
+def cumsum(x: te.Tensor, out: TensorType, reverse: bool) -> Any:
+    """Running sums of x [outer, n, inner], of f32, f64 or integers, along the second axis; from its end if ``reverse``.
+    Integers wrap."""
+    outer, n, inner = sizes(x)
+    work, dtype = outer * n * inner, dtype_of(x)
+
+    def body(x: Any, y: Any) -> None:
+        scan = _Scan(x, y, n, reverse, dtype)
+        if inner >= CHAINS:
+            share(inner, STRIP, outer, scan.strip, work)
+        else:
+            share(outer, max(1, CHAINS // inner), 1, lambda _, o, rows: scan.chains(o, rows, inner), work)
+
+    return te.extern([x.shape], [x], lambda ins, outs: written(ins, outs, body), "cumsum", dtype)
+
+
+class _Scan:
+    """The loops over the scanned axis, which add to sums that stay in registers."""
+
+    def __init__(self, x: Any, y: Any, n: int, reverse: bool, dtype: str) -> None:
+        self.x, self.y, self.n, self.reverse, self.dtype = x, y, n, reverse, dtype
+
+    def strip(self, o: Any, first: Any, width: int) -> None:
+        """``width`` columns from ``first``, as vectors."""
+        spans = [(p, min(LANES, width - p)) for p in range(0, width, LANES)]
+        sums = [self._zeros(size) for _, size in spans]
+        with T.serial(0, number(self.n)) as t:
+            k = self._place(t)
+            for acc, (p, size) in zip(sums, spans, strict=True):
+                with T.vectorized(0, number(size)) as c:
+                    acc[c] = wrapped_sum(acc[c], self.x[o, k, first + p + c])
+                    self.y[o, k, first + p + c] = acc[c]
+
+    def chains(self, first: Any, rows: int, inner: int) -> None:
+        """``rows`` rows from ``first``, each of their columns a sum of its own."""
+        acc = self._zeros(rows * inner)
+        with T.serial(0, number(self.n)) as t, T.unroll(0, number(rows)) as r, T.unroll(0, number(inner)) as c:
+            k, slot = self._place(t), r * inner + c
+            acc[slot] = wrapped_sum(acc[slot], self.x[first + r, k, c])
+            self.y[first + r, k, c] = acc[slot]
+
+    def _place(self, t: Any) -> Any:
+        return number(self.n - 1) - t if self.reverse else t
+
+    def _zeros(self, width: int) -> Any:
+        acc = T.buffer_proxy(T.alloc_buffer([width], self.dtype))
+        with T.vectorized(0, number(width)) as c:
+            acc[c] = tirx.const(0, self.dtype)
+        return acc
