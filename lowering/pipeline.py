@@ -16,6 +16,7 @@ from .passes.in_place import Pair, in_place
 from .passes.legalize import legalize
 from .passes.memory import planned
 from .passes.storages import storages
+from .passes.together import together
 
 
 @frozen
@@ -58,6 +59,10 @@ def _tvm(name: str) -> Pass:
     return name, lambda module, state: made(module)
 
 
+def _together(module: tvm.IRModule, state: _State) -> tvm.IRModule:
+    return together(module, state.wanted)
+
+
 def _in_place(module: tvm.IRModule, state: _State) -> tvm.IRModule:
     module, state.done = in_place(module, state.wanted)
     return module
@@ -74,6 +79,7 @@ def _count(module: tvm.IRModule, state: _State) -> tvm.IRModule:
 PASSES: tuple[Pass, ...] = (
     ("LegalizeOps", lambda module, state: legalize(module)),
     _tvm("AnnotateTIROpPattern"),
+    ("Together", _together),
     _tvm("FuseOps"),
     _tvm("FuseTIR"),  # equal programs become one here, so that equal layers share kernels
     _tvm("DeadCodeElimination"),
@@ -81,6 +87,7 @@ PASSES: tuple[Pass, ...] = (
     _tvm("ToNonDataflow"),
     _tvm("RemovePurityChecking"),
     _tvm("CallTIRRewrite"),  # kernels write into what they are given
+    _tvm("CanonicalizeBindings"),  # what a kernel of several outputs made is named, not taken out of a tuple
     ("InPlace", _in_place),
     _tvm("DeadCodeElimination"),
     ("Storages", lambda module, state: storages(module)),

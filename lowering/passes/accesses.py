@@ -5,6 +5,7 @@ Only for programs before scheduling, where a block's regions are those of its co
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from tvm import ir, tirx
@@ -49,26 +50,29 @@ def outputs(func: tirx.PrimFunc) -> list[int]:
 def may_alias(func: tirx.PrimFunc, read: int, write: int) -> bool:
     """Whether parameter ``write`` may be given the memory of parameter ``read``.
 
-    True only if every element of ``write`` is made from that very element of ``read`` and from no other element of
-    it, the only program output that depends on ``read`` is ``write``, and ``read`` is not looked at after ``write``
-    was begun. Any order of the elements, any vector width and any split among threads is then safe.
+    True only if every element of a program output that depends on ``read`` is made from that very element of ``read``
+    and from no other element of it, and ``read`` is not looked at after ``write`` was begun. The blocks one after the
+    other are then right, and so is any order of the elements in which all loads of an element, for all outputs, come
+    before its stores. A program with one output is that in any order, vector width and split among threads.
     """
     source, target = func.params[read], func.params[write]
-    results = [func.params[n] for n in outputs(func)]
-    tainted, begun = [source], False
-    for block in blocks(func):
-        wrote, *more = regions(block.writes)
-        touched = [r for r in regions(block.reads) if _among(r[0], tainted)]
+    tainted, begun = {source}, False
+    for block, touches, (wrote, *more) in _accesses(func):
+        touched = [r for r in touches if r[0] in tainted]
         if touched and (more or not _elementwise(block, touched, wrote)):
             return False
         if begun and any(r[0].same_as(source) for r in touched):
             return False
         begun = begun or wrote[0].same_as(target)
         if touched and not wrote[0].same_as(target):
-            if _among(wrote[0], results):
-                return False
-            tainted.append(wrote[0])
+            tainted.add(wrote[0])
     return True
+
+
+@functools.lru_cache(maxsize=1)
+def _accesses(func: tirx.PrimFunc) -> list[tuple[SBlock, list[Region], list[Region]]]:
+    """The blocks with what they read and write; asked for one program many times in turn."""
+    return [(block, regions(block.reads), regions(block.writes)) for block in blocks(func)]
 
 
 def _among(buffer: Var, buffers: list[Var]) -> bool:

@@ -19,6 +19,7 @@ from .accesses import may_alias, outputs
 Pair = tuple[int, int]  # (output, input) by position
 ALLOC = "relax.builtin.alloc_tensor"
 NOALIAS = "tirx.noalias"
+SHARED = "in_place"  # attribute of a program: pairs of its parameters, one read and one written, that share memory
 
 
 def in_place(module: tvm.IRModule, wanted: Mapping[str, Sequence[Pair]]) -> tuple[tvm.IRModule, dict[str, list[Pair]]]:
@@ -31,8 +32,8 @@ def in_place(module: tvm.IRModule, wanted: Mapping[str, Sequence[Pair]]) -> tupl
         body = Body.of(module, module[name])
         done[name] = [pair for pair in sorted(pairs) if body.do(*pair)]
         module.update_func(module.get_global_var(name), body.function({o for o, _ in done[name]}))
-        for gv in body.aliased:
-            module.update_func(gv, module[gv].without_attr(NOALIAS))
+        for gv, shared in body.aliased.items():
+            module.update_func(gv, module[gv].without_attr(NOALIAS).with_attr(SHARED, sorted(shared)))
     return module, done
 
 
@@ -45,7 +46,8 @@ class Body:
     writers:  allocation -> [binding, argument] of the kernel calls that write it
     last:     parameter -> the last binding that looks at its memory, as itself or through a view; the result counts
               as one more binding
-    renamed:  allocations that became parameters; aliased: the programs that are now given one memory twice
+    renamed:  allocations that became parameters
+    aliased:  program that is now given one memory twice -> the pairs of its parameters, one read and one written
     """
 
     module: tvm.IRModule
@@ -56,7 +58,7 @@ class Body:
     writers: dict[relax.Var, list[tuple[int, int]]] = field(factory=dict)
     last: dict[relax.Var, int] = field(factory=dict)
     renamed: dict[relax.Var, relax.Var] = field(factory=dict)
-    aliased: list[ir.GlobalVar] = field(factory=list)
+    aliased: dict[ir.GlobalVar, set[Pair]] = field(factory=dict)
 
     @classmethod
     def of(cls, module: tvm.IRModule, func: Any) -> Body:
@@ -110,7 +112,7 @@ class Body:
         if any(not structural_equal(value.args[k].ty, param.ty) or not may_alias(func, k, target) for k in reads):
             return False
         if reads:
-            self.aliased.append(value.op)
+            self.aliased.setdefault(value.op, set()).update((k, target) for k in reads)
         return True
 
     def function(self, gone: set[int]) -> relax.Function:

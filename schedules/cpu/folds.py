@@ -18,7 +18,7 @@ from .argmax import is_pick
 from .emit import Expr, Stmt, grid, i64, loop, seq, store, unravel
 from .inline import Point
 from .maps import at, finish, point_stores
-from .nests import TREE, Context, block, vector, vectors
+from .nests import TREE, Context, block, dynamic_loop, vector, vectors
 from .stages import Axis, Stage, binds, statements, substitute
 
 LONG = 256  # elements from which four chains of partial sums hide the latency of an addition
@@ -141,6 +141,24 @@ def _halve(acc: Accumulator, width: int) -> list[Stmt]:
         for p in range(0, width, TREE):
             done.append(vector(min(TREE, width), lambda lane, p=p, w=width: acc.meet(lane + p, lane + (p + w))))
     return done
+
+
+def lanes_fold(ctx: Context, stage: Stage, first: Expr, length: Expr, done: Any) -> Stmt:
+    """A fold over one axis of ``length`` elements from ``first`` on, known only where it runs: four TREE of lanes
+    take every element in turn, whatever the length. ``done(value)`` stores the result."""
+    acc, width = accumulator(stage, 4 * TREE), 4 * TREE
+    turns = tirx.floordiv(length, i64(width))
+
+    def add(k: Expr, slot: Expr) -> Stmt:
+        return acc.add(ctx, at(stage.reduce, [first + k]), slot)
+
+    def turn(o: Expr) -> Stmt:
+        return seq([_span(o * width, p, TREE, add) for p in range(0, width, TREE)])
+
+    init = [_start(acc, p, TREE, False) for p in range(0, width, TREE)]
+    rest = dynamic_loop(tirx.floormod(length, i64(width)), lambda r: add(turns * width + r, r), "k")
+    end = done(acc.result(i64(0)))
+    return block([*init, dynamic_loop(turns, turn, "k"), rest, *_halve(acc, width), end], acc.buffers)
 
 
 def _columns(ctx: Context, stage: Stage, here: dict[Any, Expr], axis: Axis) -> Stmt:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import tirx
-from tvm.ir import Var
+from tvm.ir import PointerType, Var
 
 from .tree import collect, rewrite
 
@@ -21,8 +21,9 @@ def in_buffers(stmt: Any) -> Any:
 
 
 def split_names(stmt: Any, lane: Any, width: int) -> tuple[list[Any], Any]:
-    """The buffers' makers and ``stmt`` without ``Bind``. A value that depends on ``lane`` has ``width`` elements."""
-    found = collect(stmt, tirx.Bind)
+    """The buffers' makers and ``stmt`` without ``Bind``. A value that depends on ``lane`` has ``width`` elements.
+    Addresses keep theirs."""
+    found = [b for b in collect(stmt, tirx.Bind) if not isinstance(b.var.ty, PointerType)]
     if not found:
         return [], stmt
     vary = set() if lane is None else {lane}
@@ -39,7 +40,8 @@ def split_names(stmt: Any, lane: Any, width: int) -> tuple[list[Any], Any]:
         return tirx.BufferLoad(slots[var][0], [slots[var][1]]) if var in slots else var
 
     def keep(bound: Any) -> Any:
-        return tirx.BufferStore(slots[bound.var][0], bound.value, [slots[bound.var][1]])
+        slot = slots.get(bound.var)
+        return bound if slot is None else tirx.BufferStore(slot[0], bound.value, [slot[1]])
 
     body = rewrite(rewrite(stmt, [(tirx.Bind, keep)]), [(Var, use)])
     return [tirx.AllocBuffer(buffer) for buffer, _ in slots.values()], body

@@ -51,6 +51,12 @@ def vectors(extent: int, width: int, body: Callable[[Expr], Stmt]) -> list[Stmt]
     return done
 
 
+def dynamic_loop(extent: Expr, body: Callable[[Expr], Stmt], name: str) -> Stmt:
+    """A serial loop over an extent that is known only where it runs."""
+    var = tirx.Var(name, "int64")
+    return tirx.For(var, i64(0), extent, SERIAL, in_buffers(body(var)))
+
+
 def parallel(extent: int, body: Callable[[Expr], Stmt], work: int) -> Stmt:
     """A loop whose turns are shared out to threads if the whole ``work`` is worth it."""
     return loop(extent, body, PARALLEL if work >= GRAIN else SERIAL, "task")

@@ -23,6 +23,7 @@ from .nests import Context, own_buffers
 from .rows import row_group, row_nest, single
 from .split import split_folds
 from .stages import NotStaged, Program, Stage, loads, read_program, stored
+from .tree import collect
 
 
 @attrs.frozen(eq=False)
@@ -43,7 +44,10 @@ def contractions_of(program: Program) -> dict[Any, Contraction]:
 
 def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
-    program = split_folds(join_picks(read_program(func)))
+    program = read_program(func)
+    if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
+        raise NotStaged("several outputs, of which some are in place: pieces, or block by block")
+    program = split_folds(join_picks(program))
     products = contractions_of(program)
     virtual = Virtual(program, list(products), target.functions)
     ctx = Context(program, virtual, target.lanes, target.registers)
@@ -88,17 +92,20 @@ def _keeps_rows(ctx: Context, stages: Sequence[Stage], lead: int) -> bool:
 
 def build(plan: Plan) -> Any:
     """The scheduled function."""
-    program = plan.ctx.program
-    temps = [b for b in _temps(plan) if program.owns(b)]
-    body = seq([*(tirx.AllocBuffer(b) for b in temps), *plan.nests])
+    return function(plan.ctx.program, plan.nests)
+
+
+def function(program: Program, nests: Sequence[Stmt]) -> Any:
+    """A function of the parameters of ``program`` that runs ``nests``."""
+    body = seq([*(tirx.AllocBuffer(b) for b in _temps(program, nests)), *nests])
     body = in_buffers(body)
     body = as_bits(body, own_buffers(body))
     func = tirx.PrimFunc(list(program.params), body)
     return func.with_attrs({str(k): v for k, v in program.func.attrs.items()})
 
 
-def _temps(plan: Plan) -> list[Any]:
-    """Buffers that one nest writes and another reads."""
-    made = {b for nest in plan.nests for b in own_buffers(nest)}
-    used = [b for nest in plan.nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
-    return [b for b in dict.fromkeys(used) if b not in made]
+def _temps(program: Program, nests: Sequence[Stmt]) -> list[Any]:
+    """The program's own buffers that one nest writes and another reads."""
+    made = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
+    used = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
+    return [b for b in dict.fromkeys(used) if b not in made and program.owns(b)]

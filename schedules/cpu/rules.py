@@ -1,4 +1,5 @@
-"""The rules of a CPU target in order. The first six make the plan of nests and take it if it is of their kind."""
+"""The rules of a CPU target in order. The first looks for many tensors alike, the next six make the plan of nests
+and take it if it is of their kind."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import attrs
 
 from .fallback import ByHand, Fallback
+from .pieces import Pieces
 from .plan import Plan, build, make_plan
 from .stages import NotStaged
 
@@ -40,4 +42,4 @@ ELEMENTWISE = PlanRule("elementwise", lambda kinds: kinds == {"map"})
 ROWS = PlanRule("rows", lambda kinds: kinds <= {"rows", "map"})
 COLUMNS = PlanRule("columns", lambda kinds: kinds <= {"columns", "map"})
 MIXED = PlanRule("mixed", lambda kinds: True)
-RULES = (HEADS, MATMUL, ELEMENTWISE, ROWS, COLUMNS, MIXED, ByHand(), Fallback())
+RULES = (Pieces(), HEADS, MATMUL, ELEMENTWISE, ROWS, COLUMNS, MIXED, ByHand(), Fallback())

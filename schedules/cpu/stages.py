@@ -104,6 +104,12 @@ class Program:
         read = {x.source for s in self.stages for x in s.reads}
         return any(b in written and b in read for b in self.params)
 
+    @property
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """Parameters, one read and one written, that may be given one memory (the attribute ``in_place``)."""
+        found = self.func.attrs.get("in_place", ()) if self.func.attrs else ()
+        return [(self.params[int(read)], self.params[int(write)]) for read, write in found]
+
 
 def loads(node: Any) -> list[Any]:
     """Every BufferLoad inside, inner ones first."""

@@ -137,7 +137,8 @@ def test_a_kernel_given_one_memory_twice_makes_no_claim_about_aliases():
         seen["tirx.noalias" in func.attrs] = func
         return no_rule(func, target)
 
-    up = graph("update", [p, g, q], p=b("-", p, g), q=b("exp", g))
+    up = graph("update", [p, g, q], p=b("-", p, g), q=b("softmax", g, axis=-1))
     made = compiled(up, scheduler=watch, in_place={"update": [(0, 0), (1, 2)]})
     assert made.in_place == {"update": ((0, 0), (1, 2))}
+    assert [[*map(list, f.attrs.get("in_place", ()))] for _, f in sorted(seen.items())] == [[[0, 2]], []]
     assert sorted(seen) == [False, True]  # p's kernel reads p; q's does not read q
