@@ -30,7 +30,7 @@ PART = 8  # kernels an object: few enough to share out evenly, enough that an ob
 @frozen
 class Part:
     """Some kernels for one target: their object file, name -> (rule, failures) and bytes of workspace, and the seconds
-    it took, by kind of work."""
+    of processor it took, by kind of work."""
 
     object: bytes
     told: Mapping[str, tuple[str, tuple[str, ...]]]
@@ -79,7 +79,7 @@ def compile_part(part: str, target: Any, scheduler: Scheduler, dump: str | None 
     scheduler: asked once for each program, see passes/schedule.py
     dump:      a folder that gets each program as it was scheduled
     """
-    started = time.monotonic()
+    started = time.process_time()
     elementary.install()
     target = hosted(target)
     module: Any = tvm.ir.load_json(part)
@@ -88,11 +88,11 @@ def compile_part(part: str, target: Any, scheduler: Scheduler, dump: str | None 
         needed = workspaces(module)
         if dump is not None:
             _write(module, Path(dump))
-        scheduled = time.monotonic()
+        scheduled = time.process_time()
         # Fusion and schedules repeat a program's body, its let variables with it.
         module = tirx.build(tirx.transform.ConvertSSA()(module), target=target)
     data = _object(module)
-    seconds = {"schedule": scheduled - started, "compile": time.monotonic() - scheduled}
+    seconds = {"schedule": scheduled - started, "compile": time.process_time() - scheduled}
     return Part(data, told, needed, seconds)
 
 
