@@ -80,7 +80,7 @@ def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) 
 
     def word(*at: Any) -> Any:
         flat = sum((i * n for i, n in zip(at, strides, strict=True)), tirx.const(0, "int64"))
-        block, names = _philox_block(_low(flat.astype("uint64") >> _u64(2)), seed, salt().astype("uint64"), place(0))
+        block, names = _philox_block(flat.astype("uint64") >> _u64(2), seed, salt().astype("uint64"), place(0))
         which: Any = flat % 4
         y = block[3]
         for n in (2, 1, 0):
@@ -94,20 +94,23 @@ def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) 
 
 def _philox_block(index: Any, seed: te.Tensor, salt: Any, place: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """The four words of one counter, and the names they use, each with its value: a round uses every word of the
-    one before it twice, so without names the expression would grow as 2^rounds."""
+    one before it twice, so without names the expression would grow as 2^rounds.
+
+    A word is the low half of 64 bits all along, whatever is above it: a machine's vector product of 32 by 32 bits reads
+    the low halves of 64-bit lanes and leaves its own there."""
     names: list[tuple[Any, Any]] = []
 
     def name(value: Any) -> Any:
         names.append((tirx.Var(f"x{len(names)}", value.ty), value))
         return names[-1][0]
 
-    c = [name(x) for x in (index, place, _low(salt), _low(salt >> _u64(32)))]
+    c = [name(x) for x in (index, place.astype("uint64"), salt, salt >> _u64(32))]
     for n in range(PHILOX_ROUNDS):
-        # n * weyl is added to the key at once: repeated u32 additions are what TVM's simplifier cannot fold
-        k = [name(_low(seed(i).astype("uint64") + _u64(n * w & LOW))) for i, w in enumerate(PHILOX_WEYL)]
-        p, q = (name(c[i].astype("uint64") * _u64(m)) for i, m in zip((0, 2), PHILOX_MULTIPLIERS, strict=True))
-        c = [name(x) for x in (_high(q) ^ c[1] ^ k[0], _low(q), _high(p) ^ c[3] ^ k[1], _low(p))]
-    return c, names
+        # n * weyl is added to the key at once: repeated additions are what TVM's simplifier cannot fold
+        k = [name(seed(i).astype("uint64") + _u64(n * w & LOW)) for i, w in enumerate(PHILOX_WEYL)]
+        p, q = (name((c[i] & _u64(LOW)) * _u64(m)) for i, m in zip((0, 2), PHILOX_MULTIPLIERS, strict=True))
+        c = [name(x) for x in ((q >> _u64(32)) ^ c[1] ^ k[0], q, (p >> _u64(32)) ^ c[3] ^ k[1], p)]
+    return [name(_low(x)) for x in c], names
 
 
 def _u64(number: int) -> Any:
@@ -117,7 +120,3 @@ def _u64(number: int) -> Any:
 def _low(x: Any) -> Any:
     """The low 32 bits. Masked before the cast: TVM's simplifier fails on a u32 cast of what it knows to be larger."""
     return (x & _u64(LOW)).astype("uint32")
-
-
-def _high(x: Any) -> Any:
-    return (x >> _u64(32)).astype("uint32")

@@ -53,7 +53,7 @@ class Virtual:
         self.stages: dict[Any, Stage] = {}
         self._costs: dict[Any, int] = {}
         for stage in program.stages:
-            if stage.is_map and program.owns(stage.buffer) and _is_plain_store(stage):
+            if stage.is_map and program.owns(stage.buffer) and _is_plain_store(stage) and not _has_names(stage):
                 self._decide(program, stage, contractions)
 
     def cost(self, stage: Stage) -> int:
@@ -71,6 +71,11 @@ class Virtual:
             return
         self.stages[stage.buffer] = stage
         self._costs[stage.buffer] = work
+
+
+def _has_names(stage: Stage) -> bool:
+    """Is the value one of many steps (a random draw)? It is a nest of its own."""
+    return isinstance(stage.value, tirx.Let)
 
 
 def _is_plain_store(stage: Stage) -> bool:

@@ -11,6 +11,7 @@ from tvm import tirx
 from .argmax import join_picks
 from .columns import column_nest, followers
 from .contraction import Contraction, read_contraction
+from .draws import draw_group, draw_nest
 from .emit import Stmt, seq
 from .folds import walks_rows
 from .halves import as_bits
@@ -66,6 +67,9 @@ def make_plan(func: Any, target: Any) -> Plan:
 def _next(ctx: Context, real: Sequence[Stage], products: dict[Any, Contraction]) -> tuple[str, int, Stmt]:
     """The nest that starts at the first stage: its kind, how many stages it takes, its statements."""
     head = real[0]
+    draws = draw_group(ctx, real)
+    if draws is not None:
+        return "draws", len(draws), draw_nest(ctx, draws)
     heads = head_group(ctx, real, products)
     if heads is not None:
         return "heads", len(heads.stages), head_nest(ctx, heads, products)
