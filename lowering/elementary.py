@@ -1,4 +1,4 @@
-"""exp, log, tanh, sin, cos, erf and pow of f32, made of IEEE operations alone.
+"""exp, log, tanh, sigmoid, sin, cos, erf and pow of f32, made of IEEE operations alone.
 
 The C library's would be called once an element and have the bits of whatever machine the library runs on. These
 work on whole vectors, and every product that is added is an explicit fused one, so that a scalar, a vector of any
@@ -171,6 +171,12 @@ def tanh(v: Lanes, x: Any) -> Any:
     return v.signed(v.name(d / v.name(d + v.const(2.0))), sign)
 
 
+def sigmoid(v: Lanes, x: Any) -> Any:
+    """1 / (1 + e^-x); 0 where it would be subnormal."""
+    y = v.name(v.const(1.0) / v.name(exp(v, v.name(v.const(0.0) - x)) + v.const(1.0)))
+    return v.select(x < v.const(EXP_LOWEST), v.const(0.0), y)
+
+
 def erf(v: Lanes, x: Any) -> Any:
     """Near 0 a polynomial, else 1 - e^-g with g a polynomial fitted to -log(1 - erf)."""
     size, sign = v.size(x)
@@ -266,7 +272,9 @@ def _library(call: Any, name: str) -> Any:
     """The f64 function: LLVM's, which calls the C library; ``call`` itself leaves it to TVM's next rule."""
     if name == "tanh":
         return tanh_f64(call.args[0])
-    return call if name == "erf" else tirx.call_llvm_pure_intrin(dtype_of(call), f"llvm.{name}", *call.args)
+    if name in ("erf", "sigmoid"):
+        return call
+    return tirx.call_llvm_pure_intrin(dtype_of(call), f"llvm.{name}", *call.args)
 
 
 def _rule(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -285,7 +293,7 @@ def _rule(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
     return lower
 
 
-RULES = {"exp": exp, "log": log, "tanh": tanh, "sin": sin, "cos": cos, "erf": erf, "pow": power}
+RULES = {"exp": exp, "log": log, "tanh": tanh, "sigmoid": sigmoid, "sin": sin, "cos": cos, "erf": erf, "pow": power}
 
 
 def power_steps(call: Any) -> tuple[list[tuple[Any, Any]], Any]:

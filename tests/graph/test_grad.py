@@ -31,6 +31,14 @@ def test_a_value_used_twice_gets_both_cotangents():
     np.testing.assert_array_equal(dx, FEEDS["y"] + 2 * FEEDS["x"])
 
 
+def test_the_gradient_of_expm1_keeps_its_digits_where_the_value_is_near_minus_1():
+    b = Builder()
+    x, _ = inputs(b)
+    feeds = {"x": np.array([-20.0, -8.0, 1.0], "float32")}
+    (dx,) = evaluate(gradients(b, total(b, b("expm1", x)), [x]), feeds)
+    np.testing.assert_allclose(dx, np.exp(feeds["x"].astype("float64")), rtol=3e-7)  # exp of NumPy: 2 units
+
+
 def test_the_same_argument_twice():
     b = Builder()
     x, _ = inputs(b)

@@ -1,4 +1,4 @@
-"""exp, log, tanh, sin, cos, erf and pow of f32: accurate, right at the edges, and the same bits at every width."""
+"""Functions of f32, of steps of our own and made of others: accurate, right at the edges, one set of bits."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.build
 RNG = np.random.default_rng(0)
 COUNT = 1 << 14
 ERF = np.vectorize(math.erf)
+INF, NAN = math.inf, math.nan
 HAS_V4 = "avx512vl" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 
 # name -> arguments, the function in f64, and how many units in the last place a value may be off: what 2^18 values
@@ -24,6 +25,7 @@ SPACED = {
     "exp": ([RNG.uniform(-87.3, 88.7, COUNT)], np.exp, 1.5),
     "log": ([np.exp(RNG.uniform(-87, 88, COUNT))], np.log, 1.0),
     "tanh": ([RNG.uniform(-10, 10, COUNT)], np.tanh, 2.4),
+    "sigmoid": ([RNG.uniform(-87.3, 88, COUNT)], lambda x: np.exp(-np.logaddexp(0, -x)), 3.0),
     "sin": ([RNG.uniform(-1e6, 1e6, COUNT)], np.sin, 1.6),
     "cos": ([np.concatenate([RNG.uniform(-7, 7, COUNT // 2), RNG.uniform(-1e9, 1e9, COUNT // 2)])], np.cos, 1.6),
     "erf": ([RNG.uniform(-5, 5, COUNT)], ERF, 1.3),
@@ -71,6 +73,57 @@ def test_values_are_within_the_units_stated(op):
     assert np.max(np.abs(got - want)[normal] / unit) <= bound
 
 
+# of a sign and every size down to the smallest normal number
+SIGNED = np.concatenate([s * np.exp(RNG.uniform(-87, -1e-4, COUNT // 4)) for s in (1, -1)])
+MADE = {  # rows made of others: as above
+    "log1p": (np.concatenate([SIGNED, np.exp(RNG.uniform(0, 88, COUNT // 2))]), np.log1p, 2.5),
+    "expm1": (np.concatenate([SIGNED, RNG.uniform(-100, 88.7, COUNT // 2)]), np.expm1, 2.5),
+    "rsqrt": (np.exp(RNG.uniform(-87, 88, COUNT)), lambda x: 1 / np.sqrt(x), 1.5),
+}
+MADE_EDGES = {
+    "log1p": [
+        (0.0, 0), (-0.0, -0.0), (1e-40, 1e-40), (-1e-40, -1e-40), (-1.0, -INF), (-1.5, NAN), (INF, INF), (-INF, NAN),
+        (NAN, NAN),
+    ],
+    "expm1": [(0.0, 0), (-0.0, -0.0), (1e-40, 1e-40), (-1e-40, -1e-40), (-INF, -1), (INF, INF), (89., INF), (NAN, NAN)],
+    "rsqrt": [(0.0, INF), (-0.0, -INF), (INF, 0), (-1.0, NAN), (-INF, NAN), (NAN, NAN), (4.0, 0.5)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", MADE)
+def test_rows_made_of_others_are_within_the_units_stated(op):
+    x, true, bound = MADE[op]
+    x = x.astype("float32")
+    want = true(x.astype("float64"))
+    unit = np.spacing(np.abs(want).astype("float32")).astype("float64")
+    assert np.max(np.abs(function(op, len(x), 1)(x) - want) / unit) <= bound
+
+
+@pytest.mark.parametrize("op", MADE)
+def test_rows_made_of_others_have_one_set_of_bits(op):
+    import attrs
+
+    import schedules
+    from lowering import elementary
+
+    def scheduler(lanes):
+        target = attrs.evolve(schedules.TARGETS["cpu-x86-64-v3"], functions=elementary.STEPS, lanes=lanes)
+        return lambda func, _: schedules.first(func, target)
+
+    x = MADE[op][0].astype("float32")
+    edges = np.array([e for e, _ in MADE_EDGES[op]], "float32")
+    x = np.concatenate([edges, x[len(edges) :]])
+    assert len({function(op, len(x), 1, s)(x).tobytes() for s in (plain, scheduler(8), scheduler(16))}) == 1
+
+
+@pytest.mark.parametrize("op", MADE_EDGES)
+def test_edges_of_rows_made_of_others(op):
+    x, want = np.array(MADE_EDGES[op], "float32").T
+    got = function(op, len(x), 1)(x)
+    np.testing.assert_array_equal(got, want)
+    assert np.array_equal(np.signbit(got[~np.isnan(want)]), np.signbit(want[~np.isnan(want)]))
+
+
 @pytest.mark.parametrize("op", SPACED)
 def test_every_width_and_instruction_set_gives_the_same_bits(op):
     xs = SPACED[op][0]
@@ -81,11 +134,21 @@ def test_every_width_and_instruction_set_gives_the_same_bits(op):
     assert len({function(op, COUNT, len(xs), s, spec)(*xs).tobytes() for s, spec in makers}) == 1
 
 
-INF, NAN = math.inf, math.nan
 EDGES = {  # pairs and not a table, where -0.0 and 0.0 would be one key
     "exp": [(0.0, 1), (-0.0, 1), (INF, INF), (-INF, 0), (NAN, NAN), (88.73, INF), (1e30, INF), (-87.4, 0), (1e-40, 1)],
     "log": [(1.0, 0), (0.0, -INF), (-0.0, -INF), (INF, INF), (-INF, NAN), (NAN, NAN), (-1.0, NAN), (1e-45, -103.27893)],
     "tanh": [(0.0, 0), (-0.0, -0.0), (INF, 1), (-INF, -1), (NAN, NAN), (1e-40, 1e-40), (3e38, 1)],
+    "sigmoid": [
+        (0.0, 0.5),
+        (-0.0, 0.5),
+        (INF, 1),
+        (-INF, 0),
+        (NAN, NAN),
+        (-87.5, 0),
+        (-88.5, 0),
+        (-3e38, 0),
+        (3e38, 1),
+    ],
     "sin": [(0.0, 0), (-0.0, -0.0), (INF, NAN), (-INF, NAN), (NAN, NAN), (1e-40, 1e-40), (2.0**30, 0)],
     "cos": [(0.0, 1), (INF, NAN), (-INF, NAN), (NAN, NAN), (1e-40, 1), (2.0**30, 1)],
     "erf": [(0.0, 0), (-0.0, -0.0), (INF, 1), (-INF, -1), (NAN, NAN), (1e-30, 1.1283792e-30), (3e38, 1)],
