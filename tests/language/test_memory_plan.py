@@ -1,0 +1,55 @@
+"""The memory plan of the graphs: what the run holds, what each phase adds, and how the report says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sexpgpu.memory import Memory, estimate, least, lines, size, unit
+from tests.support import plan_of
+
+GENERATE = """(defgenerate :trips 2
+  :init (lambda (batch ctx) (list :x (field batch :x)))
+  :step (lambda (state trip ctx) (list :x (+ (getf state :x) (cast trip :f32))))
+  :finish (lambda (state ctx) (list :wide (broadcast (expand-dims (getf state :x) 2) [4 3 1000]))))"""
+USE = "(defprepare (batch ctx) (list :x (mean (field batch :wide) :axes [2]) :y (field batch :y)))"
+
+
+def test_what_the_run_holds_is_counted_once() -> None:
+    plan = plan_of(optimizer="(defoptimizer (adam :lr 0.1))")
+    memory = estimate(plan)
+    numbers = 4 * (3 * 2 + 2)  # the weights and biases of linear, in bytes
+    assert (memory.parameters, memory.optimizer, memory.gradients) == (numbers, 2 * numbers, numbers)
+    assert memory.total == 4 * numbers + max(memory.phases.values())
+    assert memory.phases["train"] >= 4 * (4 * 3 + 4 + 4 * 2)  # x, y and the logits
+    assert memory.phases["update"] < 400  # its results replace what the run holds
+    assert memory.generation is None and "init" not in memory.phases
+
+
+def test_the_generator_s_largest_phase_is_told_with_its_batch_and_state() -> None:
+    memory = estimate(plan_of(generate=GENERATE, prepare=USE))
+    assert memory.phases["generate.init"] == 4 * 4 * 3 * 2  # x, and the state that is a copy of it
+    assert memory.generation == memory.phases["generate.finish"] >= 4 * 4 * 3 * 1001
+    assert memory.phases["train"] >= 4 * 4 * 3 * 1000
+    assert memory.largest in ("generate.finish", "train")
+
+
+def test_the_least_is_no_more_than_the_estimate() -> None:
+    plan = plan_of(generate=GENERATE, prepare=USE)
+    assert 4 * 4 * 3 * 1000 < least(plan) <= estimate(plan).total
+
+
+@pytest.mark.parametrize("generation, last", [(int(0.4 * 2**30), ", generation 0.4 GiB"), (None, "")])
+def test_the_line_is_in_one_unit_and_at_most_100_columns(generation: int | None, last: str) -> None:
+    phases = {"train": 3 * 2**30, **({"generate.init": 5, "generate.step": generation} if generation else {})}
+    memory = Memory(2**30, 2**31, 2**30, phases, 7 * 2**30)
+    first, second = lines(memory)
+    assert first == "memory       parameters 1.0 GiB, optimizer 2.0 GiB, gradients 1.0 GiB,"
+    assert second == f"             train 3.0 GiB{last}; 7.0 GiB in all"
+    assert max(map(len, lines(Memory(2**40, 2**41, 2**42, {"train": 2**49, "generate.init": 2**48}, 2**50)))) <= 100
+
+
+@pytest.mark.parametrize(
+    "n, text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (2**20 - 1, "1024.0 KiB"), (2**60, "1048576.0 TiB")]
+)
+def test_sizes(n: int, text: str) -> None:
+    assert size(n) == text and unit(n) == text.split()[1]
