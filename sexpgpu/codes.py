@@ -127,6 +127,15 @@ GEN_FORM = code(
     "Give :trips, :init, :step and, if wanted, :finish, as lambdas of the right arguments.",
 )
 
+STACK_DEGREE = code(
+    "E-STACK-001", "the degree of --stack does not fit the run", "Give a smaller degree, or auto.", 2
+)
+STACK_READ = code(
+    "E-STACK-002",
+    "the generator reads what differs between stacked microbatches",
+    "Read :step instead, for example in a salt, or leave --stack out.",
+)
+
 GRAD_NONE = code(
     "E-GRAD-001",
     "an operator on the way to the loss has no gradient",

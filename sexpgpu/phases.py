@@ -56,18 +56,33 @@ class Port:
 
 @frozen(eq=False)
 class Phase:
-    """``in_place``: (output, input) pairs; the compiler writes that output into that input's memory where it can."""
+    """``in_place``: (output, input) pairs; the compiler writes that output into that input's memory where it can.
+    ``stack``: microbatches in one call; of more than one, the name is ``ROLE*stack``."""
 
     name: str
     graph: Graph
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     in_place: tuple[tuple[int, int], ...]
+    stack: int = 1
+
+    @property
+    def role(self) -> str:
+        """What it does, whatever its degree: ``train``."""
+        return self.name.partition("*")[0]
 
     @property
     def function(self) -> str:
         """Its symbol in the library."""
         return self.graph.name
+
+
+@frozen
+class Stacking:
+    """``degree``: microbatches in one call. ``reason``: why it is 1 in a run that has more, or ""."""
+
+    degree: int = 1
+    reason: str = ""
 
 
 @frozen(eq=False)
@@ -89,9 +104,11 @@ class Plan:
     bounds: dict[tuple[str, str], tuple[int, int]]
     identity: dict[str, str]
     diagnostics: tuple[str, ...]
+    stacking: Stacking = Stacking()
 
     def phase(self, name: str) -> Phase:
-        return next(p for p in self.phases if p.name == name)
+        """The phase of that name; of a role that only runs stacked, that one."""
+        return next(p for p in sorted(self.phases, key=lambda p: p.stack) if name in (p.name, p.role))
 
 
 def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> Plan | None:

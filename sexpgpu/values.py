@@ -155,6 +155,7 @@ def sound(value: Any) -> Any:
 BUILTINS: dict[str, Builtin] = {}  # filled by builtins.py
 
 CTX_KEYS = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
+CTX_MOVING = ("microbatch", "records", "stage-records")  # those that differ between the microbatches of a step
 
 FUNCTIONS = (Closure, Builtin, Operator, Model)
 

@@ -54,6 +54,19 @@ def in_type(value: Expr, dtype: str) -> Expr:
     return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
 
 
+def factors(value: Expr, binds: Sequence[Any]) -> tuple[Expr, Expr] | None:
+    """The two factors of a float product, which may stand under a name."""
+    named = next((b.value for b in binds if b.var.same_as(value)), value)
+    is_product = isinstance(named, tirx.Mul) and str(named.ty.dtype) in ("float32", "float64")
+    return (named.a, named.b) if is_product else None
+
+
+def fused(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a b + c, rounded once, and said to be so: LLVM makes one operation of the two where it sees them side by side,
+    which for a short loop follows from what stands around it."""
+    return tirx.call_llvm_pure_intrin(str(c.ty.dtype), "llvm.fma", a, b, c)
+
+
 @attrs.frozen(eq=False)
 class Partial:
     """A sum, product or extremum."""
@@ -73,7 +86,10 @@ class Partial:
         assert self.stage.fold is not None
         point = Point(ctx.virtual)
         value = point.write(in_type(self.stage.value, str(self.acc.dtype)), here)
-        return seq([*point.binds, store(self.acc, self.stage.fold.combine(load(self.acc, slot), value), slot)])
+        product = factors(value, point.binds) if self.stage.fold.kind == "sum" else None
+        before = load(self.acc, slot)
+        after = fused(*product, before) if product else self.stage.fold.combine(before, value)
+        return seq([*point.binds, store(self.acc, after, slot)])
 
     def meet(self, slot: Expr, other: Expr) -> Stmt:
         assert self.stage.fold is not None

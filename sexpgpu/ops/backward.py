@@ -7,6 +7,7 @@ from typing import Any
 from ..types import TensorType
 from .rules import axis_attr
 from .spec import key, op, tensor
+from .stacking import summed
 
 AXIS = key("axis", "int")
 PAIR = [("f32", (3, 5)), ("f32", (3, 5))]
@@ -39,6 +40,7 @@ op("softmax-grad", "The gradient of y = softmax(x) along `axis`: y (dy - sum(dy 
    ref=softmax_grad_ref,
    relax=lambda r, dy, y, axis: r.kernel("softmax-grad", dy, y, axis=axis),
    vjp=softmax_grad_vjp,
+   stack=summed,
    cases=PAIRS)
 
 
@@ -57,6 +59,7 @@ op("log-softmax-grad", "The gradient of y = log-softmax(x) along `axis`: dy - ex
    ref=log_softmax_grad_ref,
    relax=lambda r, dy, y, axis: r.kernel("log-softmax-grad", dy, y, axis=axis),
    vjp=log_softmax_grad_vjp,
+   stack=summed,
    cases=PAIRS)
 
 
@@ -90,5 +93,6 @@ for name, formula, ref in (
        ref=ref,
        relax=lambda r, dy, y, x, axes, eps, name=name: r.kernel(name, dy, y, x, axes=axes, eps=eps),
        vjp=None,  # a run has one backward pass, and nothing differentiates it
+       stack=summed,
        cases=NORMS,
        tolerance=(1e-5, 2e-6))  # the scale carries the roundings of two sums

@@ -13,6 +13,7 @@ from ..types import ShapeFault, TensorType, axis_of, broadcast
 from .reduce import halves_in_f32
 from .rules import NUMBERS, WHOLE, int_range, need, same_dtype
 from .spec import attr, index, key, op, tensor
+from .stacking import added_along, added_at, added_rows, looked_up, taken, windowed
 
 Shape = tuple[int, ...]
 IDS_HINT = "cast indices to an integer dtype"
@@ -74,6 +75,7 @@ op("gather", "Rows of a table by number: table [n ...], ids any shape -> [ids...
    ref=lambda np, table, ids: np.take(table, ids.astype("int64"), axis=0, mode="clip"),
    relax=lambda r, table, ids: r.kernel("gather", table, ids),
    vjp=gather_vjp,
+   stack=looked_up,
    cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8)], {}), ([("f32", (5,)), ("i64", (), 0, 5)], {}),
           ([("i32", (5, 2, 2)), ("u8", (3,), 0, 9)], {}),
           ([("bool", (4, 2)), ("i8", (3,), -3, 9)], {}), ([("bf16", (6, 3)), ("u32", (4,), 0, 2**32)], {}),
@@ -87,6 +89,7 @@ op("scatter-add", "Base [n ...] with updates [ids... ...] added at the rows `ids
    ref=halves_in_f32(scatter_ref),
    relax=lambda r, base, ids, updates: r.kernel("scatter-add", base, ids, updates),
    vjp=scatter_vjp,
+   stack=added_at,
    cases=(([("f32", (5, 3)), ("i32", (2, 4), -2, 8), ("f32", (2, 4, 3))], {}),
           ([("f32", (5,)), ("i64", (40,), 0, 5), ("f32", (40,))], {}),
           ([("i32", (5, 2, 2)), ("u8", (30,), 0, 9), ("i32", (30, 2, 2))], {}),
@@ -112,6 +115,7 @@ op("scatter-rows", "The gradient of gather: zeros of `n` rows, to which the upda
    ref=halves_in_f32(scatter_rows_ref),
    relax=lambda r, updates, ids, n: r.kernel("scatter-rows", updates, ids),
    vjp=lambda b, dy, y, updates, ids, n: (b("gather", dy, ids), None),
+   stack=added_rows,
    cases=(([("f32", (2, 4, 3)), ("i32", (2, 4), -2, 8)], {"n": 5}), ([("f32", (40,)), ("i64", (40,), 0, 5)], {"n": 5}),
           ([("f64", (20, 200)), ("u32", (20,), 0, 6)], {"n": 4}), ([("f32", (2,)), ("i32", (), 1, 2)], {"n": 3}),
           ([("bf16", (5, 3)), ("i32", (5,), 0, 4)], {"n": 4}), ([("f32", (3, 2, 2)), ("u8", (3,), 0, 9)], {"n": 9})))
@@ -159,6 +163,7 @@ op("take-along", "x at the indices `ids` along `:axis`, the last by default; the
    ref=along_ref,
    relax=lambda r, x, ids, axis: r.kernel("take-along", x, ids, axis=axis),
    vjp=along_vjp,
+   stack=taken,
    cases=(([("f32", (3, 5)), ("i32", (3, 2), -2, 8)], {}),
           ([("f32", (2, 5, 3)), ("i64", (2, 4, 1), 0, 5)], {"axis": 1}),
           ([("f32", (5,)), ("u8", (7,), 0, 9)], {}), ([("i32", (1, 5)), ("i32", (4, 2), 0, 5)], {"axis": 1}),
@@ -172,6 +177,7 @@ op("scatter-along", "The gradient of take-along: zeros with `n` places along `ax
    ref=halves_in_f32(scatter_along_ref),
    relax=lambda r, dy, ids, n, axis: r.kernel("scatter-along", dy, ids, axis=axis),
    vjp=lambda b, dz, z, dy, ids, n, axis: (b("take-along", dz, ids, axis=axis), None),
+   stack=added_along,
    cases=(([("f32", (3, 2)), ("i32", (3, 2), -2, 8)], {"n": 5, "axis": 1}),
           ([("f32", (2, 4, 3)), ("i64", (2, 4, 1), 0, 5)], {"n": 5, "axis": 1}),
           ([("f64", (2, 3)), ("i32", (2, 3), 0, 4)], {"n": 4, "axis": 0}),
@@ -257,6 +263,7 @@ op("write-window", "x with the window at `starts`, moved by the scalar `at` alon
    ref=write_ref,
    relax=lambda r, x, part, at, starts, axis: r.kernel("write-window", x, part, at, starts=starts, axis=axis),
    vjp=write_vjp,
+   stack=windowed,
    cases=(([("f32", (4, 5)), ("f32", (2, 3)), ("i32", (), -9, -8)], {"starts": (1, 2), "axis": 0}),
           ([("f32", (4, 5)), ("f32", (2, 3)), ("u8", (), 1, 2)], {"starts": (1, 0), "axis": 1}),
           ([("bool", (4,)), ("bool", (3,)), ("i64", (), 1, 2)], {"starts": (0,), "axis": 0})))
@@ -267,6 +274,7 @@ op("read-window", "The window of `sizes` that write-window would replace.",
    ref=lambda np, x, at, starts, axis, sizes: x[window(np, at, starts, axis, x.shape, sizes)],
    relax=lambda r, x, at, starts, axis, sizes: r.kernel("read-window", x, at, starts=starts, axis=axis),
    vjp=read_vjp,
+   stack=windowed,
    cases=(([("f32", (4, 5)), ("i32", (), 9, 10)], {"starts": (1, 2), "axis": 0, "sizes": (2, 3)}),
           ([("i32", (4, 5)), ("i32", (), 1, 2)], {"starts": (1, 0), "axis": 1, "sizes": (1, 4)}),
           ([("bf16", (4,)), ("i64", (), -3, -2)], {"starts": (0,), "axis": 0, "sizes": (2,)})))

@@ -9,6 +9,7 @@ from ..types import ShapeFault, TensorType, broadcast
 from .reduce import halves_in_f32
 from .rules import NUMBERS, need, same_dtype
 from .spec import op, tensor
+from .stacking import product as stacked_product
 
 
 def flags(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +67,7 @@ op("matmul", "Product of matrices: [.. m k] by [.. k n] -> [.. m n]; leading axe
    ref=halves_in_f32(product_ref),
    relax=lambda r, x, y, ta, tb: r.kernel("matmul", x, y, ta=ta, tb=tb),
    vjp=product_vjp,
+   stack=stacked_product,
    cases=(([("f32", (3, 4)), ("f32", (4, 5))], {}), ([("f32", (4, 3)), ("f32", (5, 4))], {"ta": True, "tb": True}),
           ([("f32", (2, 3, 4)), ("f32", (4, 5))], {}), ([("f32", (2, 3, 4)), ("f32", (5, 4))], {"tb": True}),
           ([("f32", (2, 4, 3)), ("f32", (4, 5))], {"ta": True}),

@@ -10,6 +10,7 @@ from ..types import ShapeFault, TensorType, broadcast
 from .reduce import HALVES, halves_in_f32, in_f32, in_wide
 from .rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
+from .stacking import as_given, attended, pointwise, summed
 
 HINT = "cast it to a float dtype first"
 X = (tensor("x"),)
@@ -68,6 +69,7 @@ op("softmax", "exp of each element over the sum of exp along `:axis`, the last b
    relax=in_f32(lambda r, x, axis: r.nn.softmax(x, axis)),
    vjp=widening(softmax_vjp),
    onnx=lambda o, x, axis: o("Softmax", x, axis=axis),
+   stack=summed,
    cases=AXIS_CASES)
 
 op("log-softmax", "log of softmax along `:axis`, the last by default, without overflow. bf16 and f16 are computed "
@@ -77,6 +79,7 @@ op("log-softmax", "log of softmax along `:axis`, the last by default, without ov
    relax=in_f32(lambda r, x, axis: r.nn.log_softmax(x, axis)),
    vjp=widening(log_softmax_vjp),
    onnx=lambda o, x, axis: o("LogSoftmax", x, axis=axis),
+   stack=summed,
    cases=AXIS_CASES)
 
 
@@ -172,6 +175,7 @@ for name, formula, ref, vjp in (
        ref=halves_in_f32(ref),
        relax=lambda r, x, axes, eps, name=name: r.kernel(name, x, axes=axes, eps=eps),
        vjp=widening(vjp),
+       stack=summed,
        cases=NORM_CASES,
        tolerance=(1e-5, 2e-6))  # the scale carries the roundings of two sums
 
@@ -269,6 +273,7 @@ op("attend", "attention of many small heads as one kernel: q [.. q d], k [.. k d
    ref=attention_ref,
    relax=lambda r, *xs, causal: r.kernel("attend", *xs, causal=causal),
    vjp=attend_vjp,
+   stack=attended,
    cases=ATTEND_CASES)
 
 op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor "
@@ -340,9 +345,11 @@ op("dropout", "x with each element set to 0 with probability `rate`, the others 
 
 op("stop-gradient", "x; no gradient flows through it.",
    group="control", args=X, type=lambda x: x, ref=lambda np, x: x, relax=lambda r, x: x, vjp=ZERO_GRAD,
+   stack=pointwise,
    cases=((F, {}), ([("i32", (3,), 0, 9)], {}), ([("bool", (3,))], {})), grad_cases=())
 
 op("barrier", "x, once `after` is known, and never taken for equal to x: what a recomputed checkpoint body reads.",
    group="control", internal=True, args=(tensor("x"), index("after")), type=lambda x, after: x,
    ref=lambda np, x, after: x, relax=lambda r, x, after: x, vjp=lambda b, dy, y, x, after: (dy, None),
+   stack=as_given,
    cases=(([("f32", (3, 5)), ("f32", ())], {}), ([("bool", (3,)), ("f32", (2,))], {})))

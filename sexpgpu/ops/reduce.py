@@ -13,6 +13,7 @@ from typing import Any
 from ..types import TensorType
 from .rules import BOOLS, FLOATS, NUMBERS, axes_of, axis_attr, need
 from .spec import ZERO_GRAD, key, op, tensor
+from .stacking import shifted, summed
 
 ARGS = (tensor("x"), key("axes", "ints", None), key("keepdims", "bool", False))
 AXIS_ARGS = (tensor("x"), key("axis", "int", -1), key("keepdims", "bool", False))
@@ -217,6 +218,7 @@ op("sum", "Sum over `:axes`, all of them by default; `:keepdims true` leaves eac
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype)),
    relax=wrapping("sum"),
    vjp=lambda b, dy, y, x, axes, keepdims: (spread(b, dy, x, axes, keepdims),),
+   stack=summed,
    cases=CASES + COUNTS + HALF + (([("i32", (5, 7), -(2**31), 2**31)], {"axes": (1,)}), ([("f32", ())], {}),
    ([("f32", (2, 3))], {"axes": ()})))
 
@@ -230,6 +232,7 @@ op("prod", "Product over `:axes`, all of them by default.",
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.prod(x, axis=axes, keepdims=keepdims, dtype=x.dtype)),
    relax=wrapping("prod"),
    vjp=prod_vjp,
+   stack=summed,
    cases=CASES + COUNTS + HALF + (([("i32", (5, 7), -(2**31), 2**31)], {"axes": (1,)}),),
    tolerance=(4e-6, 2e-6))  # one rounding a factor, in another order than NumPy's
 
@@ -239,6 +242,7 @@ for name, word, way in (("reduce-max", "largest", "max"), ("reduce-min", "smalle
        ref=lambda np, x, axes=None, keepdims=False, way=way: getattr(np, way)(x, axis=axes, keepdims=keepdims),
        relax=extremum(way),
        vjp=extremum_vjp,
+       stack=shifted,
        cases=CASES + COUNTS + HALF)
 
 for name, word in (("argmax", "largest"), ("argmin", "smallest")):
@@ -247,6 +251,7 @@ for name, word in (("argmax", "largest"), ("argmin", "smallest")):
        ref=extreme_index(name),
        relax=lambda r, x, axis, keepdims, name=name: r.kernel(name, x, axis=axis, keepdims=keepdims),
        vjp=ZERO_GRAD,
+       stack=shifted,
        cases=((F, {}), (F, {"axis": 0, "keepdims": True}), ([("f64", (2, 3, 4))], {"axis": 1}),
               ([("i32", (4, 9), 0, 3)], {}),
               ([("u8", (4, 9), 0, 3)], {"axis": 0}), ([("i64", (9,), -3, 3)], {}), ([("bf16", (3, 40))], {}),
@@ -280,6 +285,7 @@ op("cumsum", "Running sums along `:axis`, the last by default; `:reverse true` s
    ref=halves_in_f32(cumsum_ref),
    relax=lambda r, x, axis, reverse: r.kernel("cumsum", x, axis=axis, reverse=reverse),
    vjp=lambda b, dy, y, x, axis, reverse: (b("cumsum", dy, axis=axis, reverse=not reverse),),
+   stack=shifted,
    cases=((F, {}), (F, {"axis": 0, "reverse": True}), ([("f32", (2, 100, 3))], {"axis": 1}),
           ([("f32", (131,))], {"reverse": True}),
           ([("f64", (2, 70))], {}), ([("i32", (4, 5), -9, 9)], {"axis": 0}), ([("i64", (200,), -9, 9)], {}),

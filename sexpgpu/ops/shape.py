@@ -8,6 +8,7 @@ from typing import Any
 from ..types import DTYPES, ShapeFault, TensorType, axis_of, broadcast, check_shape
 from .rules import WHOLE, axes_of, axis_attr, held, int_range, numpy_dtype, same_dtype
 from .spec import attr, key, op, tensor, tensors
+from .stacking import changed, pointwise, shifted, spread
 
 X = (tensor("x"),)
 Attrs = dict[str, Any]
@@ -229,6 +230,7 @@ op("reshape", "The elements of x, in row-major order, in another shape of as man
    ref=lambda np, x, shape: np.reshape(x, shape),
    relax=lambda r, x, shape: r.reshape(x, shape),
    vjp=lambda b, dy, y, x, shape: (b("reshape", dy, shape=x.type.shape),),
+   stack=changed(lambda k, attrs: {"shape": (k, *attrs["shape"])}),
    cases=(([("f32", (3, 4))], {"shape": (2, -1)}), ([("f32", (1, 1))], {"shape": ()}), ([("i32", ())], {"shape": (1,)}),
           ([("bool", (2, 3, 5))], {"shape": (5, 6)}), ([("bf16", (6,))], {"shape": (2, 3)})))
 
@@ -239,6 +241,7 @@ op("transpose", "x with its axes in the order `perm` (result axis i is axis perm
    relax=lambda r, x, perm: r.permute_dims(x, list(perm)) if perm else x,
    vjp=transpose_vjp,
    onnx=lambda o, x, perm: o("Transpose", x, perm=list(perm)),
+   stack=changed(lambda k, attrs: {"perm": (0, *(i + 1 for i in attrs["perm"]))}),
    cases=(([("f32", (3, 5))], {}), ([("f32", (2, 3, 5))], {"perm": (1, 2, 0)}),
           ([("i32", (2, 3, 1, 4))], {"perm": (0, -2, 1, 3)}),
           ([("f32", ())], {}), ([("bool", (5, 7))], {"perm": (1, 0)})))
@@ -263,6 +266,7 @@ op("broadcast", "x repeated to `shape`, as an elementwise operator would: axes o
    ref=lambda np, x, shape: np.broadcast_to(x, shape),
    relax=lambda r, x, shape: r.broadcast_to(x, shape) if r.dtype(x) != "bf16" else r.kernel("spread-bf16", x),
    vjp=lambda b, dy, y, x, shape: (b.fit(dy, x),),
+   stack=spread,
    cases=(([("f32", (3, 1))], {"shape": (2, 3, 4)}), ([("f32", ())], {"shape": (5,)}),
           ([("i32", (1, 3))], {"shape": (4, 3)}),
           ([("bool", (1,))], {"shape": (33,)}), ([("bf16", (3, 1))], {"shape": (3, 16)}),
@@ -275,6 +279,7 @@ op("concat", "The tensors of one dtype one after another along `:axis` (0 by def
    relax=lambda r, x, *xs, axis: r.kernel("concat", x, *xs, axis=axis) if xs else x,
    vjp=concat_vjp,
    onnx=lambda o, *xs, axis: o("Concat", *xs, axis=axis),
+   stack=shifted,
    cases=(([("f32", (2, 3)), ("f32", (4, 3))], {}), ([("f32", (2, 3)), ("f32", (2, 1)), ("f32", (2, 5))], {"axis": -1}),
           ([("i32", (3,))], {}), ([("bool", (3,)), ("bool", (4,))], {"axis": 0})))
 
@@ -299,6 +304,7 @@ op("slice", "The elements of x from `:from` (0 by default) up to, without, `:to`
    normal=slice_normal, type=slice_type, ref=cut,
    relax=lambda r, x, axis, start, stop: r.strided_slice(x, [axis], [start], [stop]),
    vjp=slice_vjp,
+   stack=shifted,
    cases=(([("f32", (5, 4))], {"axis": 1, "from": 1, "to": 3}), ([("f32", (5, 4))], {"from": -2}),
           ([("f32", (3, 7))], {"axis": -1, "to": -1}),
           ([("i32", (9,))], {"from": 3, "to": 4}), ([("bool", (9, 2))], {"from": 3})))
@@ -308,6 +314,7 @@ op("pad", "x with `value` (0 by default) around it: `widths` is a vector of [bef
    ref=lambda np, x, widths, value: np.pad(x, widths, constant_values=x.dtype.type(value)) if widths else x,
    relax=lambda r, x, widths, value: pad_relax(r, x, widths, value),
    vjp=pad_vjp,
+   stack=changed(lambda k, attrs: {**attrs, "widths": ((0, 0), *attrs["widths"])}),
    cases=(([("f32", (3, 4))], {"widths": ((1, 2), (0, 3))}), ([("f32", (3,))], {"widths": ((0, 0),), "value": 1.5}),
           ([("i32", (2, 2))], {"widths": ((1, 0), (0, 1)), "value": -1}), ([("bool", (3,))], {"widths": ((2, 2),)}),
           ([("f32", ())], {"widths": ()}), ([("bf16", (16,))], {"widths": ((16, 8),), "value": 0.5})))
@@ -319,6 +326,7 @@ op("flip", "x in the opposite order along each of `axes`.",
    ref=lambda np, x, axes: np.flip(x, axes),
    relax=flip_relax,
    vjp=lambda b, dy, y, x, axes: (b("flip", dy, axes=axes),),
+   stack=shifted,
    cases=(([("f32", (3, 4))], {"axes": (0,)}), ([("f32", (3, 4, 2))], {"axes": (-1, 0)}),
           ([("i32", (5,))], {"axes": (0,)}),
           ([("bool", (5, 3))], {"axes": (1,)})))
@@ -341,6 +349,7 @@ op("cast", "x in another dtype. Float to integer truncates toward zero, holds at
    group="shape", args=(*X, attr("dtype", "dtype")),
    type=lambda x, dtype: TensorType(x.shape, dtype),
    ref=cast_ref, relax=cast_relax, vjp=cast_vjp,
+   stack=pointwise,
    cases=(([("f32", (3, 5), -9.0, 9.0)], {"dtype": "i32"}), ([("f32", (40,), -9e9, 9e9)], {"dtype": "i32"}),
           ([("f32", (40,), -300.0, 300.0)], {"dtype": "u8"}), ([("f32", (9,), -1e10, 1e10)], {"dtype": "u32"}),
           ([("f64", (9,), -1e19, 1e19)], {"dtype": "i64"}), ([("bf16", (40,), -300.0, 300.0)], {"dtype": "i8"}),

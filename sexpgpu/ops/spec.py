@@ -87,6 +87,8 @@ class Op:
     number:  its meaning on plain numbers at trace time (Python's math); None where a tensor is needed
     onnx:    (o, *names, **attrs) -> name, or None where ONNX has no such operator
     expand:  (b, *xs, **attrs) -> Value
+    stack:   (s, name, lanes, attrs) -> Value, the operator on k copies of its arguments: see stacking.py; None where
+             it is each copy by itself, or elementwise (the groups arithmetic and logic)
     cases:   ((types, attrs), ...) inputs of the generated tests; a type is (dtype, shape) or (dtype, shape, low, high)
              where values are drawn from [low, high)
     grad_cases: like cases, for the gradient test; None: the float cases of ``cases``
@@ -105,6 +107,7 @@ class Op:
     number: Callable[..., Any] | None = None
     onnx: Callable[..., str] | None = None
     expand: Callable[..., Any] | None = None
+    stack: Callable[..., Any] | None = None
     cases: tuple[Any, ...] = ()
     grad_cases: tuple[Any, ...] | None = None
     tolerance: tuple[float, float] = (2e-6, 2e-6)
