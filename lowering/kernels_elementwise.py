@@ -186,7 +186,8 @@ def mask_of(x: Any, out: TensorType) -> Any:
 
 
 def divisible(x: Any, y: Any, out: TensorType) -> tuple[Any, Any]:
-    """Dividend and divisor that never trap and give what is stated: 0 / 1 for x / 0, x / 1 for the smallest / -1."""
+    """Dividend and divisor of 64 bits that never trap and give what is stated: 0 / 1 for x / 0, x / 1 for the smallest
+    / -1."""
     fits = nonzero = mask_of(y, out)
     if out.kind == "int":
         least = num(-(2 ** (DTYPES[out.dtype].bits - 1)), x)
@@ -194,9 +195,22 @@ def divisible(x: Any, y: Any, out: TensorType) -> tuple[Any, Any]:
     return x & nonzero, (y & fits) | (~fits & num(1, y))
 
 
+def wide_quotient(x: Any, y: Any) -> tuple[Any, Any, Any]:
+    """Integers of 32 bits at most as f64, and their quotient: machines divide vectors of f64 and none of integers, and
+    without traps. Rounded, a quotient never reaches the next whole number, from which it is 1 / y away at least."""
+    x, y = x.astype("float64"), y.astype("float64")
+    return x, y, x / y
+
+
 @pointwise("quot")
 def quot(x: Any, y: Any, out: TensorType) -> Any:
-    return tirx.truncdiv(*divisible(x, y, out))
+    d = DTYPES[out.dtype]
+    if d.bits == 64:
+        return tirx.truncdiv(*divisible(x, y, out))
+    x, y, q = wide_quotient(x, y)
+    above = num(2.0 ** (d.bits - 1), q)  # the smallest by -1, which is itself
+    q = tirx.Select(q == above, -above, q) if d.kind == "int" else q
+    return tirx.Select(y == num(0.0, y), num(0.0, q), q).astype(d.numpy)
 
 
 @pointwise("mod")
@@ -205,6 +219,9 @@ def mod(x: Any, y: Any, out: TensorType) -> Any:
     if DTYPES[out.dtype].bits == 16:
         wide = TensorType(out.shape, "f32")
         return mod(x.astype("float32"), y.astype("float32"), wide).astype(DTYPES[out.dtype].numpy)
+    if not is_float(out.dtype) and DTYPES[out.dtype].bits <= 32:
+        x, y, q = wide_quotient(x, y)
+        return tirx.Select(y == num(0.0, y), num(0.0, x), x - y * tirx.floor(q)).astype(DTYPES[out.dtype].numpy)
     r = tirx.Mod(x, y) if is_float(out.dtype) else tirx.truncmod(*divisible(x, y, out))
     if out.kind == "uint":
         return r
@@ -329,9 +346,7 @@ def iota(out: TensorType, axis: int) -> Any:
 def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | int | bool) -> Any:
     def element(*i: Any) -> Any:
         inside = [
-            side
-            for j, start, n in zip(i, before, x.shape, strict=True)
-            for side in (j >= start, j < start + int(n))
+            side for j, start, n in zip(i, before, x.shape, strict=True) for side in (j >= start, j < start + int(n))
         ]
         filled = tirx.const(value, x.dtype)
         return tirx.if_then_else(tirx.all(*inside), x(*(j - n for j, n in zip(i, before, strict=True))), filled)

@@ -1,4 +1,4 @@
-"""Philox draws to the bit, and one kernel for all equal layers."""
+"""Philox draws to the bit, whole quotients, and one kernel for all equal layers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from lowering_runs import T, compiled, graph, inputs, reference, run_functions, sample
 
 from sexpgpu.graph import Builder, Graph
+from sexpgpu.types import DTYPES
 
 pytestmark = pytest.mark.build
 
@@ -97,3 +98,24 @@ def test_a_nan_is_found_in_vectors(dtype: str):
     body = tirx.For(i, 0, 8, tirx.ForKind.VECTORIZED, tirx.BufferStore(y, value, [i]))
     made = tirx.transform.VectorizeLoop()(IRModule({"main": tirx.PrimFunc([x, y], body)}))
     assert "x[T.Ramp(0, 1, 8)]" in made.script()
+
+
+def near_multiples(dtype: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Dividends of every size, exact multiples and their neighbours, by divisors of every size, 0 and the ends."""
+    least, most, n = np.iinfo(dtype).min, np.iinfo(dtype).max, 1 << 14
+    y = rng.integers(least, most, n, "int64", endpoint=True) >> rng.integers(0, np.iinfo(dtype).bits, n)
+    x = rng.integers(least, most, n, "int64", endpoint=True)
+    x = np.clip(np.where(rng.random(n) < 0.7, x // np.where(y == 0, 1, y) * y + rng.integers(-1, 2, n), x), least, most)
+    ends = np.array([(a, b) for a in (least, most, 0) for b in (least, most, 0, 1, -1, 2) if b >= least], "int64").T
+    return np.concatenate([ends[0], x]).astype(dtype), np.concatenate([ends[1], y]).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["i32", "u32", "i8"])
+def test_integers_divided_as_floats_are_divided_exactly(dtype: str):
+    arrays = near_multiples(DTYPES[dtype].numpy, np.random.default_rng(1))
+    b = Builder()
+    x, y = inputs(b, x=T(dtype, len(arrays[0])), y=T(dtype, len(arrays[0])))
+    g = graph("divide", [x, y], quot=b("quot", x, y), mod=b("mod", x, y))
+    made = run_functions(compiled(g), {"divide": list(arrays)})["divide"]
+    for got, want in zip(made, reference(g, list(arrays)), strict=True):
+        np.testing.assert_array_equal(got, want)
