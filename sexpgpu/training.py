@@ -58,10 +58,10 @@ def batch(t: Tracer, loader: Loader, made: dict[str, TensorType], absent: dict[s
     fields = loader.batched()
 
     def read(name: str, span: Span) -> Any:
-        if name in made:
-            return t.port("generated", name, made[name])
         if name in fields:
             return t.port("field", name, fields[name])
+        if name in made:
+            return t.port("generated", name, made[name])
         if name in absent:
             raise UserError(
                 codes.CONTRACT_GENERATED,

@@ -1,0 +1,74 @@
+"""What of the page on generation is about the compiled code: the bits of its draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from artifacts import run as runner
+from artifacts import tarball
+from artifacts.cpu import CpuDevice
+from sexpgpu.diagnostics import Report
+from sexpgpu.phases import trace_run
+from sexpgpu.runfile import load
+from tests.conftest import build
+from tests.runner.support import contents
+from tests.support import run_text
+from tests.test_oracle import devices, generated
+
+from .support import generate, prepare, records
+
+pytestmark = pytest.mark.build
+
+SALT = ":salt (+ trip (* 8 (+ (* 65536 (getf ctx :step)) (getf ctx :microbatch))))"
+INIT = (
+    "(list :s (field batch :x) :bits (zeros [96 257] :dtype :u32) :picks (zeros [96] :dtype :i32) :z (zeros [96 257]))"
+)
+STEP = f"""(list :s (+ (getf state :s) (* 0.1 (random-normal [4 3] {SALT})))
+       :bits (bit-xor (getf state :bits) (random-bits [96 257] {SALT}))
+       :picks (+ (getf state :picks) (random-categorical (getf state :z) {SALT}))
+       :z (+ (random-normal [96 257] {SALT}) (where (random-bernoulli [96 257] 0.3 {SALT}) 1.0 0.0)))"""
+PARTS = {
+    "generate": generate(3, INIT, STEP),
+    "prepare": prepare(x="(field batch :s)", z="(field batch :z)"),
+    "objective": "(defobjective (inputs ctx) (+ (mean (getf inputs :z))"
+    " (mean (cross-entropy (model (* (getf inputs :x) (mean (getf inputs :z)))) (getf inputs :y)))))",
+    "run": "(defrun r :model m :loader d :seed 9 :steps 4 :microbatches 2 :checkpoint-every 1)",
+}
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drawing")
+    (folder / "run.sx").write_text(run_text(**PARTS))
+    np.savez(folder / "d.npz", **records(22, 1))  # type: ignore[arg-type]
+    return build(folder / "run.sx", folder / "run.tar")
+
+
+def go(artifact: Path, out: Path, *more: str) -> int:
+    return runner.main([str(artifact), "--out", str(out), "--data", str(artifact.parent), "-q", *more])
+
+
+def test_s21_draws_do_not_hang_on_threads(drawing: Path, tmp_path: Path) -> None:
+    """21: of any number of threads, and after a resume, the weights and the generated integers are the same bytes;
+    the integers are the interpreter's."""
+    for threads in ("1", "2", "3"):
+        assert go(drawing, tmp_path / threads, "--threads", threads) == 0
+    assert go(drawing, tmp_path / "cut", "--threads", "2", "--steps", "1") == 0
+    assert go(drawing, tmp_path / "cut", "--threads", "3", "--resume") == 0
+    whole = contents(tmp_path / "1", 4)
+    assert [contents(tmp_path / n, 4) == whole for n in ("2", "3", "cut")] == [True] * 3
+    report = Report()
+    plan = trace_run(load(str(drawing.parent / "run.sx"), report), report)  # type: ignore[arg-type]
+    assert plan
+    with tarball.open(str(drawing)) as artifact:
+        _, oracle = devices(artifact, plan)
+        made = [generated(artifact, d, drawing.parent) for d in (*(CpuDevice(artifact, n) for n in (1, 2)), oracle)]
+    for one, two, want in zip(*made, strict=True):
+        np.testing.assert_array_equal(one, two)
+        if want.dtype.kind in "iu":
+            np.testing.assert_array_equal(one, want)
+        else:  # log and cos differ in the last bit
+            np.testing.assert_allclose(one, want, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,130 @@
+"""Sentences 36 to 41 of the page on generation: a phase of the step, its signals, reports and identity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from artifacts import session
+from artifacts.options import parse
+from artifacts.report import Console
+from artifacts.signals import Stop, Stopped
+from sexpgpu.explain import explain
+from tests.runner.support import contents, metrics, steps
+from tests.support import plan_of, run_text
+
+from .support import TWO, Case, generate, given, of_phase, passing, prepare
+
+TRIPS = 3
+OWN = {
+    "generate": generate(
+        TRIPS,
+        step="(list :s (+ (getf state :s) (random-normal [4 3]"
+        " :salt (+ trip (* 8 (+ (* 64 (getf ctx :step)) (getf ctx :microbatch)))))))",
+        finish="(list :t (getf state :s))",
+    ),
+    "prepare": "(defprepare (batch ctx) (counter :rows 4) (list :x (field batch :t) :y (field batch :y)))",
+    "passes": passing(),
+    "run": TWO.replace(":steps 2", ":steps 3 :checkpoint-every 2"),
+}
+
+
+class StopAt(Stop):
+    """A stop that comes at the k-th look, and how often was looked before each call of a phase."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.left, self.looks = k, 0
+
+    def look(self) -> None:
+        self.looks += 1
+        self.left -= 1
+        if self.left == 0:
+            raise Stopped(15)
+
+
+def stopped(case: Case, out: Path, k: int, *more: str) -> tuple[int, int]:
+    """(exit status, looks) of a run that is stopped at its k-th look."""
+    stop = StopAt(k)
+    options = parse([case.path, "--out", str(out), "--data", str(Path(case.path).parent), "-q", *more])
+    return session.run(options, Console(quiet=True), stop, case.device), stop.looks
+
+
+def test_s36_a_signal_is_looked_for_before_every_trip(tmp_path: Path) -> None:
+    """36: one look more a trip."""
+    found = []
+    for trips in (1, 2, 6):
+        text = run_text(generate=generate(trips), prepare=prepare(s="(field batch :s)"), run=TWO)
+        status, looks = stopped(Case.of(tmp_path / str(trips), text), tmp_path / f"out-{trips}", 10**9)
+        assert status == 0
+        found.append(looks)
+    assert found[1] - found[0] == 2 * 2 * 1 and found[2] - found[1] == 2 * 2 * 4
+
+
+def test_s37_a_stop_abandons_the_step_and_the_resume_takes_it_again(tmp_path: Path) -> None:
+    """37: stopped at each look, the run ends with the bytes and the log of the one that was never stopped."""
+    case, whole = Case.of(tmp_path, run_text(**OWN)), tmp_path / "whole"
+    status, looks = stopped(case, whole, 10**9)
+    assert status == 0 and looks > 3 * 2 * (TRIPS + 2)
+    for k in range(1, looks + 1):
+        out = tmp_path / f"stop-{k}"
+        assert stopped(case, out, k) == (128 + 15, k)
+        if k <= 2 * 2 * (TRIPS + 2):  # the pass comes after step 2
+            assert steps(out)[-1] == (k - 1) // (2 * (TRIPS + 2))
+        assert case.go(out, "--resume") == 0
+        assert contents(out, 3) == contents(whole, 3) and metrics(out) == metrics(whole), k
+
+
+def test_s38_explain_lists_the_generator_s_graphs_under_the_training_step() -> None:
+    """38: each with its operators, and the trips; no phase that is not there."""
+    text = explain(plan_of(**OWN))
+    step = text[text.index("training step") :]
+    lines = [line.strip() for line in step.splitlines()]
+    starts = [
+        next(i for i, line in enumerate(lines) if line.startswith(f"generate.{n} ")) for n in ("init", "step", "finish")
+    ]
+    assert starts == sorted(starts) and starts[-1] < next(
+        i for i, line in enumerate(lines) if line.startswith("train ")
+    )
+    assert f"{TRIPS} trips" in lines[starts[1]] and "philox" in lines[starts[1]]
+    assert "generate.finish" not in explain(plan_of(generate=generate(), run=TWO))
+
+
+def test_s40_a_generator_adds_nothing_to_a_checkpoint(tmp_path: Path) -> None:
+    """40: the same files with the same tensors, and the same cursor, as without one."""
+    plain = {"prepare": "(defprepare (batch ctx) (counter :rows 4) (list :x (field batch :x) :y (field batch :y)))"}
+    found = []
+    for name, parts in (("with", OWN), ("without", {**OWN, **plain, "generate": ""})):
+        case, out = Case.of(tmp_path / name, run_text(**parts)), tmp_path / f"out-{name}"
+        assert case.go(out) == 0
+        loaded = session.store.find(str(out), True, print)
+        found.append(
+            (
+                sorted(contents(out, 3)),
+                sorted(loaded.params),
+                sorted(loaded.optim),
+                loaded.entry.cursor,
+                sorted(loaded.entry.identity),
+            )
+        )
+    assert found[0] == found[1]
+
+
+def test_s41_the_trip_is_an_input_like_the_step(tmp_path: Path) -> None:
+    """41: one graph, whatever the number of trips; the trip comes to it as a number."""
+    few, many = (plan_of(**{**OWN, "generate": OWN["generate"].replace(":trips 3", f":trips {n}")}) for n in (2, 2000))
+    a, b = (plan.phase("generate.step") for plan in (few, many))
+    assert a.inputs == b.inputs and str([v.op for v in a.graph.values()]) == str([v.op for v in b.graph.values()])
+    trips = given(Case.of(tmp_path, run_text(**OWN)).calls(), "generate.step", "trip:")
+    assert [int(t) for t in trips] == [0, 1, 2] * 2 and np.asarray(trips).dtype == np.int64
+    assert {"step", "microbatch"} <= {p.name for p in a.inputs if p.kind == "ctx"}
+
+
+def test_s41_what_a_step_makes_hangs_on_nothing_but_its_inputs(tmp_path: Path) -> None:
+    """41: the phases' calls of two runs are the same, one by one."""
+    one, two = (Case.of(tmp_path / n, run_text(**OWN)).calls(2) for n in "ab")
+    assert [c.phase for c in one] == [c.phase for c in two] and len(of_phase(one, "generate.step")) == 12
+    for a, b in zip(one, two, strict=True):
+        for name in a.made:
+            np.testing.assert_array_equal(a.made[name], b.made[name])
