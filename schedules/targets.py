@@ -16,6 +16,28 @@ FLAGS_V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 FLAGS_V4 = (*FLAGS_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 
 
+@attrs.frozen
+class Rates:
+    """What a nominal machine of the target does: two threads, since an artifact's bytes may not depend on the builder's.
+
+    ``flops``    multiplications and additions a second, of one thread, in our best products
+    ``bytes``    a second that a kernel of one thread reads and writes, of tensors in the cache
+    ``threads``  how many share a kernel
+    ``launch``   seconds of a kernel that does nothing, on one thread
+    ``fork``     seconds more where threads share it
+    ``call``     seconds of a call of a phase without kernels, and of what the runner's loop does around it
+    ``port``     seconds more for each input and output
+    """
+
+    flops: float
+    bytes: float
+    threads: int
+    launch: float
+    fork: float
+    call: float
+    port: float
+
+
 @attrs.frozen(eq=False)  # one of a name, or evolved from one: it is a key of what was worked out for it
 class Target:
     """One kind of machine.
@@ -26,6 +48,7 @@ class Target:
     ``lanes``      f32 values in one vector register
     ``registers``  vector registers
     ``rules``      schedule rules, in the order in which they are tried
+    ``rates``      what sexpgpu/cost.py reckons with
     ``functions``  f32 functions, by TVM's name, that a kernel writes out step by step: call -> (named steps, value)
     """
 
@@ -36,20 +59,28 @@ class Target:
     lanes: int
     registers: int
     rules: tuple[Rule, ...]
+    rates: Rates
     functions: Mapping[str, Callable[[Any], Any]] = {}
 
 
-def _x86(level: str, flags: tuple[str, ...], lanes: int, registers: int) -> Target:
+# v3: docs/performance.md. v4 has twice the lanes; its other figures are those of v3, as it could not be measured. aarch64:
+# the data sheet's 8 operations a cycle at 1.5 GHz, the rest scaled with the clock; not measured either.
+_V3 = Rates(flops=80e9, bytes=30e9, threads=2, launch=0.5e-6, fork=1.3e-6, call=20e-6, port=0.3e-6)
+_V4 = attrs.evolve(_V3, flops=160e9)
+_A72 = Rates(flops=12e9, bytes=6e9, threads=2, launch=1e-6, fork=3e-6, call=50e-6, port=0.7e-6)
+
+
+def _x86(level: str, flags: tuple[str, ...], lanes: int, registers: int, rates: Rates) -> Target:
     tvm = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": f"x86-64-{level}"}
-    return Target(f"cpu-x86-64-{level}", tvm, "x86_64", flags, lanes, registers, RULES)
+    return Target(f"cpu-x86-64-{level}", tvm, "x86_64", flags, lanes, registers, RULES, rates)
 
 
 def _aarch64() -> Target:
     tvm = {"kind": "llvm", "mtriple": "aarch64-unknown-linux-gnu", "mcpu": "cortex-a72"}
-    return Target("cpu-aarch64", tvm, "aarch64", ("asimd", "fp"), 4, 32, RULES)
+    return Target("cpu-aarch64", tvm, "aarch64", ("asimd", "fp"), 4, 32, RULES, _A72)
 
 
-_ALL = (_x86("v4", FLAGS_V4, 16, 32), _x86("v3", FLAGS_V3, 8, 16), _aarch64())
+_ALL = (_x86("v4", FLAGS_V4, 16, 32, _V4), _x86("v3", FLAGS_V3, 8, 16, _V3), _aarch64())
 TARGETS: dict[str, Target] = {target.name: target for target in _ALL}  # of one machine, the one to prefer first
 
 

@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from . import __version__, codes, interrupt
+from .cost import Rates
 from .diagnostics import UserError
 from .members import data_members, source_members
 from .phases import Phase, Plan, Port
@@ -92,6 +93,11 @@ def targets() -> dict[str, str]:
 
     rows = {n: f"{t.machine}, needs {' '.join(t.cpu_flags)}" for n, t in TARGETS.items()}
     return {"cpu": f"{' and '.join(t.name for t in default())} in one artifact: the default", **rows}
+
+
+def rates(target: Any) -> Rates:
+    """What the cost model reckons with for one of the schedules' targets."""
+    return Rates(**asdict(target.rates))
 
 
 @frozen

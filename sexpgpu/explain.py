@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from . import cost
 from .graph import Graph, Value
 from .phases import Phase, Plan
 from .settings import Loader
@@ -52,7 +53,7 @@ def phase_rows(plan: Plan) -> list[Sequence[str]]:
                 str(len(phase.inputs)),
                 str(len(phase.outputs)),
                 str(operators),
-                f"{flops(phase.graph) / 1e6:.2f}",
+                f"{cost.flops(phase.graph) / 1e6:.2f}",
                 f"{live:.2f}",
             )
         )
@@ -60,12 +61,10 @@ def phase_rows(plan: Plan) -> list[Sequence[str]]:
 
 
 def calls(plan: Plan, phase: Phase) -> str:
-    m = plan.settings.microbatches
-    if phase.name == "generate.step":
-        return str(m * (plan.trips or 0))
-    if phase.name in ("generate.init", "generate.finish", "train"):
-        return str(m)
-    return {"update": "1", "init": "once"}.get(phase.name, "pass")
+    """A step, or the occasion of phases that no step calls."""
+    if phase.name == "init" or phase.name.startswith("eval."):
+        return "once" if phase.name == "init" else "pass"
+    return str(cost.calls(phase, plan.phases, plan.settings, plan.trips))
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -97,23 +96,6 @@ def histogram(graph: Graph, most: int = 8) -> str:
     counts = Counter(v.op for v in graph.values() if v.op)
     shown = " ".join(f"{n} {op}" for op, n in counts.most_common(most))
     return shown + (" ..." if len(counts) > most else "") if counts else "its inputs as they are"
-
-
-def flops(graph: Graph) -> int:
-    """Multiplications and additions: 2 m n k for a matmul, one an element for all else but moves."""
-    return sum(
-        2 * v.type.size * inner(v) if v.op == "matmul" else v.type.size
-        for v in graph.values()
-        if v.op and v.op not in MOVES
-    )
-
-
-MOVES = {"reshape", "transpose", "broadcast", "full", "constant", "slice", "expand-dims", "squeeze", "stop-gradient"}
-
-
-def inner(v: Value) -> int:
-    """The summed dimension of a matmul."""
-    return v.args[0].type.shape[-2 if v.attrs.get("ta") else -1]
 
 
 def live_bytes(graph: Graph) -> int:

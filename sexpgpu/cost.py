@@ -1,0 +1,144 @@
+"""What a step costs, from its graphs alone: flops, bytes, kernels, calls and, at a target's rates, seconds.
+
+A kernel takes the longer of its work at the peak rate and its bytes at the memory's rate, shared among threads where that
+pays, and its launch. A call of a phase takes its kernels, and what the virtual machine and the loop cost around them. It is
+a model: good for comparing ways to run one file on one target, and for telling where a step's time goes; a measured step
+on another machine has other figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from attrs import frozen
+
+from .graph import Graph, Value
+from .joins import FREE, VIEWS, Kernel, kernels
+from .phases import Phase, Plan
+from .settings import Settings
+
+
+@frozen
+class Rates:
+    """What a target does in a second, and what it takes for less; the figures are in schedules/targets.py.
+
+    ``flops``, ``bytes``: a second, of one thread; ``threads``: how many share a kernel
+    ``launch``: seconds of one kernel on one thread; ``fork``: seconds more where threads share it
+    ``call``: seconds of one call of a phase, with what the loop does around it; ``port``: more for each input and output
+    """
+
+    flops: float
+    bytes: float
+    threads: int
+    launch: float
+    fork: float
+    call: float
+    port: float
+
+
+@frozen
+class Cost:
+    """One call of a phase. ``flops`` as in ``flops``; ``bytes`` read and written by kernels; ``seconds`` by the model."""
+
+    flops: int
+    bytes: int
+    kernels: int
+    seconds: float
+
+
+# Free of arithmetic: elements are moved, or stand in the program.
+MOVES = {*VIEWS, *FREE, "transpose", "broadcast", "slice", "concat", "pad", "flip", "iota", "cast", "gather", "take-along"}
+
+# Multiplications and additions at the peak rate that take as long as one element of an operator, rounded: of the
+# kernels' times in docs/performance.md. Most of them are long chains, integer work, or divisions.
+WORK = {
+    **dict.fromkeys(("/", "sqrt", "rsqrt", "mod", "quot"), 10),
+    **dict.fromkeys(("exp", "expm1", "log", "log1p"), 40),
+    **dict.fromkeys(("tanh", "sigmoid", "sin", "cos", "erf"), 60),
+    **dict.fromkeys(("softmax", "log-softmax", "softmax-grad", "log-softmax-grad"), 60),
+    **dict.fromkeys(("normalize", "rms-normalize", "normalize-grad", "rms-normalize-grad"), 30),
+    **dict.fromkeys(("argmax", "argmin", "cumsum", "gather", "take-along", "transpose"), 15),
+    **dict.fromkeys(("scatter-add", "scatter-rows", "scatter-along"), 60),
+    "pow": 150,
+    "philox": 600,
+}
+PLAIN = 2  # any other element: an addition takes the place of a multiplication and an addition
+
+
+def phase_cost(phase: Phase, rates: Rates) -> Cost:
+    """One call of ``phase``."""
+    made = kernels(phase.graph, phase.in_place)
+    ports = len(phase.inputs) + len(phase.outputs)
+    seconds = rates.call + ports * rates.port + sum(kernel_seconds(k, rates) for k in made)
+    return Cost(flops(phase.graph), sum(k.reads + k.writes for k in made), len(made), seconds)
+
+
+def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
+    """One launch, on one thread or shared, whichever is less."""
+    busy = max(sum(map(work, kernel.values)) / rates.flops, (kernel.reads + kernel.writes) / rates.bytes)
+    return rates.launch + min(busy, busy / rates.threads + rates.fork)
+
+
+def work(v: Value) -> float:
+    """Multiplications and additions at the peak rate that take as long as ``v``."""
+    if v.op == "matmul":
+        return 2 * v.type.size * inner(v)
+    if v.op in FREE or v.op in VIEWS:
+        return 0
+    return WORK.get(v.op, PLAIN) * elements(v)
+
+
+def elements(v: Value) -> int:
+    """Of the result or the largest argument, for what is reduced or looked at one by one; else of the result."""
+    whole = v.op in ("sum", "prod", "reduce-max", "reduce-min", "argmax", "argmin", "scatter-add")
+    return max((v.type.size, *(a.type.size for a in v.args))) if whole else v.type.size
+
+
+def flops(graph: Graph) -> int:
+    """Multiplications and additions: 2 m n k for a matmul, one an element for all else but moves."""
+    return sum(
+        2 * v.type.size * inner(v) if v.op == "matmul" else v.type.size
+        for v in graph.values()
+        if v.op and v.op not in MOVES
+    )
+
+
+def inner(v: Value) -> int:
+    """The summed dimension of a matmul."""
+    return v.args[0].type.shape[-2 if v.attrs.get("ta") else -1]
+
+
+def calls(phase: Phase, phases: Iterable[Phase], settings: Settings, trips: int | None) -> int:
+    """Calls of ``phase`` in a step of training: 0 of init and passes. Where ``phases`` holds it stacked and single, the
+    single one runs what the degree leaves over."""
+    m, degree, what = settings.microbatches, stack(phase), role(phase)
+    if what == "update":
+        return 1
+    if what != "train" and not what.startswith("generate."):
+        return 0
+    most = max(stack(p) for p in phases if role(p) == what)
+    count = m // degree if degree == most else m % most
+    return count * (trips or 0) if what == "generate.step" else count
+
+
+def role(phase: Phase) -> str:
+    """What it does, whatever its degree: ``train``."""
+    return phase.name.partition("*")[0]
+
+
+def stack(phase: Phase) -> int:
+    """How many microbatches one call of ``phase`` takes."""
+    return getattr(phase, "stack", 1)
+
+
+def step_seconds(phases: Iterable[Phase], settings: Settings, rates: Rates, trips: int | None) -> float:
+    """Seconds of a training step that runs ``phases``: generation and training together, and the update."""
+    phases = tuple(phases)
+    count = {p.function: calls(p, phases, settings, trips) for p in phases}
+    return sum(count[p.function] * phase_cost(p, rates).seconds for p in phases if count[p.function])
+
+
+def costs(plan: Plan, rates: Rates) -> Mapping[str, Cost]:
+    """Function -> what one call of it costs."""
+    return {p.function: phase_cost(p, rates) for p in plan.phases}
+

@@ -1,0 +1,138 @@
+"""Which values of a graph will be one kernel: a plain account of the compiler's fusion, made from the graph alone.
+
+Fusion joins a value to its one user; a value whose users are all in one kernel counts as having one user. Elementwise
+values join whatever is done to them element by element, and a sum; moves of elements (transpose, slice, gather) join
+elementwise values alone; a product takes the elementwise values after it. The update of all parameters is one kernel, and
+so are the norms it needs (lowering/passes/together.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attrs import define, frozen
+
+from .graph import Graph, Value
+from .ops import OPS
+
+MAP, MOVE, REDUCE, PRODUCT, ALONE = "map", "move", "reduce", "product", "alone"
+FREE = ("full", "constant")  # written into whatever reads them
+VIEWS = ("reshape", "stop-gradient", "barrier")
+PARTS = ("slice", "gather", "take-along", "read-window")  # read no more than they return
+SUMS = ("sum", "prod", "reduce-max", "reduce-min")
+MOST = 512  # tensors of one program, as in lowering/passes/together.py
+
+
+def kind(value: Value) -> str:
+    """How fusion treats the operator of ``value``."""
+    group = OPS[value.op].group
+    if group in ("arithmetic", "logic") or value.op in ("cast", "broadcast", "iota"):
+        return MAP
+    if value.op in VIEWS or value.op in PARTS or value.op in ("transpose", "pad", "flip"):
+        return MOVE
+    if value.op in SUMS:
+        return REDUCE
+    return PRODUCT if value.op == "matmul" else ALONE
+
+
+@define
+class _Group:
+    """``anchor``: the kind that decides what else may join; values in reverse order."""
+
+    anchor: str
+    values: list[Value]
+
+
+@frozen(eq=False)
+class Kernel:
+    """``values``: what one kernel makes, in order. ``reads`` and ``writes``: bytes of its operands and results."""
+
+    values: tuple[Value, ...]
+    reads: int
+    writes: int
+
+
+def kernels(graph: Graph, in_place: Sequence[tuple[int, int]] = ()) -> list[Kernel]:
+    """The kernels of one call of ``graph``, in order. ``in_place``: its (output, input) pairs."""
+    values = graph.values()
+    users: dict[Value, list[Value]] = {v: [] for v in values}
+    for v in values:
+        for a in dict.fromkeys(v.args):
+            users[a].append(v)
+    outputs = {v for _, v in graph.outputs}
+    of: dict[Value, _Group] = {}
+    groups = together(graph, values, in_place, of)
+    for v in reversed(values):
+        if v.op and v.op not in FREE and v not in of:
+            group = None if v in outputs else joined(v, users[v], of)
+            if group is None:
+                groups.append(group := _Group(kind(v), []))
+            group.values.append(v)
+            of[v] = group
+            group.anchor = PRODUCT if kind(v) == PRODUCT else group.anchor
+    made = [measured(g, users, outputs, of) for g in reversed(groups) if any(v.op not in VIEWS for v in g.values)]
+    return made + [Kernel((), v.type.nbytes, v.type.nbytes) for v in copied(graph)]
+
+
+def joined(v: Value, users: Iterable[Value], of: dict[Value, _Group]) -> _Group | None:
+    """The kernel that ``v`` joins, if its users are in one and what stands there allows it."""
+    found = {id(of[u]): of[u] for u in users}
+    if len(found) != 1:
+        return None
+    group, kinds = next(iter(found.values())), {kind(u) for u in users}
+    if kind(v) == MAP:
+        return group if kinds <= {MAP, MOVE, REDUCE} else None
+    if kind(v) == MOVE:
+        return group if group.anchor in (MAP, MOVE) else None
+    if kind(v) == PRODUCT:
+        fits = group.anchor == MAP and all(u.type.size == v.type.size for u in group.values if kind(u) == MAP)
+        return group if fits and kinds == {MAP} else None
+    return None
+
+
+def together(
+    graph: Graph, values: Sequence[Value], in_place: Sequence[tuple[int, int]], of: dict[Value, _Group]
+) -> list[_Group]:
+    """The kernels, in reverse, of outputs that replace an input and are made of inputs element by element, with the
+    sums of whole tensors that they need; ``of`` learns whose they are."""
+    ranks: dict[Value, int] = {}  # how many sums stand one after the other before a value
+    for v in values:
+        if not v.op or (all(a in ranks for a in v.args) and (kind(v) == MAP or v.op in FREE or is_total(v))):
+            ranks[v] = max((ranks[a] for a in v.args), default=0) + is_total(v)
+    roots = [graph.outputs[o][1] for o, _ in in_place if graph.outputs[o][1] in ranks]
+    if len(roots) < 2:
+        return []
+    last = max(2, *(ranks[r] + 1 for r in roots))
+    needed = [v for v in Graph("", (), tuple(("", r) for r in roots)).values() if v.op and v.op not in FREE]
+    made: dict[int, _Group] = {}
+    for v in reversed(needed):
+        of[v] = made.setdefault(last if v.type.rank else max(ranks[v], 1), _Group(ALONE, []))
+        of[v].values.append(v)
+    return [made[rank] for rank in sorted(made, reverse=True)]
+
+
+def is_total(v: Value) -> bool:
+    """Whether ``v`` is the sum of a whole tensor."""
+    return v.op == "sum" and not v.type.rank
+
+
+def measured(group: _Group, users: dict[Value, list[Value]], outputs: set[Value], of: dict[Value, _Group]) -> Kernel:
+    inside = set(group.values)
+    reads: dict[Value, int] = {}
+    for v in group.values:
+        for n, a in enumerate(v.args):
+            if a not in inside and a.op not in FREE:
+                part = v.op in PARTS and n == 0
+                reads[a] = max(reads.get(a, 0), min(a.type.nbytes, v.type.nbytes) if part else a.type.nbytes)
+    writes = sum(v.type.nbytes for v in group.values if v in outputs or any(u not in inside for u in users[v]))
+    return Kernel(tuple(reversed(group.values)), sum(reads.values()), writes)
+
+
+def copied(graph: Graph) -> list[Value]:
+    """Outputs that no kernel makes: inputs, and values returned twice."""
+    seen, out = set(graph.inputs), []
+    for _, v in graph.outputs:
+        if v in seen:
+            out.append(v)
+        seen.add(v)
+    return out

@@ -1,0 +1,127 @@
+"""What the cost model counts in a graph, and what it makes of the counts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from sexpgpu.cost import Rates, calls, flops, kernel_seconds, phase_cost, step_seconds
+from sexpgpu.graph import Builder, Graph, Value
+from sexpgpu.joins import Kernel, kernels
+from sexpgpu.types import TensorType
+from tests.language.test_phases import HELD_OUT, generate
+from tests.support import plan_of
+
+b = Builder()
+RATES = Rates(flops=1e9, bytes=1e9, threads=2, launch=1e-6, fork=2e-6, call=20e-6, port=1e-6)
+
+
+def given(*shape: int) -> Value:
+    return b.input("x", TensorType(shape, "f32"))
+
+
+def graph(*outputs: Value) -> Graph:
+    found = {v: None for v in Graph("", (), tuple(("", o) for o in outputs)).values() if not v.op}
+    return Graph("g", tuple(found), tuple((str(n), v) for n, v in enumerate(outputs)))
+
+
+def ops(*outputs: Value) -> list[list[str]]:
+    """The operators of each kernel."""
+    return [[v.op for v in k.values] for k in kernels(graph(*outputs))]
+
+
+def test_a_matmul_is_two_m_n_k_and_moves_are_free() -> None:
+    product = b("matmul", given(4, 3), given(3, 2))
+    assert flops(graph(product)) == 2 * 4 * 3 * 2
+    assert flops(graph(b("exp", b("transpose", product, perm=(1, 0))))) == 48 + 8
+    assert flops(graph(b("matmul", given(3, 4), given(3, 2), ta=True))) == 48
+
+
+def test_elementwise_values_join_each_other_and_a_sum() -> None:
+    x = given(4, 3)
+    y = b("exp", x)
+    both = b("*", b("sin", y), b("cos", y))  # y has two users, in one kernel
+    assert ops(b("sum", both, axes=(0,), keepdims=False)) == [["exp", "sin", "cos", "*", "sum"]]
+    assert ops(b("sqrt", b("sum", x, axes=(0,), keepdims=False))) == [["sum"], ["sqrt"]]
+
+
+def test_an_output_and_a_value_of_two_kernels_stay_alone() -> None:
+    y = b("exp", given(4, 3))
+    assert ops(b("sin", y), y) == [["exp"], ["sin"]]
+    assert ops(b("sum", y, axes=(0,), keepdims=False), b("sum", y, axes=(1,), keepdims=False)) == [
+        ["exp"], ["sum"], ["sum"],
+    ]  # fmt: skip
+
+
+def test_a_product_takes_the_elementwise_values_after_it_and_none_before() -> None:
+    product = b("matmul", b("exp", given(4, 3)), given(3, 2))
+    shifted = b("+", product, given(2))
+    assert ops(b("max", shifted, given(4, 2))) == [["exp"], ["matmul", "+", "max"]]
+    assert ops(b("sum", shifted, axes=(0,), keepdims=False)) == [["exp"], ["matmul"], ["+", "sum"]]
+    two = b("matmul", given(4, 3), given(3, 2))
+    assert len(ops(b("+", product, two))) == 3  # one product a kernel
+
+
+def test_a_move_joins_elementwise_values_alone() -> None:
+    turned = b("transpose", given(4, 3), perm=(1, 0))
+    assert ops(b("exp", turned)) == [["transpose", "exp"]]
+    assert ops(b("sum", b("exp", turned), axes=(0,), keepdims=False)) == [["transpose"], ["exp", "sum"]]
+
+
+def test_a_view_is_no_kernel_and_a_returned_input_is_a_copy() -> None:
+    x = given(4, 3)
+    assert ops(b("softmax", b("reshape", x, shape=(12,)), axis=0)) == [["softmax"]]
+    assert [(k.values, k.reads, k.writes) for k in kernels(graph(x))] == [((), 48, 48)]
+
+
+def test_bytes_are_those_of_operands_and_results() -> None:
+    x = given(4, 3)
+    (k,) = kernels(graph(b("+", b("*", x, x), given(3))))
+    assert (k.reads, k.writes) == (48 + 12, 48)
+    (part,) = kernels(graph(b("exp", b("gather", given(1000, 3), b.input("i", TensorType((2,), "i32"))))))
+    assert (part.reads, part.writes) == (2 * 3 * 4 + 8, 24)  # the rows that are read, not the table
+
+
+def test_an_update_of_all_parameters_is_one_kernel_and_their_norm_one() -> None:
+    weights, gradients = [given(4), given(5)], [given(4), given(5)]
+    norm = [b("sum", b("*", g, g), axes=(0,), keepdims=False) for g in gradients]
+    factor = b("sqrt", b("+", *norm))
+    new = [b("-", w, b("*", g, factor)) for w, g in zip(weights, gradients, strict=True)]
+    made = Graph("g", (*weights, *gradients), tuple(("", v) for v in new))
+    first, last = kernels(made, ((0, 0), (1, 1)))
+    assert sum(v.op == "sum" for v in first.values) == 2 and {v.op for v in last.values} == {"-", "*"}
+    assert len(kernels(made)) > 2  # not where nothing replaces an input
+
+
+def test_a_kernel_takes_the_longer_of_work_and_bytes_on_as_many_threads_as_pay() -> None:
+    assert kernel_seconds(Kernel((), 1000, 0), RATES) == pytest.approx(1e-6 + 1e-6)  # sharing would take 2.5e-6
+    assert kernel_seconds(Kernel((), 100_000, 0), RATES) == pytest.approx(1e-6 + 50e-6 + 2e-6)
+    product = b("matmul", given(100, 100), given(100, 100))
+    assert kernel_seconds(Kernel((product,), 1000, 0), RATES) == pytest.approx(1e-6 + 1e-3 + 2e-6)
+
+
+def test_a_step_is_the_calls_of_its_phases() -> None:
+    plan = plan_of(
+        generate=generate(trips="3", finish="state"),
+        passes=HELD_OUT.format(batch=4),
+        run="(defrun r :model m :loader d :seed 1 :steps 2 :microbatches 2)",
+    )
+    count = {p.name: calls(p, plan.phases, plan.settings, plan.trips) for p in plan.phases}
+    assert count == {
+        "init": 0, "generate.init": 2, "generate.step": 6, "generate.finish": 2, "train": 2, "update": 1, "eval.p": 0,
+    }  # fmt: skip
+    once = {p.name: phase_cost(p, RATES).seconds for p in plan.phases}
+    assert step_seconds(plan.phases, plan.settings, RATES, plan.trips) == pytest.approx(
+        sum(n * once[name] for name, n in count.items())
+    )
+    train = plan.phase("train")
+    ports = len(train.inputs) + len(train.outputs)
+    assert once["train"] > RATES.call + ports * RATES.port + phase_cost(train, RATES).kernels * RATES.launch
+
+
+def test_the_single_phase_runs_what_the_stacked_one_leaves() -> None:
+    settings: object = SimpleNamespace(microbatches=11)
+    degrees = {"": 1, "*4": 4}
+    phases = [SimpleNamespace(name=n + k, stack=d) for n in ("generate.step", "train") for k, d in degrees.items()]
+    assert [calls(p, phases, settings, 3) for p in phases] == [9, 6, 3, 2]  # type: ignore[arg-type]
