@@ -18,7 +18,7 @@ FLAGS_V4 = (*FLAGS_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"
 
 @attrs.frozen
 class Rates:
-    """What a nominal machine of the target does: two threads, since an artifact's bytes may not depend on the builder's.
+    """What a nominal machine of the target does. It has two threads: no artifact's bytes depend on the builder's.
 
     ``flops``    multiplications and additions a second, of one thread, in our best products
     ``bytes``    a second that a kernel of one thread reads and writes, of tensors in the cache
@@ -63,8 +63,8 @@ class Target:
     functions: Mapping[str, Callable[[Any], Any]] = {}
 
 
-# v3: docs/performance.md. v4 has twice the lanes; its other figures are those of v3, as it could not be measured. aarch64:
-# the data sheet's 8 operations a cycle at 1.5 GHz, the rest scaled with the clock; not measured either.
+# v3: docs/performance.md. v4 has twice the lanes; its other figures are those of v3, as it could not be measured.
+# aarch64: the data sheet's 8 operations a cycle at 1.5 GHz, the rest scaled with the clock; not measured either.
 _V3 = Rates(flops=80e9, bytes=30e9, threads=2, launch=0.5e-6, fork=1.3e-6, call=20e-6, port=0.3e-6)
 _V4 = attrs.evolve(_V3, flops=160e9)
 _A72 = Rates(flops=12e9, bytes=6e9, threads=2, launch=1e-6, fork=3e-6, call=50e-6, port=0.7e-6)

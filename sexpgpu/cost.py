@@ -1,9 +1,9 @@
 """What a step costs, from its graphs alone: flops, bytes, kernels, calls and, at a target's rates, seconds.
 
-A kernel takes the longer of its work at the peak rate and its bytes at the memory's rate, shared among threads where that
-pays, and its launch. A call of a phase takes its kernels, and what the virtual machine and the loop cost around them. It is
-a model: good for comparing ways to run one file on one target, and for telling where a step's time goes; a measured step
-on another machine has other figures.
+A kernel takes the longer of its work at the peak rate and its bytes at the memory's rate, shared among threads where
+that pays, and its launch. A call of a phase takes its kernels, and what the virtual machine and the loop cost around
+them. It is a model: good for comparing ways to run one file on one target, and for telling where a step's time goes; a
+measured step on another machine has other figures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rates:
 
     ``flops``, ``bytes``: a second, of one thread; ``threads``: how many share a kernel
     ``launch``: seconds of one kernel on one thread; ``fork``: seconds more where threads share it
-    ``call``: seconds of one call of a phase, with what the loop does around it; ``port``: more for each input and output
+    ``call``: seconds of one call of a phase, with what the loop does around it; ``port``: more for each in- and output
     """
 
     flops: float
@@ -38,7 +38,8 @@ class Rates:
 
 @frozen
 class Cost:
-    """One call of a phase. ``flops`` as in ``flops``; ``bytes`` read and written by kernels; ``seconds`` by the model."""
+    """One call of a phase: its flops, as ``flops`` counts them, bytes that its kernels read and write, kernels, and
+    seconds by the model."""
 
     flops: int
     bytes: int
@@ -47,7 +48,20 @@ class Cost:
 
 
 # Free of arithmetic: elements are moved, or stand in the program.
-MOVES = {*VIEWS, *FREE, "transpose", "broadcast", "slice", "concat", "pad", "flip", "iota", "cast", "gather", "take-along"}
+MOVES = {
+    *VIEWS,
+    *FREE,
+    "transpose",
+    "broadcast",
+    "slice",
+    "concat",
+    "pad",
+    "flip",
+    "iota",
+    "cast",
+    "gather",
+    "take-along",
+}
 
 # Multiplications and additions at the peak rate that take as long as one element of an operator, rounded: of the
 # kernels' times in docs/performance.md. Most of them are long chains, integer work, or divisions.
@@ -141,4 +155,3 @@ def step_seconds(phases: Iterable[Phase], settings: Settings, rates: Rates, trip
 def costs(plan: Plan, rates: Rates) -> Mapping[str, Cost]:
     """Function -> what one call of it costs."""
     return {p.function: phase_cost(p, rates) for p in plan.phases}
-

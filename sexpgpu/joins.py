@@ -2,13 +2,13 @@
 
 Fusion joins a value to its one user; a value whose users are all in one kernel counts as having one user. Elementwise
 values join whatever is done to them element by element, and a sum; moves of elements (transpose, slice, gather) join
-elementwise values alone; a product takes the elementwise values after it. The update of all parameters is one kernel, and
-so are the norms it needs (lowering/passes/together.py).
+elementwise values alone; a product takes the elementwise values after it. The update of all parameters is one kernel,
+and so are the norms it needs (lowering/passes/together.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import define, frozen
 
@@ -64,7 +64,7 @@ def kernels(graph: Graph, in_place: Sequence[tuple[int, int]] = ()) -> list[Kern
     groups = together(graph, values, in_place, of)
     for v in reversed(values):
         if v.op and v.op not in FREE and v not in of:
-            group = None if v in outputs else joined(v, users[v], of)
+            group = None if v in outputs else joined(v, users, of)
             if group is None:
                 groups.append(group := _Group(kind(v), []))
             group.values.append(v)
@@ -74,20 +74,28 @@ def kernels(graph: Graph, in_place: Sequence[tuple[int, int]] = ()) -> list[Kern
     return made + [Kernel((), v.type.nbytes, v.type.nbytes) for v in copied(graph)]
 
 
-def joined(v: Value, users: Iterable[Value], of: dict[Value, _Group]) -> _Group | None:
+def joined(v: Value, users: Mapping[Value, Sequence[Value]], of: Mapping[Value, _Group]) -> _Group | None:
     """The kernel that ``v`` joins, if its users are in one and what stands there allows it."""
-    found = {id(of[u]): of[u] for u in users}
+    found = {id(of[u]): of[u] for u in users[v]}
     if len(found) != 1:
         return None
-    group, kinds = next(iter(found.values())), {kind(u) for u in users}
+    group, kinds = next(iter(found.values())), {kind(u) for u in users[v]}
     if kind(v) == MAP:
         return group if kinds <= {MAP, MOVE, REDUCE} else None
     if kind(v) == MOVE:
-        return group if group.anchor in (MAP, MOVE) else None
+        meets = group.anchor == REDUCE and kinds <= {MAP, MOVE} and is_shared(v, users)
+        return group if group.anchor in (MAP, MOVE) or meets else None
     if kind(v) == PRODUCT:
         fits = group.anchor == MAP and all(u.type.size == v.type.size for u in group.values if kind(u) == MAP)
         return group if fits and kinds == {MAP} else None
     return None
+
+
+def is_shared(v: Value, users: Mapping[Value, Sequence[Value]]) -> bool:
+    """Whether ``v`` moves an elementwise value of several users: what they meet in takes the moves between too."""
+    while v.op and kind(v) == MOVE:
+        v = v.args[0]
+    return bool(v.op) and v.op not in FREE and kind(v) == MAP and len(users[v]) > 1
 
 
 def together(

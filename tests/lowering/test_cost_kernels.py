@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.parametrize("name", ["tiny-generate/run.sx", "route-planner/small.sx", "characters/run.sx"])
 def test_the_graphs_tell_the_kernels_of_a_call(name: str) -> None:
-    """Within a tenth and four: a softmax that the lowering joins, a move that it does not, are the model's to miss."""
+    """Within a tenth and three: a softmax that the lowering joins, a move that it does not, are the model's to miss."""
     report = Report()
     run = load(str(EXAMPLES / name), report)
     plan = run and trace_run(run, report)
@@ -30,5 +30,5 @@ def test_the_graphs_tell_the_kernels_of_a_call(name: str) -> None:
         true.update(of)
     for phase in plan.phases:
         expected = len(kernels(phase.graph, phase.in_place))
-        assert abs(expected - true[phase.function]) <= 4 + true[phase.function] / 10, (phase.name, expected, true)
+        assert abs(expected - true[phase.function]) <= 3 + true[phase.function] / 10, (phase.name, expected, true)
     assert len(kernels(plan.phase("update").graph, plan.phase("update").in_place)) == true["update"] == 2

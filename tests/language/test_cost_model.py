@@ -67,6 +67,9 @@ def test_a_move_joins_elementwise_values_alone() -> None:
     turned = b("transpose", given(4, 3), perm=(1, 0))
     assert ops(b("exp", turned)) == [["transpose", "exp"]]
     assert ops(b("sum", b("exp", turned), axes=(0,), keepdims=False)) == [["transpose"], ["exp", "sum"]]
+    square = b("exp", given(4, 4))  # two users, which meet in the kernel of the sum
+    both = b("+", b("transpose", square, perm=(1, 0)), square)
+    assert ops(b("sum", both, axes=(0,), keepdims=False)) == [["exp", "transpose", "+", "sum"]]
 
 
 def test_a_view_is_no_kernel_and_a_returned_input_is_a_copy() -> None:
