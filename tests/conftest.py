@@ -7,9 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from sexpgpu import runfile
+from sexpgpu.diagnostics import Report
 
 # A test run that was started in the background or under nohup has these ignored, and so would the processes that the
 # tests start and then signal.
@@ -17,7 +21,20 @@ for _ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
     if signal.getsignal(_ignored) is signal.SIG_IGN:
         signal.signal(_ignored, signal.default_int_handler if _ignored is signal.SIGINT else signal.SIG_DFL)
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent / "examples"
+COMPILE = ("tests/lowering", "tests/schedules")  # every test in here compiles
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where the tests that compile are left out, what holds no others is not imported: that would load TVM."""
+    where = collection_path.relative_to(HERE.parent).as_posix()
+    return True if where in COMPILE and "not build" in config.option.markexpr else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.nodeid.startswith(tuple(f"{folder}/" for folder in COMPILE)):
+        item.add_marker("build")
 
 
 def sexpgpu(*args: object, **more) -> subprocess.CompletedProcess[str]:
@@ -47,6 +64,17 @@ def gone(pids: list[int], seconds: float = 20) -> bool:
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.05)
     return not any(map(alive, pids))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prelude_read_once() -> Iterator[None]:
+    """Hundreds of tests trace a run file of a few lines: most of their time went into reading the prelude anew."""
+    report = Report()
+    forms = runfile.prelude_forms(report)
+    assert not report
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runfile, "prelude_forms", lambda report: list(forms))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from sexpgpu.interpret import evaluate
 from sexpgpu.ops import OPS
 
 pytestmark = pytest.mark.build
-tvm = pytest.importorskip("tvm", reason="needs the extra `build`")
 
 GROUPS = sorted({row.group for row in OPS.values()})
 # One unit in the last place of a short float, relative: its result is rounded once on either side, maybe apart.
@@ -23,6 +22,7 @@ SHORT = {"bf16": 2.0**-7, "f16": 2.0**-10}
 @pytest.mark.parametrize("scheduler", [plain, scheduled])
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_compiled_rows_agree_with_the_reference(group: str, scheduler: Any) -> None:
+    tvm = pytest.importorskip("tvm", reason="needs the extra `build`")
     chosen = [(name, build(row, case)) for name, row, case in all_cases() if row.group == group]
     machine = compiled([graph(f"case_{i}", built) for i, (_, built) in enumerate(chosen)], scheduler)
     faults = []

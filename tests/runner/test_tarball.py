@@ -439,7 +439,7 @@ def test_fuzz_only_run_errors_escape(tmp_path: Path, data: st.DataObject) -> Non
         assert error.code.exit == 4
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)  # each is a tree of up to 20 leaves
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.text(),
