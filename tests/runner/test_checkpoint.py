@@ -494,18 +494,14 @@ def test_pruning_keeps_the_newest_of_its_own(
     saved = make(tmp_path_factory.mktemp("prune") / "c", keep)
     mine, theirs = "a" * 16, "b" * 16
     there: dict[int, str] = {}
-    real, os.fsync = os.fsync, lambda fd: None
-    try:
-        for step, own in plan:
-            run_id = mine if own else theirs
-            saved.save(entry(step, run_id), PARAMS, OPTIM)
-            there[step] = run_id
-            older = sorted(s for s, r in there.items() if r == run_id and s <= step)
-            for gone in older[:-keep]:
-                del there[gone]
-            assert saved.steps() == sorted(there)
-    finally:
-        os.fsync = real
+    for step, own in plan:
+        run_id = mine if own else theirs
+        saved.save(entry(step, run_id), PARAMS, OPTIM)
+        there[step] = run_id
+        older = sorted(s for s, r in there.items() if r == run_id and s <= step)
+        for gone in older[:-keep]:
+            del there[gone]
+        assert saved.steps() == sorted(there)
     for step in saved.steps():
         checkpoint.load(saved.path(step))
 

@@ -25,7 +25,7 @@ from artifacts.errors import CODES, RunError
 from artifacts.options import parse
 
 from . import toy
-from .support import CHILD, arguments, checkpoint, child, contents, environment, go, metrics, one_error, steps
+from .support import CHILD, arguments, checkpoint, child, contents, environment, forked, go, metrics, one_error, steps
 
 Captured = pytest.CaptureFixture[str]
 
@@ -274,18 +274,19 @@ def test_row_68_commands_that_only_print_say_so() -> None:
 # Rows 69 and 73: surroundings
 
 
+ALL_AT_ONCE = {  # each of which is to change nothing, so any number of them may stand together
+    "TERM": "dumb",
+    "NO_COLOR": "1",
+    "CI": "1",
+    "SOURCE_DATE_EPOCH": "abc",
+    "TZ": "Nowhere/None",
+    "PYTHONHASHSEED": "99",
+}
+
+
 @pytest.mark.parametrize(
     "env",
-    [
-        {},
-        {"LC_ALL": "C"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"TERM": "dumb"},
-        {"NO_COLOR": "1", "CI": "1"},
-        {"SOURCE_DATE_EPOCH": "abc"},
-        {"TZ": "Nowhere/None"},
-        {"PYTHONHASHSEED": "99"},
-    ],
+    [{}, {"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, ALL_AT_ONCE],
 )
 def test_rows_69_and_73_the_environment_changes_nothing(artifact: str, tmp_path: Path, env: dict[str, str]) -> None:
     done = child(artifact, tmp_path / "n\u00e4h", env=env)
@@ -309,18 +310,23 @@ def test_row_73_the_clock_is_in_no_digest(
 
 
 @pytest.mark.parametrize("columns", [0, 20, 80])
-def test_row_69_a_terminal_gets_a_bar_on_standard_error(artifact: str, out: Path, columns: int) -> None:
+def test_row_69_a_terminal_gets_a_bar_on_standard_error(
+    artifact: str, out: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     seen: list[bytes] = []
     reader = threading.Thread(target=lambda: seen.extend(iter(lambda: _read(main), b"")))
     reader.start()
-    done = child(artifact, out, stderr=side, env={"TERM": "xterm"})
-    os.close(side)
+    monkeypatch.setenv("TERM", "xterm")
+    with open(side, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert go(artifact, out) == 0
     reader.join(10)
     os.close(main)
-    assert done.returncode == 0 and b"6/6" in b"".join(seen)
-    assert "step 2/6" not in done.stdout and "pass held at step 6" in done.stdout and "params sha256:" in done.stdout
+    printed = capsys.readouterr().out
+    assert b"6/6" in b"".join(seen)
+    assert "step 2/6" not in printed and "pass held at step 6" in printed and "params sha256:" in printed
 
 
 def _read(fd: int) -> bytes:
@@ -399,10 +405,14 @@ def test_row_76_each_signal_stops_cleanly(artifact: str, tmp_path: Path, name: s
         ("eval.held:3", 6),
     ],
 )
-def test_row_76_in_every_phase(artifact: str, tmp_path: Path, plan: str, step: int) -> None:
+def test_row_76_in_every_phase(
+    artifact: str, tmp_path: Path, plan: str, step: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """In this process, which the runner's handlers are to leave alive; the test above has one of its own."""
     out = tmp_path / "out"
-    done = child(artifact, out, "-q", env={"TOY_SIGNAL": f"{plan}:SIGTERM"})
-    assert done.returncode == 143 and "Traceback" not in done.stderr
+    monkeypatch.setenv("TOY_SIGNAL", f"{plan}:SIGTERM")
+    assert go(artifact, out, "-q") == 143 and len(capsys.readouterr().err.splitlines()) == 1
+    monkeypatch.delenv("TOY_SIGNAL")
     assert steps(out)[-1:] == ([step] if plan != "init:1" else [])
     assert go(artifact, out, "--resume=auto", "-q") == 0
     assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
@@ -452,28 +462,31 @@ def test_row_77_during_a_save_only_a_temporary_name_is_left(artifact: str, tmp_p
 @pytest.mark.parametrize("plan", ["train:1", "train:8", "update:4", "eval.held:2"])
 def test_row_78_killed(artifact: str, tmp_path: Path, plan: str) -> None:
     out = tmp_path / "out"
-    assert child(artifact, out, "-q", env={"TOY_SIGNAL": f"{plan}:SIGKILL"}).returncode == -9
+    assert forked(artifact, out, f"{plan}:SIGKILL") == -signal.SIGKILL
     assert go(artifact, out, "--resume=auto", "-q") == 0
     assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
     assert len(metrics(out)) == 8
 
 
 @pytest.mark.parametrize("name", ["SIGPIPE", "SIGWINCH", "SIGCONT"])
-def test_row_79_signals_that_mean_nothing(artifact: str, out: Path, name: str) -> None:
-    done = child(artifact, out, "-q", env={"TOY_SIGNAL": f"train:3:{name}"})
-    assert done.returncode == 0 and done.stderr == "" and steps(out) == [2, 4, 6]
+def test_row_79_signals_that_mean_nothing(
+    artifact: str, out: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("TOY_SIGNAL", f"train:3:{name}")
+    assert go(artifact, out, "-q") == 0 and capsys.readouterr().err == "" and steps(out) == [2, 4, 6]
 
 
-def test_a_signal_that_was_to_be_ignored_stays_ignored(artifact: str, out: Path) -> None:
+def test_a_signal_that_was_to_be_ignored_stays_ignored(
+    artifact: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As nohup does."""
-    done = child(
-        artifact,
-        out,
-        "-q",
-        env={"TOY_SIGNAL": "train:3:SIGHUP"},
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    )
-    assert done.returncode == 0
+    monkeypatch.setenv("TOY_SIGNAL", "train:3:SIGHUP")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert go(artifact, out, "-q") == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # Row 81 and reports
@@ -503,7 +516,7 @@ def test_row_81_a_log_that_fails_later(
 def test_the_log_is_cut_back_to_the_checkpoint(artifact: str, tmp_path: Path) -> None:
     """Killed in step 6, the log has steps 1 to 5; the checkpoint is of step 4, and the log goes on from there."""
     out = tmp_path / "out"
-    child(artifact, out, "-q", env={"TOY_SIGNAL": "train:11:SIGKILL"})
+    assert forked(artifact, out, "train:11:SIGKILL") == -signal.SIGKILL
     assert [line["step"] for line in metrics(out) if "pass" not in line] == [1, 2, 3, 4, 5]
     with open(out / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "lo')  # torn
@@ -584,10 +597,9 @@ def test_every_code_is_used() -> None:
 
 
 def test_start_is_fast(artifact: str, out: Path) -> None:
-    """From the process's start to the first finished step, beyond Python's own start: under 1 s. Best of three, since
+    """From the process's start to the first finished step, beyond Python's own start: under 1 s. Once in three, since
     the machine may be busy."""
-    best = min(_seconds(artifact, out.with_name(f"o{i}")) - _bare() for i in range(3))
-    assert best < 1.0
+    assert any(_seconds(artifact, out.with_name(f"o{i}")) - _bare() < 1.0 for i in range(3))
 
 
 def _seconds(artifact: str, out: Path) -> float:

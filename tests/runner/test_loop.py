@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,6 @@ from artifacts.signals import Stop, Stopped
 
 from . import toy
 from .support import checkpoint, contents, go, metrics, one_error, steps
-
-
-@pytest.fixture(autouse=True)
-def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is durable is tested in test_checkpoint.py; hundreds of runs here need not wait for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 class StopAt(Stop):
