@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
-from . import codes
+from . import codes, precision
 from .diagnostics import UserError
 from .graph import Value
 from .opcall import ABSENT, as_tensor, build, convert
@@ -305,7 +305,8 @@ def param(t: Tracer, call: Call) -> Any:
     else:
         made = evolve(made, digest=known.digest)
     kept = t.world.parameters.declare(made)
-    return t.port("param", kept.name, kept.type)
+    master = t.port("param", kept.name, kept.type)
+    return precision.parameter(t.builder, master) if t.in_bf16 else master
 
 
 def initial(world: World, parameter: Parameter, inputs: dict[tuple[str, str], Value] | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from . import codes
+from . import codes, precision
 from .diagnostics import UserError
 from .graph import Builder, Value
 from .ops import Op, rules
@@ -40,7 +40,20 @@ def call_operator(t: Tracer, row: Op, call: Call) -> Any:
         if a not in operands
     }
     values = tensors(t.builder, row, operands, bound, spans, call.span)
+    if t.in_bf16 and (narrow := precision.operands(t.builder, row, values)) is not None:
+        return build_in_bf16(t.builder, row, values, narrow, attrs, call.span)
     return build(t.builder, row, values, attrs, call.span)
+
+
+def build_in_bf16(
+    b: Builder, row: Op, values: list[Value], narrow: list[Value], attrs: dict[str, Any], span: Span
+) -> Any:
+    """The row's value on ``narrow``; a fault is worded in the file's own types, those of ``values``."""
+    try:
+        return precision.seen(b, build(b, row, narrow, attrs, span))
+    except UserError:
+        build(b, row, values, attrs, span)
+        raise
 
 
 def operand(arg: Arg, bound: dict[str, Any]) -> tuple[Any, ...]:

@@ -118,6 +118,7 @@ def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> 
     settings = read_settings(world)
     if settings is None:
         return None
+    world.precision = settings.precision
     kept = tuple(dict.fromkeys((*settings.diagnostics, *diagnostics)))
     reader = Reader(world)
     generator = reader.attempt(trace_generator, reader, settings) if run.generate else Generator(None, {}, ())

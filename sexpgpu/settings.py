@@ -11,6 +11,7 @@ from . import codes
 from .diagnostics import UserError
 from .forms import Form, Symbol
 from .graph import GraphFull
+from .precision import PRECISIONS
 from .runfile import RunFile, Top
 from .source import Span
 from .trace import Tracer, World
@@ -162,8 +163,8 @@ def read_run(reader: Reader, top: Top, model: Any, loaders: Any, passes: Any) ->
             codes.FORM_MISSING, top.form.span, "defrun needs :steps, or a curriculum whose stages all have :steps"
         )
     precision = reader.value(top, "precision", Key("f32"))
-    if precision != Key("f32"):
-        raise wrong(top.keys["precision"], "precision", ":f32 (the one precision of this version)", precision)
+    if not isinstance(precision, Key) or precision.name not in PRECISIONS:
+        raise wrong(top.keys["precision"], "precision", ":f32 or :bf16", precision)
     diagnostics = reader.value(top, "diagnostics", ())
     if not isinstance(diagnostics, tuple) or not all(isinstance(d, Key) for d in diagnostics):
         raise wrong(top.keys["diagnostics"], "diagnostics", "a list of keywords", diagnostics)
@@ -175,7 +176,7 @@ def read_run(reader: Reader, top: Top, model: Any, loaders: Any, passes: Any) ->
         seed=reader.integer(top, "seed", 0, 0, 2**63 - 1),
         steps=steps,
         microbatches=reader.integer(top, "microbatches", 1),
-        precision="f32",
+        precision=precision.name,
         log_every=reader.integer(top, "log-every", 10),
         checkpoint_every=reader.integer(top, "checkpoint-every", 100),
         diagnostics=tuple(d.name for d in diagnostics),

@@ -43,6 +43,7 @@ class World:
     report: Report
     parameters: Parameters = field(factory=Parameters)
     model: Model | None = None  # what defrun binds to `model`
+    precision: str = "f32"  # what model code runs in
     counters: tuple[str, ...] = ()  # what prepare declared, once train is traced
 
 
@@ -72,6 +73,11 @@ class Tracer:
     def __attrs_post_init__(self) -> None:
         seed = self.inputs.setdefault(("seed", ""), Builder().input("seed:", TensorType((2,), "u32")))
         self.builder = DrawBuilder(seed, places(self.form))
+
+    @property
+    def in_bf16(self) -> bool:
+        """Is it model code that is traced, of a run under :bf16?"""
+        return self.world.precision == "bf16" and self.scope is not None
 
     # -- inputs and faults -------------------------------------------------------------------------------------
 

@@ -223,7 +223,7 @@ op("quot", "Quotient of integers truncated toward zero, broadcast. x quot 0 is 0
 
 op("pow", "x to the power y, floats, broadcast. The gradient to y is 0 where x is not positive, and that to x is 0 "
    "where y is 0.",
-   group="arithmetic", args=XY, type=joined(FLOATS, hint="cast it to a float dtype first"),
+   group="arithmetic", precision="f32", args=XY, type=joined(FLOATS, hint="cast it to a float dtype first"),
    ref=rounded(lambda np, x, y: np.power(x, y)),
    relax=rounded_relax("power"),
    vjp=pow_vjp,

@@ -85,7 +85,7 @@ op("gather", "Rows of a table by number: table [n ...], ids any shape -> [ids...
 
 op("scatter-add", "Base [n ...] with updates [ids... ...] added at the rows `ids`, in their order; an id out of range "
    "is dropped.",
-   group="index", args=(tensor("base"), index("ids"), tensor("updates")), type=scattered,
+   group="index", precision="f32", args=(tensor("base"), index("ids"), tensor("updates")), type=scattered,
    ref=halves_in_f32(scatter_ref),
    relax=lambda r, base, ids, updates: r.kernel("scatter-add", base, ids, updates),
    vjp=scatter_vjp,

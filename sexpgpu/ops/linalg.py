@@ -63,7 +63,7 @@ def dot(b: Any, x: Any, y: Any) -> Any:
 
 op("matmul", "Product of matrices: [.. m k] by [.. k n] -> [.. m n]; leading axes broadcast. bf16 and f16 are summed "
    "in f32.",
-   group="linear algebra", args=(tensor("x"), tensor("y")), normal=flags, type=product,
+   group="linear algebra", precision="bf16", args=(tensor("x"), tensor("y")), normal=flags, type=product,
    ref=halves_in_f32(product_ref),
    relax=lambda r, x, y, ta, tb: r.kernel("matmul", x, y, ta=ta, tb=tb),
    vjp=product_vjp,
@@ -84,7 +84,7 @@ op("matmul", "Product of matrices: [.. m k] by [.. k n] -> [.. m n]; leading axe
                ([("f32", (2, 1, 3, 4)), ("f32", (3, 4, 2))], {}), ([("f32", (3, 4)), ("f32", (2, 4, 2))], {})))
 
 op("dot", "Sum of the products of two vectors of one length, a scalar. bf16 and f16 are summed in f32.",
-   group="linear algebra", args=(tensor("x"), tensor("y")), expand=dot,
+   group="linear algebra", precision="f32", args=(tensor("x"), tensor("y")), expand=dot,
    ref=halves_in_f32(lambda np, x, y: np.sum(x * y, dtype=x.dtype)),
    cases=(([("f32", (7,)), ("f32", (7,))], {}), ([("i32", (7,), -9, 9), ("i32", (7,), -9, 9)], {}),
           ([("bf16", (40,)), ("bf16", (40,))], {})))

@@ -84,7 +84,7 @@ def shift_number(left: bool) -> Callable[..., int]:
 
 
 op("=", "Whether two tensors of one dtype are equal, element by element, as bool, broadcast. NaN equals nothing.",
-   group="logic", args=XY, type=equal_types, vjp=ZERO_GRAD,
+   group="logic", precision="f32", args=XY, type=equal_types, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x == y,
    relax=compare_relax("equal", "equal"),
    number=lambda x, y: x == y,
@@ -93,14 +93,14 @@ op("=", "Whether two tensors of one dtype are equal, element by element, as bool
 
 op("/=", "Whether two tensors of one dtype differ, element by element, as bool, broadcast. NaN differs from "
    "everything.",
-   group="logic", args=XY, type=equal_types, vjp=ZERO_GRAD,
+   group="logic", precision="f32", args=XY, type=equal_types, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x != y,
    relax=compare_relax("not_equal", "differ"),
    number=lambda x, y: x != y,
    cases=EQUAL)
 
 op("<", "Whether x is less than y, element by element, as bool, broadcast. False where either is NaN.",
-   group="logic", args=XY, type=ORDERED, vjp=ZERO_GRAD,
+   group="logic", precision="f32", args=XY, type=ORDERED, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x < y,
    relax=lambda r, x, y: r.less(x, y),
    number=lambda x, y: x < y,
@@ -108,7 +108,7 @@ op("<", "Whether x is less than y, element by element, as bool, broadcast. False
    cases=COMPARE)
 
 op("<=", "Whether x is at most y, element by element, as bool, broadcast. False where either is NaN.",
-   group="logic", args=XY, type=ORDERED, vjp=ZERO_GRAD,
+   group="logic", precision="f32", args=XY, type=ORDERED, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x <= y,
    relax=compare_relax("less_equal", "at-most"),
    number=lambda x, y: x <= y,
@@ -116,7 +116,7 @@ op("<=", "Whether x is at most y, element by element, as bool, broadcast. False 
    cases=COMPARE)
 
 op(">", "Whether x is greater than y, element by element, as bool, broadcast. False where either is NaN.",
-   group="logic", args=XY, type=ORDERED, vjp=ZERO_GRAD,
+   group="logic", precision="f32", args=XY, type=ORDERED, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x > y,
    relax=lambda r, x, y: r.greater(x, y),
    number=lambda x, y: x > y,
@@ -124,7 +124,7 @@ op(">", "Whether x is greater than y, element by element, as bool, broadcast. Fa
    cases=COMPARE)
 
 op(">=", "Whether x is at least y, element by element, as bool, broadcast. False where either is NaN.",
-   group="logic", args=XY, type=ORDERED, vjp=ZERO_GRAD,
+   group="logic", precision="f32", args=XY, type=ORDERED, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x >= y,
    relax=compare_relax("greater_equal", "at-most", flip=True),
    number=lambda x, y: x >= y,

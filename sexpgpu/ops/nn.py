@@ -64,7 +64,7 @@ def log_softmax_vjp(b: Any, dy: Any, y: Any, x: Any, axis: int) -> Any:
 
 op("softmax", "exp of each element over the sum of exp along `:axis`, the last by default. bf16 and f16 are computed "
    "in f32.",
-   group="neural", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
+   group="neural", precision="f32", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
    ref=halves_in_f32(softmax_ref),
    relax=in_f32(lambda r, x, axis: r.nn.softmax(x, axis)),
    vjp=widening(softmax_vjp),
@@ -74,7 +74,7 @@ op("softmax", "exp of each element over the sum of exp along `:axis`, the last b
 
 op("log-softmax", "log of softmax along `:axis`, the last by default, without overflow. bf16 and f16 are computed "
    "in f32.",
-   group="neural", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
+   group="neural", precision="f32", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
    ref=halves_in_f32(log_softmax_ref),
    relax=in_f32(lambda r, x, axis: r.nn.log_softmax(x, axis)),
    vjp=widening(log_softmax_vjp),
@@ -279,8 +279,8 @@ op("attend", "attention of many small heads as one kernel: q [.. q d], k [.. k d
 op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor "
    "that broadcasts to [.. q k], is true where a query sees a key; with `:causal` a query sees no later key. What is "
    "not seen weighs exactly 0; a query that sees nothing gives 0.",
-   group="neural", args=(tensor("q"), tensor("k"), tensor("v"), index("mask", key=True, default=None),
-                         key("causal", "bool", False)),
+   group="neural", precision="bf16",
+   args=(tensor("q"), tensor("k"), tensor("v"), index("mask", key=True, default=None), key("causal", "bool", False)),
    expand=attention, ref=halves_in_f32(attention_ref),
    cases=(([("f32", (2, 3, 4)), ("f32", (2, 5, 4)), ("f32", (2, 5, 2))], {}),
           ([("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4))], {"causal": True}),
@@ -311,7 +311,8 @@ def cross_entropy_ref(np: Any, logits: Any, label: Any) -> Any:
 
 op("cross-entropy", "-log softmax(logits) at the label: logits [.. v], label [..] integers -> [..], f32 for bf16 and "
    "f16 logits. A label out of range is clamped.",
-   group="neural", args=(tensor("logits"), index("label")), expand=cross_entropy, ref=cross_entropy_ref,
+   group="neural", precision="f32", args=(tensor("logits"), index("label")),
+   expand=cross_entropy, ref=cross_entropy_ref,
    cases=(([("f32", (3, 5)), ("i32", (3,), 0, 5)], {}), ([("f32", (2, 3, 7), -50.0, 50.0), ("u8", (2, 3), 0, 7)], {}),
           ([("f32", (5,)), ("i64", (), 0, 5)], {}),
           ([("bf16", (3, 40)), ("i32", (3,), 0, 40)], {})))

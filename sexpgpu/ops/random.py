@@ -130,9 +130,9 @@ op("random-normal", "f32 of mean 0 and variance 1 (Box-Muller).",
    group="draws", args=(SHAPE, SALT), expand=normal, ref=no_ref, cases=SHAPES)
 
 op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape.",
-   group="draws", args=(SHAPE, index("p", number="f32"), SALT), expand=bernoulli, ref=no_ref,
+   group="draws", precision="f32", args=(SHAPE, index("p", number="f32"), SALT), expand=bernoulli, ref=no_ref,
    cases=(([("f32", (3,), 0.0, 1.0)], {"shape": (40, 3)}), ([("f64", (), 0.0, 1.0), ("i64", ())], {"shape": (9,)})))
 
 op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits).",
-   group="draws", args=(tensor("logits"), SALT), expand=categorical, ref=no_ref,
+   group="draws", precision="f32", args=(tensor("logits"), SALT), expand=categorical, ref=no_ref,
    cases=(([("f32", (20, 5))], {}), ([("f32", (7,)), ("i32", ())], {}), ([("bf16", (4, 3, 5))], {})))

@@ -214,7 +214,8 @@ HALF = (([("bf16", (3, 40))], {"axes": (1,)}), ([("f16", (3, 40))], {"axes": (1,
 
 op("sum", "Sum over `:axes`, all of them by default; `:keepdims true` leaves each as 1. bf16 and f16 are summed in "
    "f32.",
-   group="reduce", args=ARGS, normal=reduction, type=reduced(NUMBERS, hint="cast a bool tensor to count"),
+   group="reduce", precision="f32", args=ARGS, normal=reduction,
+   type=reduced(NUMBERS, hint="cast a bool tensor to count"),
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype)),
    relax=wrapping("sum"),
    vjp=lambda b, dy, y, x, axes, keepdims: (spread(b, dy, x, axes, keepdims),),
@@ -223,12 +224,13 @@ op("sum", "Sum over `:axes`, all of them by default; `:keepdims true` leaves eac
    ([("f32", (2, 3))], {"axes": ()})))
 
 op("mean", "Mean over `:axes`, all of them by default, of a float tensor: the sum divided by the count.",
-   group="reduce", args=ARGS, normal=reduction, expand=in_wide(mean),
+   group="reduce", precision="f32", args=ARGS, normal=reduction, expand=in_wide(mean),
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.mean(x, axis=axes, keepdims=keepdims)),
    cases=CASES + HALF)
 
 op("prod", "Product over `:axes`, all of them by default.",
-   group="reduce", args=ARGS, normal=reduction, type=reduced(NUMBERS, hint="of a bool tensor it is all"),
+   group="reduce", precision="f32", args=ARGS, normal=reduction,
+   type=reduced(NUMBERS, hint="of a bool tensor it is all"),
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.prod(x, axis=axes, keepdims=keepdims, dtype=x.dtype)),
    relax=wrapping("prod"),
    vjp=prod_vjp,
@@ -238,7 +240,8 @@ op("prod", "Product over `:axes`, all of them by default.",
 
 for name, word, way in (("reduce-max", "largest", "max"), ("reduce-min", "smallest", "min")):
     op(name, f"The {word} element over `:axes`, all of them by default; NaN if any is. Equal ones share the gradient.",
-       group="reduce", args=ARGS, normal=reduction, type=reduced(NUMBERS, hint="of a bool tensor it is any or all"),
+       group="reduce", precision="f32", args=ARGS, normal=reduction,
+       type=reduced(NUMBERS, hint="of a bool tensor it is any or all"),
        ref=lambda np, x, axes=None, keepdims=False, way=way: getattr(np, way)(x, axis=axes, keepdims=keepdims),
        relax=extremum(way),
        vjp=extremum_vjp,
@@ -269,18 +272,18 @@ op("all", "Are all elements true, over `:axes`, all of them by default?",
 
 op("logsumexp", "log of the sum of exp over `:axes`, all of them by default, without overflow; -inf where all elements "
    "are.",
-   group="reduce", args=ARGS, normal=reduction, expand=in_wide(logsumexp),
+   group="reduce", precision="f32", args=ARGS, normal=reduction, expand=in_wide(logsumexp),
    ref=halves_in_f32(logsumexp_ref),
    cases=CASES + (([("f32", (3, 5), 900.0, 999.0)], {"axes": (1,)}),) + HALF)
 
 op("variance", "Mean squared distance from the mean over `:axes`, all of them by default (divided by n, not n-1).",
-   group="reduce", args=ARGS, normal=reduction, expand=in_wide(variance),
+   group="reduce", precision="f32", args=ARGS, normal=reduction, expand=in_wide(variance),
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.var(x, axis=axes, keepdims=keepdims)),
    cases=CASES + (([("f32", (3, 50), 100.0, 101.0)], {"axes": (1,)}),) + HALF,
    tolerance=(2e-5, 2e-6))  # values near 100 have their last bit at 8e-6, against deviations of 0.3
 
 op("cumsum", "Running sums along `:axis`, the last by default; `:reverse true` sums from the end.",
-   group="reduce", args=(tensor("x"), key("axis", "int", -1), key("reverse", "bool", False)),
+   group="reduce", precision="f32", args=(tensor("x"), key("axis", "int", -1), key("reverse", "bool", False)),
    normal=cumsum_normal, type=numbers,
    ref=halves_in_f32(cumsum_ref),
    relax=lambda r, x, axis, reverse: r.kernel("cumsum", x, axis=axis, reverse=reverse),

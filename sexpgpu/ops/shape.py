@@ -346,7 +346,7 @@ op("repeat", "x with each element standing `times` times in a row along `:axis` 
 op("cast", "x in another dtype. Float to integer truncates toward zero, holds at the ends of the integer's range and "
    "makes NaN 0; integer to "
    "integer wraps; to bool is whether it differs from 0. The gradient flows from float to float only.",
-   group="shape", args=(*X, attr("dtype", "dtype")),
+   group="shape", precision="f32", args=(*X, attr("dtype", "dtype")),
    type=lambda x, dtype: TensorType(x.shape, dtype),
    ref=cast_ref, relax=cast_relax, vjp=cast_vjp,
    stack=pointwise,

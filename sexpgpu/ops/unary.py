@@ -71,7 +71,7 @@ op("sign", "-1, 0 or 1 as each element is below, at or above 0; NaN stays NaN. T
    cases=(F32, SCALAR, BF16, ([("i32", (9,), -3, 3)], {}), ([("i64", ())], {})))
 
 op("exp", "e to the power of each element.",
-   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.exp(x)),
    relax=rounded_relax("exp"),
    vjp=lambda b, dy, y, x: (b("*", dy, y),),
@@ -80,7 +80,7 @@ op("exp", "e to the power of each element.",
    cases=(F32, SCALAR, BF16, F64, ([("f16", (7,))], {})))
 
 op("log", "The natural logarithm of each element: -infinity at 0, NaN below.",
-   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.log(x)),
    relax=rounded_relax("log"),
    vjp=lambda b, dy, y, x: (b("/", dy, x),),
@@ -89,7 +89,7 @@ op("log", "The natural logarithm of each element: -infinity at 0, NaN below.",
    cases=(POSITIVE, F64, ([("f32", (), 0.1, 4.0)], {}), ([("bf16", (7,), 0.1, 4.0)], {})))
 
 op("log1p", "log(1 + x) of each element, accurate near 0.",
-   group="arithmetic", args=X, type=FLOAT, tolerance=NEAR_0,
+   group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=NEAR_0,
    ref=rounded(lambda np, x: np.log1p(x)),
    relax=near_0_relax("log1p", lambda r, x: r.add(x, r.const(1, r.dtype(x)))),
    vjp=lambda b, dy, y, x: (b("/", dy, b("+", x, b.const(1, x.type.dtype))),),
@@ -99,7 +99,7 @@ op("log1p", "log(1 + x) of each element, accurate near 0.",
    grad_cases=(([("f32", (3, 5), -0.7, 4.0)], {}),))
 
 op("expm1", "e to the power of each element, less 1, accurate near 0.",
-   group="arithmetic", args=X, type=FLOAT, tolerance=NEAR_0,
+   group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=NEAR_0,
    ref=rounded(lambda np, x: np.expm1(x)),
    relax=near_0_relax("expm1", lambda r, x: r.exp(x)),
    vjp=lambda b, dy, y, x: (b("*", dy, b("exp", x)),),  # y + 1 would lose all digits where y is near -1
@@ -108,7 +108,7 @@ op("expm1", "e to the power of each element, less 1, accurate near 0.",
    grad_cases=(F32,))
 
 op("sqrt", "The square root of each element: NaN below 0; the gradient at 0 is infinite.",
-   group="arithmetic", args=X, type=FLOAT,
+   group="arithmetic", precision="f32", args=X, type=FLOAT,
    ref=rounded(lambda np, x: np.sqrt(x)),
    relax=rounded_relax("sqrt"),
    vjp=lambda b, dy, y, x: (b("/", dy, b("+", y, y)),),
@@ -117,7 +117,7 @@ op("sqrt", "The square root of each element: NaN below 0; the gradient at 0 is i
    cases=(POSITIVE, F64, ([("f32", (), 0.1, 4.0)], {}), ([("bf16", (7,), 0.1, 4.0)], {})))
 
 op("rsqrt", "1 over the square root of each element.",
-   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: 1 / np.sqrt(x)),
    relax=rounded_relax("rsqrt"),
    vjp=lambda b, dy, y, x: (b("*", dy, b("*", b.const(-0.5, y.type.dtype), b("*", y, b("*", y, y)))),),
@@ -132,7 +132,7 @@ op("square", "Each element times itself.",
    cases=(F32, SCALAR, ([("i32", (9,), -9, 9)], {})))
 
 op("sin", "The sine of each element, in radians.",
-   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.sin(x)),
    relax=rounded_relax("sin"),
    vjp=lambda b, dy, y, x: (b("*", dy, b("cos", x)),),
@@ -141,7 +141,7 @@ op("sin", "The sine of each element, in radians.",
    cases=(F32, SCALAR, F64, BF16))
 
 op("cos", "The cosine of each element, in radians.",
-   group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
+   group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.cos(x)),
    relax=rounded_relax("cos"),
    vjp=lambda b, dy, y, x: (b("neg", b("*", dy, b("sin", x))),),

@@ -58,7 +58,7 @@ def test_a_stage_that_cannot_be(passes: str, code: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [":steps 0", ":steps 2.5", ":steps -1", ":steps 2 :microbatches 0", ":steps 2 :precision :f64",
-     ":steps 2 :precision :bf16",
+     ':steps 2 :precision "bf16"',
      ":steps (not nil)", ":steps 2147483648", ":steps (* 65536 32768)", ":steps 2 :checkpoint-every 0",
      ":steps 2 :diagnostics (list 1)", ":steps 2 :log-every nil", ":steps 2 :diagnostics :a", ":steps (+ 1 1.5)"],
 )  # fmt: skip
