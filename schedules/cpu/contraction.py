@@ -17,7 +17,7 @@ from .emit import Expr, Load
 from .stages import Axis, Program, Stage, loads, variables
 
 NARROW = 8  # columns below which lanes along them are mostly empty
-SHORT = 16  # depth below which lanes along the depth are
+SHORT = 16  # depth from which a product of few rows and few columns is worth a tile
 
 
 @attrs.frozen(eq=False)
@@ -65,20 +65,17 @@ def read_contraction(program: Program, stage: Stage) -> Contraction | None:
         return None
     pick = lambda a, b: tuple(x for x in stage.space if (x.var in used_a, x.var in used_b) == (a, b))  # noqa: E731
     found = Contraction(stage, left, right, pick(True, True), pick(True, False), pick(False, True))
-    return found if _covers(found) and _pays(found) else None
+    if len(found.batch) + len(found.rows) + len(found.columns) != len(stage.space):
+        return None
+    found = _wide(found)
+    return found if found.k >= SHORT or found.n >= NARROW else None
 
 
-def _covers(found: Contraction) -> bool:
-    return len(found.batch) + len(found.rows) + len(found.columns) == len(found.stage.space)
-
-
-def _pays(found: Contraction) -> bool:
-    """A row reduction reads each operand once and is better for a handful of columns or rows along the depth."""
-    if found.k < SHORT:
-        return found.n >= NARROW
-    if found.n < NARROW and walks(found.a, found.stage.reduce):
-        return False
-    return not (found.m < 4 and walks(found.b, found.stage.reduce))
+def _wide(one: Contraction) -> Contraction:
+    """Lanes run along columns: a product with a handful of them is that of its transposed operands."""
+    if one.n >= NARROW or one.n >= one.m:
+        return one
+    return attrs.evolve(one, a=one.b, b=one.a, rows=one.columns, columns=one.rows)
 
 
 def walks(factor: Expr, axes: Sequence[Axis]) -> bool:

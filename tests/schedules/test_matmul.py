@@ -9,42 +9,57 @@ pytest.importorskip("tvm")
 
 from tvm import relax
 
-from schedules.cpu.matmul_nest import choose_tile
+import schedules
+from schedules.cpu.product_jobs import choose_tile
 
-from .kernels import build, close, graph, numbers, product, runs_here, threads
+from .kernels import V3, V4, build, close, graph, numbers, product, runs_here, threads
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here("cpu-x86-64-v3"), reason="this CPU has no AVX2")]
 
 # Multiples of every tile, primes, one row or column, depths from 1 to a weight gradient's.
 SIZES = [
     (64, 128, 96), (37, 41, 43), (8, 512, 40), (5, 17, 70), (100, 1, 33),
-    (130, 300, 17), (7, 2, 9), (1, 64, 130), (23, 64, 7),
+    (130, 300, 17), (7, 2, 9), (1, 64, 130), (23, 64, 7), (65, 333, 3), (6, 19, 5), (5, 7, 3), (1, 40, 2),
 ]  # fmt: skip
 
 
-def want(kind: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    left = a.swapaxes(-1, -2) if kind[0] == "T" else a
-    right = b.swapaxes(-1, -2) if kind[1] == "T" else b
-    return left.astype("float64") @ right.astype("float64")
+def in_order(kind: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product with its depth summed from first to last, each multiply-add rounded once, as the processor's is: a
+    product of two float32 is exact in float64, and that its sum with a third is rounded there first changes the result
+    in one case of some 2^28."""
+    left = (a.swapaxes(-1, -2) if kind[0] == "T" else a).astype("float64")
+    right = (b.swapaxes(-1, -2) if kind[1] == "T" else b).astype("float64")
+    total = np.zeros((*left.shape[:-1], right.shape[-1]), "float32")
+    for k in range(left.shape[-1]):
+        total = (left[..., :, k, None] * right[..., None, k, :] + total).astype("float32")
+    return total
 
 
-def check(kind: str, m: int, k: int, n: int, batch: tuple[int, ...] = ()) -> str:
-    built = build(product(kind, m, k, n, batch))
+def check(kind: str, m: int, k: int, n: int, batch: tuple[int, ...] = (), target: str = V3) -> str:
+    """The bits: nothing but rows, columns and depth enters one, so that a product may be a part of a larger one."""
+    built = build(product(kind, m, k, n, batch), target, code=V3)
     a, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(built.params[:2]))
-    close(built.run(a, b)[0], want(kind, a, b), k)
+    assert built.run(a, b)[0].tobytes() == in_order(kind, a, b).tobytes()
     return built.rule
 
 
 @pytest.mark.parametrize("kind", ["NN", "TN", "NT", "TT"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_any_layout_and_size(kind: str, size: tuple[int, int, int]) -> None:
+def test_any_layout_and_size_is_summed_in_order(kind: str, size: tuple[int, int, int]) -> None:
     check(kind, *size)
+
+
+@pytest.mark.parametrize("kind", ["NN", "NT"])
+@pytest.mark.parametrize("size", [(23, 64, 7), (65, 333, 3), (5, 30, 70), (130, 50, 17)], ids=str)
+def test_so_do_the_schedules_of_sixteen_lanes(kind: str, size: tuple[int, int, int]) -> None:
+    check(kind, *size, target=V4)
 
 
 @pytest.mark.parametrize("kind", ["NN", "TN", "NT"])
 def test_a_batch_of_small_products(kind: str) -> None:
     assert check(kind, 32, 32, 32, (2, 5)) == "matmul"
     assert check(kind, 17, 19, 23, (7,)) == "matmul"
+    assert check(kind, 33, 19, 3, (4,)) == "matmul"
 
 
 def test_a_batch_on_one_side_is_rows() -> None:
@@ -76,9 +91,24 @@ def test_no_group_of_rows_lies_past_the_last(rows: int) -> None:
     check("TN", rows, 40, 64)
 
 
-def test_a_few_columns_or_rows_are_sums_along_the_depth() -> None:
-    assert check("NN", 200, 64, 3) == "rows"
-    assert check("NT", 2, 64, 100) == "rows"
+def test_a_few_columns_or_rows_are_turned_in_registers() -> None:
+    for size in (("NN", 200, 64, 3), ("NT", 2, 64, 100), ("NT", 8, 64, 100)):
+        assert check(*size) == "matmul"
+        assert "Shuffle" in str(schedules.first(product(*size), schedules.TARGETS[V3]).func)
+    assert check("NN", 50, 7, 5) == "matmul"
+    assert check("NN", 5, 7, 3) == "rows"
+
+
+def test_what_follows_a_few_columns_is_done_on_their_rows() -> None:
+    def fused(emit, x, w, b):
+        return relax.op.tanh(emit(relax.op.add(emit(relax.op.matmul(x, w)), b)))
+
+    kinds = [((67, 40), "float32"), ((40, 3), "float32"), ((3,), "float32")]
+    (func,) = graph(fused, *kinds)
+    built = build(func)
+    x, w, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(kinds))
+    assert built.rule == "matmul"
+    close(built.run(x, w, b)[0], np.tanh(x.astype("float64") @ w + b), 40)
 
 
 def test_half_precision_is_summed_in_float32() -> None:
