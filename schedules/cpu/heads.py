@@ -45,9 +45,7 @@ def _bytes(buffer: Any) -> int:
     return prod(shape_of(buffer)) * 8
 
 
-def _parts(
-    ctx: Context, found: RowGroup, products: Mapping[Any, Contraction]
-) -> list[tuple[Stage, list[Stage]]]:
+def _parts(ctx: Context, found: RowGroup, products: Mapping[Any, Contraction]) -> list[tuple[Stage, list[Stage]]]:
     """Each stage, a product with the map stages that are done on its tiles."""
     rest, parts = list(found.stages), []
     while rest:
