@@ -20,7 +20,7 @@ from attrs import frozen
 
 from . import canonical, tensors
 from .errors import CKPT_FIT, CKPT_VERSION, RunError
-from .identity import Fingerprint, compare, compare_data, mismatch
+from .identity import Changed, Fingerprint, compare, compare_data, mismatch
 from .manifest import File, Manifest
 from .state import Cursor
 from .structure import build, plain
@@ -136,16 +136,18 @@ def load(path: str) -> Loaded:
     return Loaded(path, entry, arrays[PARAMS], arrays[OPTIM])
 
 
-def check_belongs(loaded: Loaded, manifest: Manifest, identity: Mapping[str, str], data: Fingerprint) -> None:
+def check_belongs(
+    loaded: Loaded, manifest: Manifest, identity: Mapping[str, str], data: Fingerprint, changed: Changed = lambda _: ""
+) -> None:
     """E-CKPT-003 unless the checkpoint was made by this run; E-CKPT-007 unless its tensors are the run's."""
     entry, where = loaded.entry, loaded.path
     if entry.seed != manifest.run.seed:
-        raise mismatch("seed", entry.seed, manifest.run.seed, where)
+        raise mismatch("seed", entry.seed, manifest.run.seed, where, changed("run"))
     if entry.identity.get("data") != identity["data"]:
         others = {name: value for name, value in identity.items() if name != "data"}
-        compare(entry.identity, others, where)
+        compare(entry.identity, others, where, changed)
         compare_data(entry.data, data, where)
-    compare(entry.identity, identity, where)
+    compare(entry.identity, identity, where, changed)
     check_fit(loaded.params, manifest.parameters, where)
     check_fit(loaded.optim, manifest.optimizer, where)
     cursor = entry.cursor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import canonical
@@ -12,14 +12,20 @@ from .manifest import Manifest
 from .structure import plain
 
 Fingerprint = Mapping[str, Sequence[Sequence[str]]]
+Changed = Callable[[str], str]  # a component -> what of it has changed, in words, or ""
 
 
 def components(manifest: Manifest, data: Fingerprint) -> dict[str, str]:
     """The artifact's components, the data's being of the loaders' forms and of the bytes of the files read."""
     out = dict(plain(manifest.run.identity))
-    digests = {loader: [digest for _, digest in files] for loader, files in data.items()}
-    out["data"] = digest_of({"declared": out["data"], "files": digests})
+    out["data"] = with_files(out["data"], data)
     return out
+
+
+def with_files(declared: str, data: Fingerprint) -> str:
+    """The data's component: of what the loaders declare, and of the bytes of the files read."""
+    digests = {loader: [digest for _, digest in files] for loader, files in data.items()}
+    return digest_of({"declared": declared, "files": digests})
 
 
 def digest_of(value: Any) -> str:
@@ -32,11 +38,11 @@ def run_id(identity: Mapping[str, str], seed: int, origin: str) -> str:
     return digest_of({"identity": dict(identity), "seed": seed, "origin": origin})[:16]
 
 
-def compare(theirs: Mapping[str, str], ours: Mapping[str, str], where: str) -> None:
-    """E-CKPT-003 naming the first component that differs, with both values."""
+def compare(theirs: Mapping[str, str], ours: Mapping[str, str], where: str, changed: Changed = lambda _: "") -> None:
+    """E-CKPT-003 naming the first component that differs: with the form that ``changed`` finds, or both digests."""
     for name, value in ours.items():
         if theirs.get(name) != value:
-            raise mismatch(name, theirs.get(name, "absent"), value, where)
+            raise mismatch(name, theirs.get(name, "absent"), value, where, changed(name))
 
 
 def compare_data(theirs: Fingerprint, ours: Fingerprint, where: str) -> None:
@@ -50,10 +56,6 @@ def compare_data(theirs: Fingerprint, ours: Fingerprint, where: str) -> None:
             raise mismatch(f"data (loader {loader})", f"{len(before)} files", f"{len(files)} files", where)
 
 
-def mismatch(name: str, old: object, new: object, where: str) -> RunError:
-    return RunError(
-        CKPT_IDENTITY,
-        f"{name} differs: the checkpoint has {old}, this run has {new}",
-        where,
-        "--fork DIR starts a new run from the weights",
-    )
+def mismatch(name: str, old: object, new: object, where: str, changed: str = "") -> RunError:
+    what = changed or f"{name} differs: the checkpoint has {old}, this run has {new}"
+    return RunError(CKPT_IDENTITY, what, where, "--fork DIR starts a new run from the weights")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from attrs import define, evolve, frozen
 
-from . import checkpoint, identity, lock, report, store, tarball
+from . import checkpoint, forms, identity, lock, report, store, tarball
 from .data import Records, Training, fingerprint, open_records
 from .device import Device
 from .errors import ART_REQUIRED, CKPT_PRESENT, CLI_DIAGNOSTIC, RunError
@@ -45,6 +45,7 @@ def run(options: Options, console: report.Console, stop: Stop, make_device: Make
                 stop,
                 loop,
                 _stamp(artifact, records),
+                forms.of_artifact(artifact),
                 records,
                 store.Store(f"{options.out}/{store.FOLDER}", options.keep, console.warn),
             )
@@ -97,7 +98,7 @@ def _stamp(artifact: tarball.Artifact, records: dict[str, Records]) -> Stamp:
 
 @define(eq=False)
 class Session:
-    """``saved``: the step of the newest checkpoint on disk, -1 without one."""
+    """``forms``: the artifact's identity.json; ``saved``: the step of the newest checkpoint on disk, -1 without one."""
 
     manifest: Manifest
     options: Options
@@ -105,6 +106,7 @@ class Session:
     stop: Stop
     loop: Loop
     stamp: Stamp
+    forms: bytes
     records: dict[str, Records]
     store: store.Store
     saved: int = -1
@@ -153,6 +155,7 @@ class Session:
             )
         loaded = self._resumed(bool(present))
         self.store.prepare(nbytes, locked)
+        forms.keep(self.options.out, self.forms, self.console.warn)
         for name in self.store.strangers():
             self.console.detail(f"not a checkpoint, left alone: {self.store.folder}/{name}")
         if loaded:
@@ -166,7 +169,10 @@ class Session:
         if not self.options.resume or (self.options.resume == "auto" and not present):
             return None
         loaded = self.store.newest(self.options.strict)
-        checkpoint.check_belongs(loaded, self.manifest, self.stamp.identity, self.stamp.data)
+        changed = forms.Changes(
+            forms.of_directory(self.options.out), self.forms, loaded.entry.identity, loaded.entry.data
+        )
+        checkpoint.check_belongs(loaded, self.manifest, self.stamp.identity, self.stamp.data, changed)
         return loaded
 
     def _restore(self, loaded: checkpoint.Loaded) -> State:
@@ -323,12 +329,13 @@ class Session:
         text = [
             f"done: step {now.cursor.step}"
             + ("" if self.loss is None else f", loss {self.loss:.6g}")
-            + f", {seconds:.1f} s"
+            + f", {seconds:.1f} s, a signal would have waited {self.stop.longest * 1e3:.1f} ms at most"
         ]
         text += [f"pass {name}: " + "  ".join(f"{k} {v}" for k, v in values.items()) for name, values in passes.items()]
         text += [f"checkpoint {path}", f"params sha256:{digest}"]
         data = {"done": True, "step": now.cursor.step, "loss": loss, "passes": passes, "checkpoint": path}
-        self.console.lines(text, {**data, "params": f"sha256:{digest}", "seconds": round(seconds, 6)})
+        data |= {"params": f"sha256:{digest}", "seconds": round(seconds, 6), "latency": round(self.stop.longest, 6)}
+        self.console.lines(text, data)
 
 
 def _nbytes(manifest: Manifest) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from types import FrameType
 from typing import Any
 
@@ -22,15 +23,22 @@ class Stopped(Exception):
 class Stop:
     """Has a signal come? Within ``with``, the handled signals only set the flag; a signal that the process was started
     to ignore (nohup, a background job) stays ignored. While ``at_once`` is true, as it is until there is state to keep,
-    the signal raises Stopped where the program stands."""
+    the signal raises Stopped where the program stands. ``longest``: seconds between two looks at most, so
+    how long a signal would have waited."""
 
     def __init__(self) -> None:
         self.number = 0
         self.at_once = True
+        self.longest = 0.0
+        self._looked: float | None = None
         self._before: dict[int, Any] = {}
 
     def look(self) -> None:
         """Raise Stopped if a signal has come."""
+        now = time.perf_counter()
+        if self._looked is not None:
+            self.longest = max(self.longest, now - self._looked)
+        self._looked = now
         if self.number:
             raise Stopped(self.number)
 

@@ -17,6 +17,7 @@ from attrs import asdict, frozen
 from . import __version__, codes, interrupt
 from .cost import Rates
 from .diagnostics import UserError
+from .identity import document
 from .members import data_members, source_members
 from .phases import Phase, Plan, Port
 from .settings import Loader
@@ -37,6 +38,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         **{library_member(name): library for name, library in made.libraries.items()},
         "runtime/libtvm_runtime.so": made.runtime,
         "report.txt": report_text(plan, made).encode(),
+        "identity.json": document(plan.run),
     }
     manifest = make_manifest(plan, made, targets, data)
     interrupt.check()

@@ -12,8 +12,11 @@ import hashlib
 import json
 from collections.abc import Iterable
 
+from attrs import frozen
+
 from .forms import Form, Keyword, Literal, Seq, Symbol
 from .runfile import Definition, RunFile, Top
+from .source import Span
 from .syntax import head_of, parse, split_body
 
 LANGUAGE = "1"  # raised when the same forms come to mean another trajectory
@@ -47,46 +50,87 @@ def canonical(form: Form) -> str:
 CONSTANTS = {"None": "nil", "True": "true", "False": "false"}
 
 
+@frozen
+class Part:
+    """A line of a component: the form it is of (``defgenerate``, ``defun block``), its place, its canonical text."""
+
+    form: str
+    span: Span
+    text: str
+
+
 def identity(run: RunFile) -> dict[str, str]:
     """sha256, as hex, of each component of a complete run."""
-    assert run.run and run.prepare and run.objective and run.optimizer
-    texts = {
-        "language": LANGUAGE,
-        "model": model(run),
-        "data": "\n".join(loader(run, run.loaders[name]) for name in loader_names(run)),
-        "prepare": component(run, [function(run.prepare)], run.prepare.body),
-        "objective": component(run, [function(run.objective)], run.objective.body),
-        "generate": settings(run, run.generate, GENERATE) if run.generate else "none",
-        "optimizer": component(run, map(canonical, run.optimizer.body), run.optimizer.body),
-        "run": "\n".join((settings(run, run.run, RUN), *curriculum(run))),
-    }
+    texts = {name: "\n".join(part.text for part in rows) for name, rows in parts(run).items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
-def component(run: RunFile, lines: Iterable[str], roots: Iterable[Form]) -> str:
-    """``lines``, and the definitions that ``roots`` reach."""
-    return "\n".join((*lines, *(definition(run, d) for d in reachable(run, roots))))
+def parts(run: RunFile) -> dict[str, list[Part]]:
+    """What each component's digest is of, in order."""
+    assert run.run and run.prepare and run.objective and run.optimizer
+    whole = run.run.form.span
+    return {
+        "language": [Part("the language", whole, LANGUAGE)],
+        "model": model(run),
+        "data": [part for name in loader_names(run) for part in loader(run, run.loaders[name])],
+        "prepare": component(run, [function(run.prepare)], run.prepare.body),
+        "objective": component(run, [function(run.objective)], run.objective.body),
+        "generate": settings(run, run.generate, GENERATE) if run.generate else [Part("defgenerate", whole, "none")],
+        "optimizer": optimizer(run, run.optimizer),
+        "run": [*settings(run, run.run, RUN), *curriculum(run)],
+    }
 
 
-def settings(run: RunFile, top: Top, counted: dict[str, str]) -> str:
+def document(run: RunFile) -> bytes:
+    """The artifact's ``identity.json``: the parts, their places relative to the run file, as canonical JSON."""
+    names = {source.name: name for name, source in run.sources}
+    out = []
+    for name, rows in parts(run).items():
+        for part in rows:
+            file, (line, column) = part.span.source.name, part.span.line_column()
+            place = f"{names.get(file, file)}:{line}:{column}"
+            out.append({"component": name, "form": part.form, "place": place, "text": part.text})
+    return json.dumps({"forms": out}, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def component(run: RunFile, rows: Iterable[Part], roots: Iterable[Form]) -> list[Part]:
+    """``rows``, and the definitions that ``roots`` reach."""
+    reached = (Part(f"{d.kind} {d.name}", d.form.span, definition(run, d)) for d in reachable(run, roots))
+    return [*rows, *reached]
+
+
+def settings(run: RunFile, top: Top, counted: dict[str, str]) -> list[Part]:
     given = {key: top.keys[key] for key in counted if key in top.keys}
-    lines = [f":{key} {canonical(given[key]) if key in given else default}" for key, default in counted.items()]
-    return component(run, lines, given.values())
+    rows = []
+    for key, default in counted.items():
+        span = given[key].span if key in given else top.form.span
+        rows.append(Part(label(top), span, f":{key} {canonical(given[key]) if key in given else default}"))
+    return component(run, rows, given.values())
 
 
-def function(top: Top) -> str:
+def label(top: Top) -> str:
+    return f"{top.head} {top.name}" if top.name else top.head
+
+
+def function(top: Top) -> Part:
     assert top.params
-    return f"(({' '.join(s.name for s in top.params.symbols())}) {' '.join(map(canonical, top.body))})"
+    text = f"(({' '.join(s.name for s in top.params.symbols())}) {' '.join(map(canonical, top.body))})"
+    return Part(top.head, top.form.span, text)
 
 
-def model(run: RunFile) -> str:
+def optimizer(run: RunFile, top: Top) -> list[Part]:
+    return component(run, [Part(top.head, form.span, canonical(form)) for form in top.body], top.body)
+
+
+def model(run: RunFile) -> list[Part]:
     """Every model of the run: the one trained, and those the other forms reach."""
     assert run.run and run.prepare and run.objective
     bodies = [run.run.keys["model"], *run.prepare.body, *run.objective.body]
     bodies += [f for key, f in run.generate.keys.items() if key in GENERATE] if run.generate else []
     models = {d.name: d for d in reachable(run, bodies) if d.kind == "defmodel"}
     roots = [Symbol(name, span=models[name].form.span) for name in sorted(models)]
-    return component(run, [canonical(run.run.keys["model"])], roots)
+    named = run.run.keys["model"]
+    return component(run, [Part(label(run.run), named.span, canonical(named))], roots)
 
 
 def definition(run: RunFile, d: Definition) -> str:
@@ -125,22 +169,25 @@ def loader_names(run: RunFile) -> list[str]:
     return list(dict.fromkeys(form.name for form in named if isinstance(form, Symbol)))
 
 
-def loader(run: RunFile, top: Top) -> str:
+def loader(run: RunFile, top: Top) -> list[Part]:
     """What a loader makes of its records; its name keys their order. Record numbers are data; a path is not."""
     source = top.keys["source"]
     forms = [source, *(d.form for d in reachable(run, [source]))]
-    counted = [canonical(form) for form in forms] if any("(indices " in canonical(form) for form in forms) else []
-    return "\n".join((f"loader {top.name}", settings(run, top, LOADER), *counted))
+    texts = [canonical(form) for form in forms]
+    counted = texts if any("(indices " in text for text in texts) else []
+    rows = [Part(label(top), top.form.span, f"loader {top.name}"), *settings(run, top, LOADER)]
+    return [*rows, *(Part(label(top), source.span, text) for text in counted)]
 
 
-def curriculum(run: RunFile) -> list[str]:
+def curriculum(run: RunFile) -> list[Part]:
     """The stages in order, each with the number of its loader among ``loader_names``."""
     names = loader_names(run)
-    out = []
+    out: list[Part] = []
     for form in run.curriculum.body if run.curriculum else ():
         assert isinstance(form, Seq)
-        parts = parse(form)
-        top = Top("stage", parts.name, form, parts.keys, None, ())
-        own = parts.keys.get("loader")
-        out.append(f"stage {names.index(own.name) if isinstance(own, Symbol) else 0}\n{settings(run, top, STAGE)}")
+        parsed = parse(form)
+        top = Top("stage", parsed.name, form, parsed.keys, None, ())
+        own = parsed.keys.get("loader")
+        at = names.index(own.name) if isinstance(own, Symbol) else 0
+        out += [Part(label(top), form.span, f"stage {at}"), *settings(run, top, STAGE)]
     return out

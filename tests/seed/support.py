@@ -16,6 +16,7 @@ from artifacts.data import Training, open_records
 from artifacts.device import HostDevice
 from artifacts.loop import Loop
 from sexpgpu import build
+from sexpgpu.identity import document
 from sexpgpu.interpret import run
 from sexpgpu.phases import Phase, Plan
 from tests.runner import toy
@@ -82,7 +83,8 @@ class Case:
         plan, report = plan_text(text)
         assert plan, "\n".join(map(str, report.errors))
         path = str(folder / name)
-        tarball.write(path, manifest(plan), toy.MEMBERS, force=True)
+        members = {**toy.MEMBERS, "identity.json": document(plan.run)}
+        tarball.write(path, manifest(plan), members, force=True)
         return Case(plan, path)
 
     def device(self, artifact: tarball.Artifact, threads: int | None = None) -> HostDevice:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from artifacts import forms, tarball
 from artifacts import run as runner
-from artifacts import tarball
 from artifacts.cpu import CpuDevice
+from artifacts.structure import plain
 from sexpgpu.diagnostics import Report
 from sexpgpu.phases import trace_run
 from sexpgpu.runfile import load
@@ -49,6 +50,14 @@ def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def go(artifact: Path, out: Path, *more: str) -> int:
     return runner.main([str(artifact), "--out", str(out), "--data", str(artifact.parent), "-q", *more])
+
+
+def test_s40_an_artifact_has_its_forms(drawing: Path) -> None:
+    """40: their digests are the identity, their places relative to the run file."""
+    with tarball.open(str(drawing)) as artifact:
+        made, identity = forms.read(forms.of_artifact(artifact)), artifact.manifest.run.identity
+    assert made and {f.place.split(":")[0].split("/")[0] for f in made.forms} == {"run.sx", "prelude"}
+    assert all(made.digest(name) == digest for name, digest in plain(identity).items())
 
 
 def test_s21_draws_do_not_hang_on_threads(drawing: Path, tmp_path: Path) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
-from artifacts import session
+from artifacts import run as runner
+from artifacts import session, signals, tarball
+from artifacts.device import HostDevice
 from artifacts.options import parse
 from artifacts.report import Console
 from artifacts.signals import Stop, Stopped
@@ -74,6 +80,33 @@ def test_s37_a_stop_abandons_the_step_and_the_resume_takes_it_again(tmp_path: Pa
             assert steps(out)[-1] == (k - 1) // (2 * (TRIPS + 2))
         assert case.go(out, "--resume") == 0
         assert contents(out, 3) == contents(whole, 3) and metrics(out) == metrics(whole), k
+
+
+def test_s37_the_report_says_how_long_a_signal_would_have_waited(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """37: the longest time between two looks; by this clock a trip takes a second, and the fourth takes seven."""
+    case, clock, trips = Case.of(tmp_path, run_text(**OWN)), [0.0], [0]
+    monkeypatch.setattr(signals, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def device(artifact: tarball.Artifact, threads: int | None) -> HostDevice:
+        made = case.device(artifact, threads)
+        step = made._functions["generate.step"]
+
+        def slow(*inputs: np.ndarray) -> Sequence[np.ndarray]:
+            trips[0] += 1
+            clock[0] += 7 if trips[0] == 4 else 1
+            return step(*inputs)
+
+        made._functions = {**made._functions, "generate.step": slow}
+        return made
+
+    command = [case.path, "--out", str(tmp_path / "out"), "--data", str(tmp_path)]
+    assert runner.main(command, device=device) == 0
+    said = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("done: "))
+    assert said.endswith(" s, a signal would have waited 7000.0 ms at most")
+    assert runner.main([*command, "--resume", "--steps", "4", "--output-format", "json"], device=device) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["latency"] == 1
 
 
 def test_s38_explain_lists_the_generator_s_graphs_under_the_training_step() -> None:
