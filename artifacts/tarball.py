@@ -30,6 +30,7 @@ from .errors import (
     ART_SIZE,
     CLI_OUTPUT,
     IO_READ,
+    IO_WRITE,
     RunError,
     of_os_error,
     shown,
@@ -90,6 +91,9 @@ def write(
 
 
 def check_output(path: str, force: bool, inputs: Iterable[str]) -> None:
+    """RunError where ``write`` would refuse ``path``: asked before the minutes that go into what is to be written."""
+    if not os.access(os.path.dirname(path) or os.curdir, os.W_OK | os.X_OK):
+        raise RunError(IO_WRITE, "the folder of the output is not there, or cannot be written to", path)
     if not os.path.lexists(path):
         return
     if any(os.path.exists(each) and os.path.samefile(each, path) for each in inputs if os.path.exists(path)):

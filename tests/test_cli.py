@@ -19,7 +19,7 @@ import pytest
 from sexpgpu import cli, phases
 from sexpgpu.codes import ENV_MISSING
 from sexpgpu.diagnostics import UserError
-from tests.conftest import EXAMPLES, sexpgpu
+from tests.conftest import EXAMPLES, ONE, sexpgpu
 from tests.support import run_text
 
 TINY = EXAMPLES / "tiny-generate/run.sx"
@@ -96,31 +96,32 @@ def test_help_and_version_go_to_stdout() -> None:
 
 
 @pytest.mark.build
-def test_row_66_an_output_that_exists_or_is_the_input(good: Path) -> None:
+def test_row_66_an_output_that_exists_or_is_the_input(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sexpgpu.build.compile_plan", failing(AssertionError("the work was begun")))
     taken = good.with_name("taken.tar")
     taken.write_bytes(b"mine")
     for output, more in ((taken, []), (taken, ["--force"]), (good, ["--force"])):
         before = output.read_bytes()
-        done = sexpgpu("build", good, "-o", output, *more)
+        done = called("build", good, "-o", output, *more)
         assert done.returncode == 2 and done.stderr.startswith("error[E-CLI-") and done.stderr.count("\n") == 1
         assert output.read_bytes() == before
 
 
 @pytest.mark.build
 def test_an_unknown_target_is_refused_with_those_there_are(good: Path) -> None:
-    done = sexpgpu("build", good, "-o", good.with_name("x.tar"), "--target", "cpu-native")
+    done = called("build", good, "-o", good.with_name("x.tar"), "--target", "cpu-native")
     assert done.returncode == 2
     assert done.stderr.startswith("error[E-TARGET-001]: there is no target cpu-native (one of cpu cpu-x86-64-v4 ")
     for names in ("", "cpu-x86-64-v3,", "cpu-x86-64-v3, cpu-x86-64-v4"):
-        done = sexpgpu("build", good, "-o", good.with_name("x.tar"), "--target", names)
+        done = called("build", good, "-o", good.with_name("x.tar"), "--target", names)
         assert done.returncode == 2 and done.stderr.startswith("error[E-TARGET-001]: ")
-    rows = sexpgpu("targets").stdout.splitlines()
+    rows = called("targets").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["cpu", "cpu-x86-64-v4", "cpu-x86-64-v3", "cpu-aarch64"]
 
 
 @pytest.mark.build
 def test_targets_of_two_machines_are_two_artifacts(good: Path) -> None:
-    done = sexpgpu("build", good, "-o", good.with_name("x.tar"), "--target", "cpu-aarch64,cpu-x86-64-v3")
+    done = called("build", good, "-o", good.with_name("x.tar"), "--target", "cpu-aarch64,cpu-x86-64-v3")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "error[E-TARGET-004]: cpu-aarch64,cpu-x86-64-v3 is for x86_64 and aarch64, and an artifact is for one\n"
@@ -131,7 +132,7 @@ def test_targets_of_two_machines_are_two_artifacts(good: Path) -> None:
 def test_a_target_of_another_machine_needs_its_runtime(good: Path) -> None:
     other = "cpu-aarch64" if platform.machine() == "x86_64" else "cpu-x86-64-v3"
     for more in ([], ["--runtime", str(good)], ["--runtime", str(good.parent / "nowhere")]):
-        done = sexpgpu("build", good, "-o", good.with_name("x.tar"), "--target", other, *more)
+        done = called("build", good, "-o", good.with_name("x.tar"), "--target", other, *more)
         assert done.returncode == 3 and not good.with_name("x.tar").exists()
         assert done.stderr.startswith("error[E-TARGET-003]: ") and done.stderr.count("\n") == 1
 
@@ -147,7 +148,7 @@ def test_ctrl_c_ends_a_build_whatever_becomes_of_it_inside_tvm(good: Path, swall
         "    return kept(func, target)\n"
         "schedules.first = first\nfrom sexpgpu.cli import main\nsys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, "build", str(good), "-o", str(good.with_name("x.tar"))]
+    command = [sys.executable, "-c", code, "build", str(good), "-o", str(good.with_name("x.tar")), "--target", ONE]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 130 and done.stderr.endswith("stopped by SIGINT\n")
     assert not good.with_name("x.tar").exists()
@@ -166,21 +167,21 @@ def test_an_error_that_ctrl_c_became_is_told_as_ctrl_c(good: Path) -> None:
 
 
 @pytest.mark.build
-def test_a_kernel_without_a_rule_is_refused_when_asked(good: Path) -> None:
-    code = (
-        "import sys, schedules\nfrom schedules import Scheduled\n"
-        "schedules.first = lambda func, target: Scheduled(None, '', ())\n"
-        "from sexpgpu.cli import main\nsys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, "build", str(good), "-o", str(good.with_name("x.tar")), "--strict-schedules"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_a_kernel_without_a_rule_is_refused_when_asked(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import schedules
+
+    monkeypatch.setattr(schedules, "first", lambda func, target: schedules.Scheduled(None, "", ()))
+    done = called("build", good, "-o", good.with_name("x.tar"), "--strict-schedules", "--target", ONE)
     assert done.returncode == 1 and done.stderr.startswith("error[E-TARGET-002]: no schedule rule took ")
     assert not good.with_name("x.tar").exists()
 
 
 @pytest.mark.build
-def test_an_output_that_cannot_be_written_is_refused_before_the_work(good: Path) -> None:
-    done = sexpgpu("build", good, "-o", good.parent / "nowhere/x.tar")
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sexpgpu.build.compile_plan", failing(AssertionError("the work was begun")))
+    done = called("build", good, "-o", good.parent / "nowhere/x.tar")
     assert done.returncode == 5 and done.stderr.startswith("error[E-IO-") and done.stderr.count("\n") == 1
 
 
@@ -201,7 +202,7 @@ def test_building_without_the_compiler_says_what_to_install(good: Path, monkeypa
 @pytest.mark.build
 def test_data_to_embed_that_is_not_there_points_at_the_loader(tmp_path: Path) -> None:
     shutil.copy(TINY, tmp_path / "run.sx")
-    done = sexpgpu("build", tmp_path / "run.sx", "-o", tmp_path / "x.tar")
+    done = called("build", tmp_path / "run.sx", "-o", tmp_path / "x.tar")
     assert done.returncode == 1 and done.stderr.startswith("error[E-DATA-001]: ") and "(defloader rows" in done.stderr
 
 
@@ -296,12 +297,12 @@ def test_diff_has_the_status_of_diff(found: str, status: int, text: str, monkeyp
 
 @pytest.mark.build
 def test_inspect_verify_and_diff(tiny: Path, tmp_path: Path) -> None:
-    assert "tiny-generate" in sexpgpu("inspect", tiny).stdout
-    as_json = json.loads(sexpgpu("inspect", tiny, "--output-format", "json").stdout)
-    assert sexpgpu("verify", tiny).stdout == f"{tiny}: ok: {as_json['hash']}\n"
-    assert sexpgpu("diff", tiny, tiny).stdout == "the same\n"
+    assert "tiny-generate" in called("inspect", tiny).stdout
+    as_json = json.loads(called("inspect", tiny, "--output-format", "json").stdout)
+    assert called("verify", tiny).stdout == f"{tiny}: ok: {as_json['hash']}\n"
+    assert called("diff", tiny, tiny).stdout == "the same\n"
     data = bytearray(tiny.read_bytes())
     data[-2000] ^= 1
     (tmp_path / "bad.tar").write_bytes(data)
-    done = sexpgpu("verify", tmp_path / "bad.tar")
+    done = called("verify", tmp_path / "bad.tar")
     assert done.returncode == 4 and done.stderr.startswith("error[E-ART-") and done.stderr.count("\n") == 1
