@@ -1,13 +1,16 @@
-"""Artifacts that several files of the build tier share: each is built once a session."""
+"""Artifacts that several files of the build tier share: each is built once, in whichever process needs it first."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import platform
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,31 @@ def gone(pids: list[int], seconds: float = 20) -> bool:
     return not any(map(alive, pids))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """TVM has to be loaded before an artifact's library, which brings a runtime of its own."""
+    if any(item.get_closest_marker("build") for item in session.items):
+        with contextlib.suppress(ImportError):
+            import tvm  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """(name, make) -> the path ``name``, made by the first of this run's processes that asks for it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        path = folder / name
+        with open(folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                make(path)
+        return path
+
+    return get
+
+
 @pytest.fixture(scope="session", autouse=True)
 def prelude_read_once() -> Iterator[None]:
     """Hundreds of tests trace a run file of a few lines: most of their time went into reading the prelude anew."""
@@ -78,12 +106,12 @@ def prelude_read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(shared: Callable[..., Path]) -> Path:
     """The artifact of examples/tiny-generate, for all targets of this machine."""
-    return build(EXAMPLES / "tiny-generate/run.sx", tmp_path_factory.mktemp("tiny") / "tiny.tar", "cpu")
+    return shared("tiny.tar", lambda path: build(EXAMPLES / "tiny-generate/run.sx", path, "cpu"))
 
 
 @pytest.fixture(scope="session")
-def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def characters(shared: Callable[..., Path]) -> Path:
     """The artifact of examples/characters, for one target."""
-    return build(EXAMPLES / "characters/run.sx", tmp_path_factory.mktemp("characters") / "characters.tar")
+    return shared("characters.tar", lambda path: build(EXAMPLES / "characters/run.sx", path))

@@ -55,7 +55,7 @@ def test_memory_is_flat_after_the_second_step(tmp_path: Path) -> None:
         assert p.stdout
         for line in p.stdout:
             step = json.loads(line).get("step")
-            if step and (step == 2 or step % EVERY == 0):
+            if step and step < STEPS and (step == 2 or step % EVERY == 0):  # a checkpoint follows the last
                 seen.setdefault(step, resident(p.pid))
-    assert p.returncode == 0 and set(seen) == {2, *range(EVERY, STEPS + 1, EVERY)}
+    assert p.returncode == 0 and set(seen) == {2, *range(EVERY, STEPS, EVERY)}
     assert max(seen.values()) - seen[2] <= BOUND, seen

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,16 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.fixture(scope="session")
+def whole(tiny: Path, shared: Callable[..., Path]) -> Path:
+    """The folder of a run that nothing stopped."""
+    return shared("whole", lambda out: subprocess.run(runner(tiny, out), check=True, capture_output=True))
+
+
 @pytest.mark.parametrize("look", [10, 123, 345])
-def test_a_run_stopped_at_a_trip_and_resumed_leaves_the_same_weights(tiny: Path, tmp_path: Path, look: int) -> None:
-    whole = subprocess.run(runner(tiny, tmp_path / "whole"), capture_output=True, text=True)
-    assert whole.returncode == 0, whole.stderr
+def test_a_run_stopped_at_a_trip_and_resumed_leaves_the_same_weights(
+    tiny: Path, whole: Path, tmp_path: Path, look: int
+) -> None:
     command = [sys.executable, "-c", STOPPED, str(look), *runner(tiny, tmp_path / "cut")[3:]]
     stopped = subprocess.run(command, capture_output=True, text=True)
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
@@ -83,21 +90,11 @@ def test_a_run_stopped_at_a_trip_and_resumed_leaves_the_same_weights(tiny: Path,
     done = subprocess.run(runner(tiny, tmp_path / "cut", "--resume"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for name in ("params.safetensors", "optim.safetensors"):
-        assert digest(tmp_path / "cut", name) == digest(tmp_path / "whole", name)
+        assert digest(tmp_path / "cut", name) == digest(whole, name)
 
 
-def test_a_run_loads_nothing_of_the_compiler(tiny: Path, tmp_path: Path) -> None:
-    code = "import sys; from artifacts.run import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-c", code, *runner(tiny, tmp_path / "o")[3:]]
-    done = subprocess.run(command, capture_output=True, text=True)
-    loaded = {name.split(".")[0] for name in done.stderr.split()}
-    assert "artifacts" in loaded and "numpy" in loaded
-    assert not loaded & {"tvm", "sexpgpu", "lowering", "schedules", "typer", "onnx"}
-
-
-def test_the_weights_are_plain_safetensors(tiny: Path, tmp_path: Path) -> None:
+def test_the_weights_are_plain_safetensors(whole: Path) -> None:
     from safetensors.numpy import load_file
 
-    subprocess.run(runner(tiny, tmp_path / "o"), check=True, capture_output=True)
-    weights = load_file(max((tmp_path / "o/checkpoints").glob("step-*")) / "params.safetensors")
+    weights = load_file(max((whole / "checkpoints").glob("step-*")) / "params.safetensors")
     assert "student/head/weight" in weights

@@ -64,15 +64,15 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_the_schedules_of_both_levels_leave_the_same_weights(tmp_path: Path) -> None:
-    tar = tmp_path / "both.tar"
-    command = [sys.executable, "-c", IN_V3, "build", str(TINY), "-o", str(tar), "--jobs", "1"]
+def test_the_schedules_of_both_levels_leave_the_same_weights(tiny: Path, tmp_path: Path) -> None:
+    tar = tmp_path / "wide.tar"
+    command = [sys.executable, "-c", IN_V3, "build", str(TINY), "-o", str(tar), "--target", V4, "--jobs", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    with tarball.open(str(tar)) as artifact:
-        wide, narrow = (artifact.read(t.library) for t in artifact.manifest.targets)
-    assert wide != narrow
-    assert weights(tar, tmp_path / "wide", V4) == weights(tar, tmp_path / "narrow", V3)
+    with tarball.open(str(tar)) as wide, tarball.open(str(tiny)) as both:
+        assert [t.name for t in wide.manifest.targets] == [V4]
+        assert wide.read(f"code/{V4}.so") != both.read(f"code/{V3}.so")
+    assert weights(tar, tmp_path / "wide", V4) == weights(tiny, tmp_path / "narrow", V3)
 
 
 @pytest.mark.skipif(not HAS_V4, reason="this CPU has no AVX-512")
