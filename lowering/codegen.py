@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 from attrs import frozen
 from tvm import tirx
+from tvm_ffi.serialization import from_json_graph_str
 
 from . import elementary, pipeline
 from .passes.in_place import Pair
@@ -82,7 +83,7 @@ def compile_part(part: str, target: Any, scheduler: Scheduler, dump: str | None 
     started = time.process_time()
     elementary.install()
     target = hosted(target)
-    module: Any = tvm.ir.load_json(part)
+    module: Any = from_json_graph_str(part)  # load_json first writes it anew, as older versions need
     with target, tvm.transform.PassContext(config=CONFIG):
         module, told = schedule(module, target, scheduler)
         needed = workspaces(module)
