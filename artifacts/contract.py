@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .canonical import Malformed
-from .manifest import Loader, Manifest, Parameter, Phase, Port, Stage, Tensor
+from .manifest import MOVING, Loader, Manifest, Parameter, Phase, Port, Stage, Tensor, stacked_name
 from .tensors import DTYPES
 
 INPUTS = ("param", "optimizer", "gradient", "field", "generated", "state", "trip", "ctx", "counter", "seed")
@@ -16,9 +16,10 @@ OUTPUTS = ("param", "optimizer", "gradient", "generated", "state", "counter", "m
 CTX = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
 MOVED = ("field", "state", "generated", "gradient")  # what is made in one place and read in another
 IN_PLACE = ("gradient", "state")  # in any phase: a stop forgets them; parameters move in ``update`` alone
-REQUIRED = ("init", "train", "update")
-GENERATOR = ("generate.init", "generate.step", "generate.finish")
+FINISH = "generate.finish"
+GENERATOR = ("generate.init", "generate.step", FINISH)
 MAX_RANK, MAX_ELEMENTS, MAX_TRIPS = 8, 2**40, 2**31
+Types = dict[tuple[str, str], tuple[tuple[int, ...], str]]  # (shape, dtype) by port
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,512}")
 
 
@@ -117,57 +118,73 @@ def _check_stage(stage: Stage) -> None:
 def _check_phases(manifest: Manifest) -> None:
     names = [phase.name for phase in manifest.phases]
     _unique("phases", names)
-    wanted = [*REQUIRED, *(f"eval.{p.name}" for p in manifest.step.passes)]
-    if manifest.step.trips is not None:
-        wanted += GENERATOR[:2]
-    for name in wanted:
+    places = _places(manifest)
+    for name in (n for n in places if not n.startswith(FINISH)):
         need(name in names, f"the phase {name} is missing")
-    for name in names:
-        need(
-            name in wanted or (name == GENERATOR[2] and manifest.step.trips is not None),
-            f"the phase {name} has no place",
-        )
+    finish = [name in names for name in places if name.startswith(FINISH)]
+    need(all(finish) or not any(finish), f"the phase {FINISH} is missing for some microbatches")
     for phase in manifest.phases:
+        need(phase.name in places, f"the phase {phase.name} has no place")
+        need(phase.stack == places[phase.name], f"phase {phase.name}: stack is {phase.stack}")
         _check_phase(manifest, phase)
-    train = manifest.phase("train")
-    need(
-        train is not None and train.outputs[:1] != () and train.outputs[0].key == ("metric", "loss"),
-        "the first output of train is not its loss",
-    )
+        if phase.role == "train":
+            need(
+                phase.outputs[:1] != () and phase.outputs[0].key == ("metric", "loss"),
+                "the first output of train is not its loss",
+            )
     _check_flow(manifest)
+
+
+def _places(manifest: Manifest) -> dict[str, int]:
+    """Every phase that the loop calls, by name, and the microbatches of a call; ``generate.finish`` may be absent."""
+    degree, microbatches = manifest.degree, manifest.run.microbatches
+    need(1 <= degree <= microbatches, f"phases are stacked by {degree}, and a step has {microbatches} microbatches")
+    trained = [degree] + [1] * (microbatches % degree > 0)
+    written = {*trained, *([1] if any(p.generate for p in manifest.step.passes) else [])}
+    places = dict.fromkeys(["init", "update", *(f"eval.{p.name}" for p in manifest.step.passes)], 1)
+    places |= {stacked_name("train", stack): stack for stack in trained}
+    if manifest.step.trips is not None:
+        places |= {stacked_name(role, stack): stack for role in GENERATOR for stack in written}
+    return places
 
 
 def _check_flow(manifest: Manifest) -> None:
     """Every phase takes what was made for it in the type it was made: phases do not look at their arguments."""
     made = {p.name: {port.key: (port.shape, port.dtype) for port in p.outputs} for p in manifest.phases}
-    state = made.get("generate.step", {})
-    last = {("generated", n): state[key] for n in manifest.step.generated if (key := ("state", n)) in state}
-    generated = made.get("generate.finish", last)
-    trained = [_batch(manifest.loader(name)) for name in manifest.training_loaders()]
-    passes = {f"eval.{p.name}": (p, _batch(manifest.loader(p.loader))) for p in manifest.step.passes}
-    given = {
-        "generate.init": [*trained, *(batch for p, batch in passes.values() if p.generate)],
-        "generate.step": [made.get("generate.init", {}), state],
-        "generate.finish": [state],
-        "train": [{**batch, **generated, **made["train"]} for batch in trained],
-        "update": [made["train"]],
-        **{name: [{**batch, **generated} if p.generate else batch] for name, (p, batch) in passes.items()},
-    }
     for phase in manifest.phases:
         moved = [port for port in phase.inputs if port.kind in MOVED]
-        for source, port in itertools.product(given.get(phase.name, []), moved):
+        for source, port in itertools.product(_sources(manifest, made, phase), moved):
             is_same = source.get(port.key) == (port.shape, port.dtype)
             need(is_same, f"phase {phase.name}: {port.kind} {port.name} is not made so")
 
 
-def _batch(loader: Loader) -> dict[tuple[str, str], tuple[tuple[int, ...], str]]:
+def _sources(manifest: Manifest, made: Mapping[str, Types], phase: Phase) -> list[Types]:
+    """What each call of ``phase`` may find: the types of what is made for it, by port."""
+    of = lambda role: made.get(stacked_name(role, phase.stack), {})  # noqa: E731
+    last = {("generated", n): of("generate.step").get(("state", n)) for n in manifest.step.generated}
+    generated = of(FINISH) or {key: type for key, type in last.items() if type is not None}
+    trained = [_batch(manifest.loader(name), phase.stack) for name in manifest.training_loaders()]
+    passes = {f"eval.{p.name}": (p, _batch(manifest.loader(p.loader))) for p in manifest.step.passes}
+    written = [batch for p, batch in passes.values() if p.generate and phase.stack == 1]
+    sums = [made[p.name] for p in manifest.phases if p.role == "train"]
+    return {
+        "generate.init": [*trained, *written],
+        "generate.step": [of("generate.init"), of("generate.step")],
+        "generate.finish": [of("generate.step")],
+        "train": [{**batch, **generated, **sum} for batch, sum in itertools.product(trained, sums)],
+        "update": sums,
+        **{name: [{**batch, **generated} if p.generate else batch] for name, (p, batch) in passes.items()},
+    }.get(phase.role, [])
+
+
+def _batch(loader: Loader, stack: int = 1) -> Types:
     """The types of a batch's fields, by port."""
-    return {("field", f.name): ((loader.batch, *f.shape), f.dtype) for f in loader.fields}
+    front = () if stack == 1 else (stack,)
+    return {("field", f.name): ((*front, loader.batch, *f.shape), f.dtype) for f in loader.fields}
 
 
 def _check_phase(manifest: Manifest, phase: Phase) -> None:
     at = f"phase {phase.name}"
-    need(phase.stack == 1, f"{at}: stack is {phase.stack}; this runner stacks nothing")
     known = {("param", p.name): (p.shape, p.dtype) for p in manifest.parameters}
     known |= {("optimizer", o.name): (o.shape, o.dtype) for o in manifest.optimizer}
     for ports, kinds in ((phase.inputs, INPUTS), (phase.outputs, OUTPUTS)):
@@ -179,19 +196,23 @@ def _check_phase(manifest: Manifest, phase: Phase) -> None:
                 need(
                     known.get(port.key) == (port.shape, port.dtype), f"{at}: {port.kind} {port.name} is not declared so"
                 )
-            _check_scalar(at, port)
+            _check_scalar(at, port, phase.stack)
     _check_in_place(at, phase)
 
 
-def _check_scalar(at: str, port: Port) -> None:
+def _check_scalar(at: str, port: Port, stack: int) -> None:
+    """``stack``: of that many microbatches in one call each has its own metrics, and ctx where it differs."""
+    one = () if stack == 1 else (stack,)
     if port.kind == "ctx":
         need(port.name in CTX, f"{at}: ctx has no {port.name[:30]}")
-    if port.kind in ("ctx", "trip", "counter"):
+        shape = one if port.name in MOVING else ()
+        need((port.shape, port.dtype) == (shape, "i64"), f"{at}: ctx {port.name} is not i64{list(shape)}")
+    if port.kind in ("trip", "counter"):
         need((port.shape, port.dtype) == ((), "i64"), f"{at}: {port.kind} {port.name} is not an i64 scalar")
     if port.kind == "seed":
         need((port.shape, port.dtype) == ((2,), "u32"), f"{at}: seed is not u32[2]")
     if port.kind == "metric":
-        need(port.shape == (), f"{at}: metric {port.name} is not a scalar")
+        need(port.shape == one, f"{at}: metric {port.name} is not {'a scalar' if stack == 1 else list(one)}")
 
 
 def _check_in_place(at: str, phase: Phase) -> None:

@@ -33,8 +33,10 @@ def _run(m: Manifest) -> list[str]:
     run, tools = m.run, m.toolchain
     count = sum(_elements(p.shape) for p in m.parameters)
     frozen = sum(_elements(p.shape) for p in m.parameters if p.frozen)
+    stacked = f", {m.degree} a call" if m.degree > 1 else ""
     return [
-        f"run        {run.name}: {run.steps} steps x {run.microbatches} microbatches, {run.precision}, seed {run.seed}",
+        f"run        {run.name}: {run.steps} steps x {run.microbatches} microbatches{stacked}, {run.precision}, "
+        f"seed {run.seed}",
         f"model      {count} parameters in {len(m.parameters)} tensors, {frozen} frozen",
         f"toolchain  sexpgpu {tools.sexpgpu}, tvm {tools.tvm}, tvm-ffi {tools.tvm_ffi}, linker {tools.linker}",
         "passes     " + (", ".join(f"{p.name} every {p.every} steps" for p in m.step.passes) or "none"),

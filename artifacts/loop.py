@@ -1,4 +1,5 @@
-"""The step: microbatches x (generate.init, trips x generate.step, generate.finish, train), then update.
+"""The step: microbatches x (generate.init, trips x generate.step, generate.finish, train), then update. Where the
+artifact has phases for k microbatches (``generate.init*k`` ...), those take k of them a call.
 
 Drives any Device. Nothing of a step in flight touches the state: only ``update`` writes parameters, and the cursor
 moves with it. So a stop at any trip, microbatch or batch leaves exactly the state of the last finished step.
@@ -7,7 +8,7 @@ moves with it. So a stop at any trip, microbatch or batch leaves exactly the sta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from .bind import Key, bind_all, of_kind
 from .data import Batch, Records, Training, in_order
 from .device import Device, Handle
 from .errors import NUM_LOSS, RunError
-from .manifest import Manifest, Pass
+from .manifest import MOVING, Manifest, Pass, stacked_name
 from .state import Cursor, State
 
 Look = Callable[[], None]
+Number = int | tuple[int, ...]
 
 
 @frozen
@@ -59,9 +61,11 @@ class Loop:
         self._trips = [self._scalar(i) for i in range(manifest.step.trips or 0)]
         self._gradients: dict[str, Handle] = {}
         self._read = {port.key for phase in manifest.phases for port in phase.inputs}
-        self._made: dict[Key, tuple[int, Handle]] = {}  # the number that was last wanted, and its tensor
+        self._calls = _calls(manifest.run.microbatches, manifest.degree)
+        self._made: dict[Key, tuple[Number, Handle]] = {}  # the number that was last wanted, and its tensor
 
-    def _scalar(self, value: int) -> Handle:
+    def _scalar(self, value: int | tuple[int, ...]) -> Handle:
+        """An i64 scalar, or of several numbers a vector."""
         return self.device.tensor(np.array(value, np.int64))
 
     def initial(self) -> State:
@@ -82,61 +86,67 @@ class Loop:
         counters, gradients = dict(now.cursor.counters), self._zeroed()
         reports: list[dict[str, float]] = []
         made: dict[Key, Handle] = {}
-        for m in range(self.manifest.run.microbatches):
+        for first, count in self._calls:
             self.look()
-            batch = self._training.next(loader, position + m * batch_size, self.look)
-            env = self._env(now, now.cursor.ctx(m, batch_size), counters)
+            places = range(first, first + count)
+            batches = [self._training.next(loader, position + m * batch_size, self.look) for m in places]
+            env = self._env(now, _joined([now.cursor.ctx(m, batch_size) for m in places]), counters)
             env.update((("gradient", name), handle) for name, handle in gradients.items())
-            made = self._train(env, batch)
+            made = self._train(env, batches)
             gradients = {**gradients, **of_kind(made, "gradient")}
             counters.update(self._counters(made))
-            reports.append(self._numbers(of_kind(made, "metric")))
-            self._check_loss(now, reports[-1]["loss"], gradients)
+            reports += self._reports(of_kind(made, "metric"), count)
+            self._check_losses(now, reports[-count:], gradients)
         self._keep(gradients)
         ends = self._update(now, counters, gradients, batch_size)
         means = _means(reports)
         now.cursor = state.advance(now.cursor, self.manifest, counters)
         return StepResult(means.pop("loss"), means, ends.get("lr"), ends["grad_norm"], of_kind(made, "diagnostic"))
 
-    def _env(self, now: State, ctx: dict[str, int], counters: dict[str, int]) -> dict[Key, Handle]:
+    def _env(self, now: State, ctx: Mapping[str, Number], counters: dict[str, int]) -> dict[Key, Handle]:
         env = dict(self._fixed)
         env.update((("param", name), handle) for name, handle in now.params.items())
-        numbers = [("ctx", name, n) for name, n in ctx.items()] + [("counter", name, n) for name, n in counters.items()]
+        numbers: list[tuple[str, str, Number]] = [("ctx", name, n) for name, n in ctx.items()]
+        numbers += [("counter", name, n) for name, n in counters.items()]
         env.update(
             ((kind, name), self._number((kind, name), n)) for kind, name, n in numbers if (kind, name) in self._read
         )
         return env
 
-    def _number(self, key: Key, value: int) -> Handle:
+    def _number(self, key: Key, value: Number) -> Handle:
         """``value`` on the device: the tensor of the last time where it is the same still. No phase writes into it."""
         last = self._made.get(key)
         if last is None or last[0] != value:
             last = self._made[key] = value, self._scalar(value)
         return last[1]
 
-    def _train(self, env: dict[Key, Handle], batch: Batch) -> dict[Key, Handle]:
-        """Generate from ``batch``, then the training graph on both; all outputs of ``train``."""
-        self._add_fields(env, batch)
+    def _train(self, env: dict[Key, Handle], batches: Sequence[Batch]) -> dict[Key, Handle]:
+        """Generate from ``batches``, all in one call, then the training graph on both; all outputs of ``train``."""
+        self._add_fields(env, *batches)
         if self.manifest.step.trips is not None:
-            self._generate(env)
+            self._generate(env, len(batches))
             self.look()
-        return self._phases["train"](env)
+        return self._phases[stacked_name("train", len(batches))](env)
 
-    def _add_fields(self, env: dict[Key, Handle], batch: Batch) -> None:
-        env.update((("field", name), self.device.tensor(array)) for name, array in batch.items())
+    def _add_fields(self, env: dict[Key, Handle], *batches: Batch) -> None:
+        """A batch's fields; those of several, one behind the other."""
+        whole = batches[0] if len(batches) == 1 else {n: np.stack([b[n] for b in batches]) for n in batches[0]}
+        env.update((("field", name), self.device.tensor(array)) for name, array in whole.items())
 
-    def _generate(self, env: dict[Key, Handle]) -> None:
+    def _generate(self, env: dict[Key, Handle], stack: int = 1) -> None:
         """Add the generated names to ``env``: what ``finish`` made, or the last state."""
-        env.update(self._phases["generate.init"](env))
-        env.update(self._phases["generate.step"].repeat(env, ("trip", ""), self._trips, self.look))
-        if "generate.finish" in self._phases:
-            env.update(self._phases["generate.finish"](env))
+        init, step, finish = (stacked_name(f"generate.{part}", stack) for part in ("init", "step", "finish"))
+        env.update(self._phases[init](env))
+        env.update(self._phases[step].repeat(env, ("trip", ""), self._trips, self.look))
+        if finish in self._phases:
+            env.update(self._phases[finish](env))
         else:
             env.update((("generated", name), env["state", name]) for name in self.manifest.step.generated)
 
     def _zeroed(self) -> dict[str, Handle]:
         """The gradient accumulators, if ``train`` takes any, filled with zeros."""
-        wanted = [port for port in self._phases["train"].phase.inputs if port.kind == "gradient"]
+        train = self._phases[stacked_name("train", self.manifest.degree)].phase
+        wanted = [port for port in train.inputs if port.kind == "gradient"]
         if wanted and not self._gradients:
             from .tensors import dtype
 
@@ -151,6 +161,13 @@ class Loop:
 
     def _counters(self, made: dict[Key, Handle]) -> dict[str, int]:
         return {name: int(self.device.numpy(handle)) for name, handle in of_kind(made, "counter").items()}
+
+    def _reports(self, handles: dict[str, Handle], count: int) -> list[dict[str, float]]:
+        """The numbers of each of ``count`` microbatches."""
+        if count == 1:
+            return [self._numbers(handles)]
+        arrays = {name: self.device.numpy(handle) for name, handle in handles.items()}
+        return [{name: float(array[c]) for name, array in arrays.items()} for c in range(count)]
 
     def _numbers(self, handles: dict[str, Handle]) -> dict[str, float]:
         return {name: float(self.device.numpy(handle)) for name, handle in handles.items()}
@@ -170,9 +187,10 @@ class Loop:
         now.optimizer.update(of_kind(made, "optimizer"))
         return ends
 
-    def _check_loss(self, now: State, loss: float, gradients: dict[str, Handle]) -> None:
-        if not math.isfinite(loss):
-            raise self._not_finite(now, "train", "loss", loss, gradients)
+    def _check_losses(self, now: State, reports: Sequence[dict[str, float]], gradients: dict[str, Handle]) -> None:
+        for report in reports:
+            if not math.isfinite(report["loss"]):
+                raise self._not_finite(now, "train", "loss", report["loss"], gradients)
 
     def _not_finite(self, now: State, phase: str, name: str, value: float, gradients: dict[str, Handle]) -> RunError:
         bad = (n for n, handle in gradients.items() if not np.isfinite(self.device.numpy(handle)).all())
@@ -206,6 +224,19 @@ class Loop:
         """(parameters, optimizer entries) as arrays, in the manifest's order."""
         params = {p.name: self.device.numpy(now.params[p.name]) for p in self.manifest.parameters}
         return params, {o.name: self.device.numpy(now.optimizer[o.name]) for o in self.manifest.optimizer}
+
+
+def _calls(microbatches: int, degree: int) -> list[tuple[int, int]]:
+    """(first microbatch, how many) of each call of a step: as many as fit by ``degree``, the rest one by one."""
+    full = microbatches // degree
+    return [(n * degree, degree) for n in range(full)] + [(m, 1) for m in range(full * degree, microbatches)]
+
+
+def _joined(ctxs: Sequence[dict[str, int]]) -> dict[str, Number]:
+    """The ctx of a call: a number each where its microbatches have one, a vector of theirs where they differ."""
+    if len(ctxs) == 1:
+        return dict(ctxs[0])
+    return {name: tuple(c[name] for c in ctxs) if name in MOVING else n for name, n in ctxs[0].items()}
 
 
 def _seed(seed: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from . import canonical
 from .errors import ART_MANIFEST, ART_VERSION, RunError
 from .structure import build, plain
 
+MOVING = ("microbatch", "records", "stage-records")  # ctx that differs between the microbatches of a step
 FORMAT = "sexpgpu-artifact"
 VERSION = 1
 
@@ -85,7 +86,8 @@ class Port:
 
 @frozen
 class Phase:
-    """``function`` is the symbol in the library. ``in_place``: (output, input) pairs that share memory."""
+    """``function`` is the symbol in the library. ``stack``: microbatches in one call; of more than one, the name is
+    ``ROLE*stack``. ``in_place``: (output, input) pairs that share memory."""
 
     name: str
     function: str
@@ -94,6 +96,11 @@ class Phase:
     outputs: tuple[Port, ...]
     in_place: tuple[tuple[int, int], ...]
     memory_bytes: int
+
+    @property
+    def role(self) -> str:
+        """What it does, whatever its degree."""
+        return self.name.partition("*")[0]
 
 
 @frozen
@@ -208,6 +215,11 @@ class Manifest:
     def phase(self, name: str) -> Phase | None:
         return next((p for p in self.phases if p.name == name), None)
 
+    @property
+    def degree(self) -> int:
+        """Microbatches that one training call takes; a rest of a step is taken one by one."""
+        return max((p.stack for p in self.phases if p.role == "train"), default=1)
+
     def loader(self, name: str) -> Loader:
         return next(entry for entry in self.loaders if entry.name == name)
 
@@ -222,6 +234,11 @@ class Manifest:
     def from_bytes(data: bytes, where: str = "") -> Manifest:
         """The manifest of ``data``; E-ART-007 when it is malformed, E-ART-009 when it is of another version."""
         return read(data, where)
+
+
+def stacked_name(role: str, stack: int) -> str:
+    """The name of the phase that does ``role`` for ``stack`` microbatches in one call."""
+    return role if stack == 1 else f"{role}*{stack}"
 
 
 def read(data: bytes, where: str = "") -> Manifest:

@@ -263,7 +263,7 @@ def memory_record(m: Any, plan: Plan, memory: Mapping[str, int]) -> Any:
         sum(p.type.nbytes for p in plan.parameters),
         sum(e.type.nbytes for e in plan.optimizer),
         sum(port.type.nbytes for port in plan.phase("train").outputs if port.kind == "gradient"),
-        memory["train"],
+        max(memory[p.function] for p in plan.phases if p.role == "train"),
         max((memory[f] for f in generator), default=0),
     )
 
@@ -276,7 +276,7 @@ def phase_record(m: Any, phase: Phase, made: Made) -> Any:
     return m.Phase(
         phase.name,
         phase.function,
-        1,
+        phase.stack,
         tuple(map(port, phase.inputs)),
         tuple(map(port, phase.outputs)),
         done,

@@ -14,6 +14,7 @@ from . import __version__, interrupt
 from .diagnostics import Report, UserError, printable
 
 EXIT_USAGE, EXIT_BUG = 2, 70
+STACK = "microbatches in one call; auto, the default: what costs least, where the run allows it"
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,12 +51,14 @@ def parser() -> Parser:
     check.add_argument("file")
     explain = command("explain", run_explain, "Print a run's phases and their graphs.")
     explain.add_argument("file")
+    explain.add_argument("--stack", type=degree, metavar="auto|N", help=STACK)
     build = command("build", run_build, "Compile a run file into one artifact.")
     build.add_argument("file")
     build.add_argument("-o", "--output", required=True, metavar="RUN.tar")
     build.add_argument(
         "--target", default="cpu", metavar="T[,T]", help="see sexpgpu targets; default: cpu, all of this architecture"
     )
+    build.add_argument("--stack", type=degree, metavar="auto|N", help=STACK)
     build.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: one a core)")
     build.add_argument("--force", action="store_true", help="replace an existing output")
     build.add_argument(
@@ -73,6 +76,11 @@ def parser() -> Parser:
     diff.add_argument("other")
     command("targets", run_targets, "List the targets of --target.")
     return top
+
+
+def degree(text: str) -> int | None:
+    """A stacking degree; None for auto."""
+    return None if text == "auto" else count(text)
 
 
 def count(text: str) -> int:
@@ -164,11 +172,13 @@ def run_check(options: argparse.Namespace) -> int:
 
 def run_explain(options: argparse.Namespace) -> int:
     from .explain import explain, phase_rows
+    from .stack import stacked
 
     report = Report()
     plan = plan_of(options.file, report)
     if report:
         return show(report.errors, options)
+    plan = stacked(plan, options.stack)
     if options.output_format == "json":
         head, *rows = phase_rows(plan)
         print(json.dumps([dict(zip(head, row, strict=True)) for row in rows]))
@@ -179,12 +189,13 @@ def run_explain(options: argparse.Namespace) -> int:
 
 def run_build(options: argparse.Namespace) -> int:
     from .build import build
+    from .stack import stacked
 
     report = Report()
     plan = plan_of(options.file, report, options.diagnostic)
     if report:
         return show(report.errors, options)
-    built = build(plan, options)
+    built = build(stacked(plan, options.stack), options)
     if options.output_format == "json":
         print(json.dumps(built))
     else:

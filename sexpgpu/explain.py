@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from . import cost
 from .graph import Graph, Value
-from .phases import Phase, Plan
+from .phases import Phase, Plan, Stacking
 from .settings import Loader
 
 
@@ -26,11 +26,19 @@ def explain(plan: Plan) -> str:
     ]
     if plan.trips:
         lines.append(f"generation   {plan.trips} trips a microbatch make {', '.join(plan.generated)}")
+    if s.microbatches > 1:
+        lines.append("stacking     " + describe_stacking(plan.stacking))
     if s.passes:
         lines.append("evaluation   " + "; ".join(f"{p.name} on {p.loader} every {p.every} steps" for p in s.passes))
     lines += ["", *table(phase_rows(plan)), ""]
     lines += ["training step", *(f"  {line}" for line in outline(plan))]
     return "\n".join(lines) + "\n"
+
+
+def describe_stacking(stacking: Stacking) -> str:
+    if stacking.degree > 1:
+        return f"{stacking.degree} microbatches a call"
+    return f"none: {stacking.reason}" if stacking.reason else "none"
 
 
 def describe_loader(loader: Loader, trains: bool) -> str:
@@ -78,7 +86,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def outline(plan: Plan) -> list[str]:
     """The step's phases in order, each with its commonest operators."""
-    names = {p.name for p in plan.phases}
+    names = {p.role for p in plan.phases}
     lines = [f"for each of {plan.settings.microbatches} microbatches"]
     if plan.trips:
         lines.append("  generate.init    " + histogram(plan.phase("generate.init").graph))

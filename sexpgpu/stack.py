@@ -122,7 +122,8 @@ class Copies:
 
 
 def refusal(plan: Plan) -> UserError | None:
-    """Why no degree but 1 is possible, if so: the generator reads what moves from microbatch to microbatch."""
+    """Why no degree but 1 is possible, if so: the generator reads what moves from microbatch to microbatch. A read
+    that nothing comes of is no input of its phase, and does not count."""
     for phase in plan.phases:
         if not phase.name.startswith("generate."):
             continue
@@ -132,6 +133,14 @@ def refusal(plan: Plan) -> UserError | None:
                 hint = "a draw salted by :step alone stacks"
                 return UserError(codes.STACK_READ, v.span, what, hint=hint)
     return None
+
+
+def stacked(plan: Plan, degree: int | None) -> Plan:
+    """``plan`` with ``degree`` microbatches a call; with None, as many as cost least, and 1 where it must be."""
+    if degree is not None:
+        return stack_plan(plan, degree)
+    fault = refusal(plan) if plan.settings.microbatches > 1 else None
+    return evolve(plan, stacking=Stacking(1, fault.message if fault else ""))
 
 
 def stack_plan(plan: Plan, degree: int) -> Plan:

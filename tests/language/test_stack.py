@@ -6,8 +6,9 @@ import pytest
 from attrs import evolve
 
 from sexpgpu.diagnostics import UserError
+from sexpgpu.explain import explain
 from sexpgpu.phases import Phase, Plan
-from sexpgpu.stack import calls, refusal, stack_plan
+from sexpgpu.stack import calls, refusal, stack_plan, stacked
 from tests.support import PARTS, plan_of
 
 GENERATE = """(defgenerate :trips 3
@@ -106,6 +107,18 @@ def test_a_generator_that_reads_what_moves_keeps_the_run_unstacked(key: str, par
         stack_plan(plan, 2)
     assert caught.value.code.name == "E-STACK-002" and caught.value.span
     assert f"(getf ctx :{key})" in caught.value.span.source.text[caught.value.span.start :].split("\n")[0]
+
+
+def test_auto_says_which_read_keeps_the_run_unstacked() -> None:
+    read = GENERATE.replace("(field batch :x)", "(+ (field batch :x) (cast (getf ctx :records) :f32))")
+    plan = stacked(run_of(4, generate=read), None)
+    assert plan.stacking.degree == 1
+    assert "\nstacking     none: generate.init reads :records, which differs between" in explain(plan)
+
+
+def test_the_report_tells_the_degree() -> None:
+    assert "\nstacking     2 microbatches a call\n" in explain(stacked(run_of(4), 2))
+    assert "\nstacking " not in explain(stacked(run_of(1), None))
 
 
 def test_step_alone_stacks() -> None:

@@ -144,6 +144,45 @@ def manifest(**run: Any) -> m.Manifest:
     )
 
 
+CARRIED = ("gradient", "counter")
+
+
+def is_own(port: m.Port) -> bool:
+    """Does each copy of a stacked call have its own?"""
+    moving = port.kind == "ctx" and port.name in m.MOVING
+    return moving or port.kind in ("field", "state", "generated", "metric")
+
+
+def stacked(made: m.Manifest, k: int) -> m.Manifest:
+    """``made`` with k microbatches a call: the phases that its loop then calls, as a build writes them."""
+    own = lambda p: attrs.evolve(p, shape=(k, *p.shape)) if is_own(p) else p  # noqa: E731
+    phases: list[m.Phase] = []
+    for p in made.phases:
+        once = p.name in ("init", "update") or p.name.startswith("eval.")
+        if once or p.name != "train" or made.run.microbatches % k:
+            phases.append(p)  # the pass of the toy writes, so that the generator stays
+        if not once:
+            ports = tuple(map(own, p.inputs)), tuple(map(own, p.outputs))
+            phases.append(m.Phase(f"{p.name}*{k}", f"{p.function}_{k}", k, *ports, p.in_place, 1024))
+    return attrs.evolve(made, phases=tuple(phases))
+
+
+def copies(phase: m.Phase, function: Any) -> Any:
+    """``function`` for ``phase.stack`` microbatches: one after the other."""
+
+    def call(*inputs: np.ndarray) -> list[Any]:
+        carried: dict[tuple[str, str], Any] = {}
+        each: list[Any] = []
+        for c in range(phase.stack):
+            pairs = list(zip(phase.inputs, inputs, strict=True))
+            each.append(function(*(carried.get(p.key, x[c] if is_own(p) else x) for p, x in pairs)))
+            carried = {p.key: y for p, y in zip(phase.outputs, each[-1], strict=True) if p.kind in CARRIED}
+        made = zip(phase.outputs, zip(*each, strict=True), strict=True)
+        return [np.stack(ys) if is_own(p) else ys[-1] for p, ys in made]
+
+    return call
+
+
 MEMBERS = {
     LIBRARY: b"\x7fELF not really",
     RUNTIME: b"\x7fELF neither" * 100,
@@ -172,7 +211,9 @@ def write(folder: Path, made: m.Manifest | None = None, name: str = "toy.tar") -
 
 def device(artifact: tarball.Artifact, threads: int | None) -> HostDevice:
     """The toy on NumPy. TOY_SIGNAL="phase:k:SIGNAL[:again]" sends this process a signal in the phase's k-th call."""
-    functions = dict(FUNCTIONS)
+    functions = {
+        p.name: copies(p, FUNCTIONS[p.role]) if p.stack > 1 else FUNCTIONS[p.name] for p in artifact.manifest.phases
+    }
     if plan := os.environ.get("TOY_SIGNAL"):
         name, k, number, *again = plan.split(":")
         functions[name] = _signalling(functions[name], int(k), getattr(signal, number), 1 + len(again))
