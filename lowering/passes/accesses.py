@@ -43,8 +43,9 @@ def regions(accesses: list) -> list[Region]:
 
 def outputs(func: tirx.PrimFunc) -> list[int]:
     """The numbers of the parameters that any block writes."""
-    written = [region[0] for block in blocks(func) for region in regions(block.writes)]
-    return [n for n, param in enumerate(func.params) if _among(param, written)]
+    params, accesses = _accesses(func)
+    written = {buffer for _, writes in accesses for buffer in writes}
+    return [n for n, param in enumerate(params) if param in written]
 
 
 def may_alias(func: tirx.PrimFunc, read: int, write: int) -> bool:
@@ -55,35 +56,36 @@ def may_alias(func: tirx.PrimFunc, read: int, write: int) -> bool:
     other are then right, and so is any order of the elements in which all loads of an element, for all outputs, come
     before its stores. A program with one output is that in any order, vector width and split among threads.
     """
-    source, target = func.params[read], func.params[write]
+    params, accesses = _accesses(func)
+    source, target = params[read], params[write]
     tainted, begun = {source}, False
-    for block, touches, (wrote, *more) in _accesses(func):
-        touched = [r for r in touches if r[0] in tainted]
-        if touched and (more or not _elementwise(block, touched, wrote)):
+    for reads, writes in accesses:
+        touched = [(buffer, own) for buffer, own in reads if buffer in tainted]
+        if not all(own for _, own in touched) or (begun and any(buffer == source for buffer, _ in touched)):
             return False
-        if begun and any(r[0].same_as(source) for r in touched):
-            return False
-        begun = begun or wrote[0].same_as(target)
-        if touched and not wrote[0].same_as(target):
-            tainted.add(wrote[0])
+        begun = begun or target in writes
+        if touched and target not in writes:
+            tainted |= writes
     return True
 
 
-@functools.lru_cache(maxsize=1)
-def _accesses(func: tirx.PrimFunc) -> list[tuple[SBlock, list[Region], list[Region]]]:
-    """The blocks with what they read and write; asked for one program many times in turn."""
-    return [(block, regions(block.reads), regions(block.writes)) for block in blocks(func)]
+Accesses = list[tuple[list[tuple[int, bool]], set[int]]]
 
 
-def _among(buffer: Var, buffers: list[Var]) -> bool:
-    return any(buffer.same_as(b) for b in buffers)
-
-
-def _elementwise(block: SBlock, touched: list[Region], wrote: Region) -> bool:
-    """Whether ``block`` reduces nothing and touches exactly the one element that it writes."""
-    if any(v.iter_type != IterVar.DataPar for v in block.iter_vars):
-        return False
-    return all(_same_element(region, wrote) for region in touched)
+@functools.lru_cache(maxsize=16)
+def _accesses(func: tirx.PrimFunc) -> tuple[list[int], Accesses]:
+    """The parameters as numbers of buffers, and of each block in order: what it reads, and whether each element it
+    writes is made from that element alone; what it writes. Asked for one program many times."""
+    numbers: dict[Var, int] = {}
+    number = lambda buffer: numbers.setdefault(buffer, len(numbers))  # noqa: E731
+    params = [number(param) for param in func.params]
+    found: Accesses = []
+    for block in blocks(func):
+        reads, writes = regions(block.reads), regions(block.writes)
+        alone = len(writes) == 1 and all(v.iter_type == IterVar.DataPar for v in block.iter_vars)
+        touched = [(number(r[0]), alone and _same_element(r, writes[0])) for r in reads]
+        found.append((touched, {number(w[0]) for w in writes}))
+    return params, found
 
 
 def _same_element(a: Region, b: Region) -> bool:

@@ -44,9 +44,11 @@ class Body:
     bindings: [variable, value]; owners: the allocations and parameters whose memory a variable may be in
     outputs:  program -> which of its parameters it writes
     writers:  allocation -> [binding, argument] of the kernel calls that write it
+    reads:    kernel call -> memory -> its arguments that may be in it
     last:     parameter -> the last binding that looks at its memory, as itself or through a view; the result counts
               as one more binding
-    renamed:  allocations that became parameters
+    renamed:  allocations that became parameters; given: these parameters
+    allowed:  (program, argument read, argument written) -> may_alias of it
     aliased:  program that is now given one memory twice -> the pairs of its parameters, one read and one written
     """
 
@@ -56,8 +58,11 @@ class Body:
     owners: dict[Any, frozenset[relax.Var]] = field(factory=dict)
     outputs: dict[str, list[int]] = field(factory=dict)
     writers: dict[relax.Var, list[tuple[int, int]]] = field(factory=dict)
+    reads: dict[int, dict[relax.Var, list[int]]] = field(factory=dict)
     last: dict[relax.Var, int] = field(factory=dict)
     renamed: dict[relax.Var, relax.Var] = field(factory=dict)
+    given: set[relax.Var] = field(factory=set)
+    allowed: dict[tuple[str, int, int], bool] = field(factory=dict)
     aliased: dict[ir.GlobalVar, set[Pair]] = field(factory=dict)
 
     @classmethod
@@ -94,26 +99,42 @@ class Body:
         """Give output number ``output`` the memory of parameter ``input``, if that is safe."""
         param, owners = self.origin.params[input], self.owners[self.origin.body.body.fields[output]]
         memory = next(iter(owners)) if len(owners) == 1 else param
-        if memory in self.renamed or param in self.renamed.values() or not structural_equal(memory.ty, param.ty):
+        if memory in self.renamed or param in self.given or not structural_equal(memory.ty, param.ty):
             return False
         writers = self.writers.get(memory, [])
         if len(writers) != 1 or self.last.get(param, -1) > writers[0][0] or not self._call_allows(*writers[0], param):
             return False
         self.renamed[memory] = param
+        self.given.add(param)
         return True
 
     def _call_allows(self, n: int, target: int, param: relax.Var) -> bool:
         """Whether the kernel call ``n`` may read ``param`` while its argument ``target`` is ``param``'s memory. Notes
         the program if it does read it."""
         value = self.bindings[n][1]
-        func = self._program(value)
-        assert func is not None
-        reads = [k for k, arg in enumerate(value.args) if param in self.owners.get(arg, ())]
-        if any(not structural_equal(value.args[k].ty, param.ty) or not may_alias(func, k, target) for k in reads):
+        reads = self._reads(n).get(param, ())
+        if any(not structural_equal(value.args[k].ty, param.ty) or not self._may(value, k, target) for k in reads):
             return False
         if reads:
             self.aliased.setdefault(value.op, set()).update((k, target) for k in reads)
         return True
+
+    def _may(self, call: Any, read: int, write: int) -> bool:
+        key = (call.op.name_hint, read, write)
+        if key not in self.allowed:
+            func = self._program(call)
+            assert func is not None
+            self.allowed[key] = may_alias(func, read, write)
+        return self.allowed[key]
+
+    def _reads(self, n: int) -> dict[relax.Var, list[int]]:
+        """Memory -> the arguments of the kernel call ``n`` that may be in it."""
+        if n not in self.reads:
+            found = self.reads[n] = {}
+            for k, arg in enumerate(self.bindings[n][1].args):
+                for memory in self.owners.get(arg, ()):
+                    found.setdefault(memory, []).append(k)
+        return self.reads[n]
 
     def function(self, gone: set[int]) -> relax.Function:
         """The function with the renamed allocations gone, returning the outputs that are not in ``gone``."""

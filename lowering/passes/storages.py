@@ -10,6 +10,7 @@ TVM's own plan (StaticPlanBlockMemory) shares as much, and makes an object for e
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,16 +38,24 @@ class Life:
 
 @define
 class Block:
-    """Memory of ``size`` bytes for tensors of which no two live at once."""
+    """Memory of ``size`` bytes for tensors of which no two live at once: ``lives``, in their order, and their types."""
 
     size: int
     lives: list[Life] = field(factory=list)
+    types: set[Type] = field(factory=set)
 
-    def takes(self, life: Life) -> bool:
-        return all(life.first > other.last or other.first > life.last for other in self.lives)
+    def place(self, life: Life) -> int | None:
+        """Where ``life`` belongs among ``lives``, None where another one is in its way."""
+        n = bisect.bisect_right(self.lives, life.last, key=_first)
+        return n if n == 0 or self.lives[n - 1].last < life.first else None
 
-    def has(self, type: Type) -> bool:
-        return any(other.type == type for other in self.lives)
+    def add(self, n: int, life: Life) -> None:
+        self.lives.insert(n, life)
+        self.types.add(life.type)
+
+
+def _first(life: Life) -> int:
+    return life.first
 
 
 def storages(module: tvm.IRModule) -> tvm.IRModule:
@@ -64,13 +73,13 @@ def shared(lives: Sequence[Life]) -> list[Block]:
     arXiv:2001.03288)."""
     blocks: list[Block] = []
     for life in sorted(lives, key=lambda life: (-life.size, life.first)):
-        free = [block for block in blocks if block.takes(life)]
+        free = [(block, n) for block in blocks if (n := block.place(life)) is not None]
         if free:
-            block = min(free, key=lambda block: (not block.has(life.type), block.size))
+            block, n = min(free, key=lambda found: (life.type not in found[0].types, found[0].size))
         else:
-            block = Block(life.size)
+            block, n = Block(life.size), 0
             blocks.append(block)
-        block.lives.append(life)
+        block.add(n, life)
     return blocks
 
 

@@ -3,8 +3,8 @@
 Fusion joins a value to its one user, so that an update of three outputs a parameter becomes three kernels, and that of
 a model hundreds. Here all that leads, element by element, from a function's inputs to the outputs that are written in
 place becomes one program of many outputs; the sums over whole tensors that it needs (the norm of the gradients), and
-the scalars made of them, become another before it. These programs are plain blocks in order, as fusion makes them; the
-schedules share the elements of all tensors out as one loop.
+the scalars made of them, become another before it. Equal layers are calls of equal programs (layers.py). These programs
+are plain blocks in order, as fusion makes them; the schedules share the elements of all tensors out as one loop.
 
 Runs after AnnotateTIROpPattern, when a function is one dataflow block of calls of single programs.
 """
@@ -12,7 +12,8 @@ Runs after AnnotateTIROpPattern, when a function is one dataflow block of calls 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -23,6 +24,7 @@ from tvm_ffi import structural_equal
 
 from .accesses import blocks, regions
 from .in_place import Pair
+from .layers import dealt
 
 MOST = 512  # tensors of one program
 MAP, SCALAR, TOTAL = "map", "scalar", "total"  # element by element; of one element; the sum of all elements
@@ -40,10 +42,26 @@ def together(module: tvm.IRModule, wanted: Mapping[str, Sequence[Pair]]) -> tvm.
 
 
 @define
+class Member:
+    """``vars`` to be made and, in order, all that leads to them element by element; the ``tensors`` and ``scalars``
+    that this is made of, a tensor in no other member."""
+
+    vars: list[relax.Var]
+    inside: list[relax.Var]
+    tensors: set[relax.Var] = field(factory=set)
+    scalars: set[relax.Var] = field(factory=set)
+
+    def joined(self, other: Member) -> Member:
+        inside = list(dict.fromkeys((*self.inside, *other.inside)))
+        return Member(self.vars + other.vars, inside, self.tensors | other.tensors, self.scalars | other.scalars)
+
+
+@define
 class Body:
     """One function.
 
     values: variable -> what is bound to it, in order; order: variable -> its number in that
+    reads:  variable -> the variables that stand in its value
     kinds:  what a variable is, if it may be part of a program here
     ranks:  how many totals stand one after the other before a variable is known
     """
@@ -51,19 +69,22 @@ class Body:
     origin: Any
     values: dict[relax.Var, Any] = field(factory=dict)
     order: dict[relax.Var, int] = field(factory=dict)
+    reads: dict[relax.Var, list[relax.Var]] = field(factory=dict)
     kinds: dict[relax.Var, str] = field(factory=dict)
     ranks: dict[relax.Var, int] = field(factory=dict)
 
     @classmethod
     def of(cls, module: tvm.IRModule, func: Any) -> Body:
         self, seen = cls(func, ranks=dict.fromkeys(func.params, 0)), {}
+        one = {param: param for param in func.params}  # an object for each variable: quick to look up
         for binding in (b for block in func.body.blocks for b in block.bindings):
             var, value = binding.var, binding.value
-            self.values[var], self.order[var] = value, len(self.values)
+            one[var], self.values[var], self.order[var] = var, value, len(self.values)
+            inputs = self.reads[var] = [one[a] for a in _variables(value)]
             gv = _program(module, value)
             if gv is not None and gv not in seen:
                 seen[gv] = _kind(module[gv])
-            kind, inputs = seen.get(gv), _variables(value)
+            kind = seen.get(gv)
             if kind is not None and all(a in self.ranks for a in inputs):
                 self.kinds[var] = kind
                 self.ranks[var] = max((self.ranks[a] for a in inputs), default=0) + (kind == TOTAL)
@@ -79,14 +100,15 @@ class Body:
         needed = self._before(roots, self.kinds.__contains__)
         programs: list[tuple[str, list[relax.Var]]] = []
         for rank in range(1, max(self.ranks[v] for v in needed) + 1):
-            parts = self._parts([v for v in needed if self.kinds[v] == TOTAL and self.ranks[v] == rank])
+            calls, rest = self._parts([v for v in needed if self.kinds[v] == TOTAL and self.ranks[v] == rank])
             scalars = [v for v in needed if self.kinds[v] == SCALAR and max(1, self.ranks[v]) == rank]
-            if len(parts) == 1:
-                parts[0] += scalars
+            if len(rest) == 1:
+                rest[0] += scalars
             elif scalars:
-                parts.append(scalars)
-            programs += [(f"{name}_totals", part) for part in parts]
-        programs += [(f"{name}_elements", part) for part in self._parts(roots)]
+                rest.append(scalars)
+            programs += [(f"{name}_totals", part) for part in (*calls, *rest)]
+        calls, rest = self._parts(roots)
+        programs += [(f"{name}_elements", part) for part in (*calls, *rest)]
         return self._with(builder, programs)
 
     def _before(self, roots: Iterable[relax.Var], joins: Callable[[relax.Var], bool]) -> list[relax.Var]:
@@ -96,29 +118,47 @@ class Body:
             var = todo.pop()
             if var not in found:
                 found.add(var)
-                todo += [a for a in _variables(self.values.get(var)) if joins(a)]
+                todo += [a for a in self.reads.get(var, ()) if joins(a)]
         return sorted(found & self.order.keys(), key=self.order.__getitem__)
 
-    def _parts(self, vars: Sequence[relax.Var]) -> list[list[relax.Var]]:
-        """``vars`` in pieces of few enough tensors; neighbours that share a tensor stay together."""
-        parts: list[list[relax.Var]] = [[]]
-        touched: set[Any] = set()
+    def _parts(self, vars: Sequence[relax.Var]) -> tuple[list[list[relax.Var]], list[list[relax.Var]]]:
+        """``vars`` as those of equal calls, and the others, in pieces of few enough tensors."""
+        calls, rest = dealt(self._members(vars))
+        return [part for call in calls for part in _cut(call)], _cut(rest)
+
+    def _members(self, vars: Sequence[relax.Var]) -> list[tuple[Hashable, Member]]:
+        """``vars`` by the tensors that they share, each with its group: what it computes, and of which scalars, where
+        others look at these too."""
+        of: dict[relax.Var, Member] = {}
+        members: dict[int, Member] = {}
         for var in vars:
-            members = self._before([var], lambda v: self.kinds.get(v) == MAP)
-            own = {a for v in members for a in _variables(self.values[v]) if self.kinds.get(a) is None} | {var}
-            if len(touched | own) > MOST and not touched & own:
-                parts.append([])
-                touched = set()
-            touched |= own
-            parts[-1].append(var)
-        return parts
+            made = Member([var], self._before([var], lambda v: self.kinds.get(v) == MAP))
+            outer = {a for v in made.inside for a in self.reads[v]} - set(made.inside)
+            made.scalars, made.tensors = {a for a in outer if _size(a.ty) == 1}, {a for a in outer if _size(a.ty) > 1}
+            for other in {id(of[t]): of[t] for t in made.tensors if t in of}.values():
+                made = other.joined(made)
+                del members[id(other)]
+            members[id(made)] = made
+            of.update(dict.fromkeys(made.tensors, made))
+        seen = Counter(a for m in members.values() for a in m.scalars)
+        return [(self._group(m, seen), m) for m in members.values()]
+
+    def _group(self, member: Member, seen: Mapping[relax.Var, int]) -> Hashable:
+        numbers: dict[relax.Var, int] = {}
+
+        def name(arg: Any) -> Any:
+            own = isinstance(arg, relax.Var) and seen.get(arg, 0) < 2
+            return numbers.setdefault(arg, len(numbers)) if own else _key(arg)
+
+        calls = [(v, self.values[v]) for v in member.inside]
+        return tuple((c.args[0].name_hint, v in member.vars, *map(name, c.args[1].fields)) for v, c in calls)
 
     def _with(self, builder: relax.BlockBuilder, programs: Sequence[tuple[str, list[relax.Var]]]) -> relax.Function:
         """The function with the variables of each of ``programs`` made by one call, and what else it needs after."""
         gone = {var for _, made in programs for var in made}
         fields = self.origin.body.body.fields
         alive = self._before([v for v in fields if v not in gone], lambda v: v not in gone)
-        wanted = {*fields, *alive, *(a for v in alive for a in _variables(self.values[v]))}
+        wanted = {*fields, *alive, *(a for v in alive for a in self.reads[v])}
         bindings: list[Any] = [relax.VarBinding(v, self.values[v]) for v in alive]
         for name, made in reversed(programs):
             outputs = [var for var in made if var in wanted]
@@ -136,13 +176,16 @@ class Body:
         """What to call and with what, for ``outputs``. Outputs that nothing else in it reads come last, so that no
         input is looked at after its memory began to be written."""
         own, given_out = set(made), set(outputs)
-        inside = self._before(made, lambda v: v in own or self.kinds.get(v) == MAP)
-        read = {a for v in inside for a in _variables(self.values[v])}
-        inside.sort(key=lambda v: v in given_out and v not in read)
+        inside: dict[relax.Var, None] = {}  # by what is made, in its order: equal calls are then equal programs
+        for var in made:
+            joins = lambda v: v not in inside and (v in own or self.kinds.get(v) == MAP)  # noqa: E731
+            inside.update(dict.fromkeys(self._before([var], joins)))
+        read = {a for v in inside for a in self.reads[v]}
+        ordered = sorted(inside, key=lambda v: v in given_out and v not in read)
         new: dict[Any, relax.Var] = {}  # outer variable or constant -> the function's own
         given: list[Any] = []
         bindings: list[Any] = []
-        for var in inside:
+        for var in ordered:
             for arg in self.values[var].args[1].fields:
                 if _key(arg) not in new:
                     new[_key(arg)] = relax.Var(f"a{len(given)}", arg.ty)
@@ -154,6 +197,20 @@ class Body:
         body = relax.SeqExpr(inner, relax.Tuple([new[v] for v in outputs]))
         func: Any = relax.Function([new[_key(a)] for a in given], body, relax.TupleType([v.ty for v in outputs]))
         return given, func.with_attr("Primitive", True)
+
+
+def _cut(members: Sequence[Member]) -> list[list[relax.Var]]:
+    """What ``members`` make, in pieces of at most MOST tensors."""
+    parts: list[list[relax.Var]] = []
+    room = 0
+    for member in members:
+        size = len(member.tensors) + len(member.vars)
+        if size > room:
+            parts.append([])
+            room = MOST
+        parts[-1] += member.vars
+        room -= size
+    return parts
 
 
 def _program(module: tvm.IRModule, value: Any) -> Any:
