@@ -178,17 +178,19 @@ def finish(name: str, made: TrainGraph) -> Phase:
     graph = Graph(symbol, tuple(v for _, v in kept), graph.outputs)
     inputs = tuple(Port(k[0], k[1], v.type) for k, v in kept)
     ports = tuple(Port(kind, n, v.type) for (kind, n, _), (_, v) in zip(outputs, graph.outputs, strict=True))
-    return Phase(name, graph, inputs, ports, pairs(inputs, ports))
+    return Phase(name, graph, inputs, ports, pairs(graph, inputs, ports))
 
 
 def used(graph: Graph) -> set[Value]:
     return set(Graph("", (), graph.outputs).values())
 
 
-def pairs(inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> tuple[tuple[int, int], ...]:
-    """Outputs that replace an input of the same kind and name."""
-    at = {(p.kind, p.name): i for i, p in enumerate(inputs) if p.kind in ("param", "optimizer", "gradient")}
-    return tuple((o, at[(p.kind, p.name)]) for o, p in enumerate(outputs) if (p.kind, p.name) in at)
+def pairs(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> tuple[tuple[int, int], ...]:
+    """Outputs that replace an input of the same kind and name. Of the generator's state only what a trip returns as it
+    got it: that is then the tensor it was, and is not copied."""
+    at = {(p.kind, p.name): i for i, p in enumerate(inputs) if p.kind in ("param", "optimizer", "gradient", "state")}
+    found = [(o, at[(p.kind, p.name)]) for o, p in enumerate(outputs) if (p.kind, p.name) in at]
+    return tuple((o, i) for o, i in found if inputs[i].kind != "state" or graph.outputs[o][1] is graph.inputs[i])
 
 
 def loader_bounds(

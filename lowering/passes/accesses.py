@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from tvm import ir, tirx
 from tvm.ir import Var
+from tvm.ir.expr import TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import IterVar
 from tvm_ffi import structural_equal
@@ -46,6 +47,15 @@ def outputs(func: tirx.PrimFunc) -> list[int]:
     params, accesses = _accesses(func)
     written = {buffer for _, writes in accesses for buffer in writes}
     return [n for n, param in enumerate(params) if param in written]
+
+
+def is_copy(func: tirx.PrimFunc) -> bool:
+    """Whether the program does nothing but store each element of its first parameter as that of its second."""
+    found = blocks(func)
+    if len(func.params) != 2 or len(found) != 1:
+        return False
+    stored = getattr(found[0].body, "value", None)
+    return isinstance(stored, TensorLoad) and stored.source.same_as(func.params[0]) and may_alias(func, 0, 1)
 
 
 def may_alias(func: tirx.PrimFunc, read: int, write: int) -> bool:

@@ -14,7 +14,7 @@ from attrs import define, field
 from tvm import ir, relax, tirx
 from tvm_ffi import structural_equal
 
-from .accesses import may_alias, outputs
+from .accesses import is_copy, may_alias, outputs
 
 Pair = tuple[int, int]  # (output, input) by position
 ALLOC = "relax.builtin.alloc_tensor"
@@ -48,6 +48,7 @@ class Body:
     last:     parameter -> the last binding that looks at its memory, as itself or through a view; the result counts
               as one more binding
     renamed:  allocations that became parameters; given: these parameters
+    dropped:  bindings that would copy a parameter into its own memory
     allowed:  (program, argument read, argument written) -> may_alias of it
     aliased:  program that is now given one memory twice -> the pairs of its parameters, one read and one written
     """
@@ -62,6 +63,7 @@ class Body:
     last: dict[relax.Var, int] = field(factory=dict)
     renamed: dict[relax.Var, relax.Var] = field(factory=dict)
     given: set[relax.Var] = field(factory=set)
+    dropped: set[int] = field(factory=set)
     allowed: dict[tuple[str, int, int], bool] = field(factory=dict)
     aliased: dict[ir.GlobalVar, set[Pair]] = field(factory=dict)
 
@@ -102,7 +104,9 @@ class Body:
         if memory in self.renamed or param in self.given or not structural_equal(memory.ty, param.ty):
             return False
         writers = self.writers.get(memory, [])
-        if len(writers) != 1 or self.last.get(param, -1) > writers[0][0] or not self._call_allows(*writers[0], param):
+        if len(writers) == 1 and self._copies(writers[0][0], param):
+            self.dropped.add(writers[0][0])
+        elif len(writers) != 1 or self.last.get(param, -1) > writers[0][0] or not self._call_allows(*writers[0], param):
             return False
         self.renamed[memory] = param
         self.given.add(param)
@@ -118,6 +122,12 @@ class Body:
         if reads:
             self.aliased.setdefault(value.op, set()).update((k, target) for k in reads)
         return True
+
+    def _copies(self, n: int, param: relax.Var) -> bool:
+        """Whether binding ``n`` makes nothing but a copy of ``param``: an input that is returned is then its output."""
+        value = self.bindings[n][1]
+        func = self._program(value)
+        return func is not None and value.args[0].same_as(param) and is_copy(func)
 
     def _may(self, call: Any, read: int, write: int) -> bool:
         key = (call.op.name_hint, read, write)
@@ -138,7 +148,7 @@ class Body:
 
     def function(self, gone: set[int]) -> relax.Function:
         """The function with the renamed allocations gone, returning the outputs that are not in ``gone``."""
-        left = (b for b in self.bindings if b[0] not in self.renamed)
+        left = (b for n, b in enumerate(self.bindings) if b[0] not in self.renamed and n not in self.dropped)
         bindings: list[Any] = [relax.VarBinding(var, _rename(value, self.renamed)) for var, value in left]
         kept = [v for n, v in enumerate(self.origin.body.body.fields) if n not in gone]
         body = relax.SeqExpr([relax.BindingBlock(bindings)], relax.Tuple(kept))

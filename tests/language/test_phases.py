@@ -434,8 +434,15 @@ def test_optimizer_state_is_in_place_and_each_phase_else_returns_what_is_new() -
         run="(defrun r :model m :loader d :seed 1 :steps 2 :microbatches 2)",
     )
     assert {p.name: len(p.in_place) for p in plan.phases} == {
-        "init": 0, "generate.init": 0, "generate.step": 0, "train": 2, "update": 6,
+        "init": 0, "generate.init": 0, "generate.step": 1, "train": 2, "update": 6,
     }  # fmt: skip
+
+
+def test_of_a_generator_s_state_what_a_trip_returns_as_it_got_it_is_in_place() -> None:
+    init = "(list :s (field batch :x) :t (field batch :x) :u (field batch :x) :v (field batch :x))"
+    step = "(list :s (getf state :s) :t (getf state :u) :u (getf state :t) :v (* 2.0 (getf state :v)))"
+    made = plan_of(generate=generate(init=init, step=step)).phase("generate.step")
+    assert [(ports(made)[1][o], ports(made)[0][i]) for o, i in made.in_place] == [("state:s", "state:s")]
 
 
 def test_inputs_stand_in_the_order_of_their_kinds_then_names() -> None:
