@@ -69,11 +69,18 @@ class Loaded:
         return next(f.sha256 for f in self.entry.files if f.path == PARAMS)
 
 
-def pack(entry: Entry, params: Arrays, optim: Arrays) -> tuple[bytes, dict[str, bytes]]:
-    """(the manifest's bytes, file name -> bytes) of a checkpoint."""
-    contents = {OPTIM: tensors.dump(optim), PARAMS: tensors.dump(params)}
-    listed = tuple(File(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items())
-    return attrs.evolve(entry, files=listed).to_bytes(), contents
+def pack(entry: Entry, params: Arrays, optim: Arrays) -> tuple[Entry, dict[str, list[Any]]]:
+    """(``entry`` with its files, file name -> bytes in parts) of a checkpoint. The parts are the arrays themselves."""
+    contents = {OPTIM: tensors.parts(optim), PARAMS: tensors.parts(params)}
+    listed = tuple(File(name, sum(map(len, data)), _sha256(data)) for name, data in contents.items())
+    return attrs.evolve(entry, files=listed), contents
+
+
+def _sha256(parts: list[Any]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def read_entry(path: str) -> tuple[Entry, bytes]:

@@ -98,16 +98,17 @@ class Store:
 
     def save(self, entry: Entry, params: Arrays, optim: Arrays) -> str:
         """Publish a checkpoint; its path. On failure (E-IO) only the temporary name was touched, and it is gone."""
-        manifest, contents = pack(entry, params, optim)
+        listed, contents = pack(entry, params, optim)
+        manifest = listed.to_bytes()
         path = self.path(entry.cursor.step)
         if self._is_there(path, manifest):
             return path
-        self.check_room(sum(map(len, contents.values())))
+        self.check_room(sum(file.size for file in listed.files))
         temporary = self._temporary(entry.cursor.step)
         try:
             os.mkdir(temporary)
-            for name, data in (*contents.items(), (INFO, _info()), (MANIFEST, manifest)):
-                files.write_new(os.path.join(temporary, name), [data])
+            for name, parts in (*contents.items(), (INFO, [_info()]), (MANIFEST, [manifest])):
+                files.write_new(os.path.join(temporary, name), parts)
             files.sync_directory(temporary)
             os.rename(temporary, path)
             files.sync_directory(self.folder)

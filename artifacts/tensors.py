@@ -1,4 +1,5 @@
-"""dtypes, aligned arrays, and safetensors bytes: our own header checks first, then the official library."""
+"""dtypes, aligned arrays, and safetensors: written piece by piece; read by our own header checks first, then by the
+official library."""
 
 from __future__ import annotations
 
@@ -70,28 +71,42 @@ def aligned(shape: tuple[int, ...], name: str) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype(name)).reshape(shape)
 
 
-def dump(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """The safetensors bytes of ``tensors``, in the official library's order, without metadata."""
+# The official library's order of dtypes, in which it writes tensors; those of one dtype by name.
+ORDER = ("i64", "f64", "f32", "u32", "i32", "bf16", "f16", "i8", "u8", "bool")
+
+
+def parts(tensors: Mapping[str, np.ndarray]) -> list[Any]:
+    """The safetensors bytes of ``tensors`` as the official library writes them, without metadata: the header, then the
+    arrays themselves: a file is as large as the weights, and only an array that is not contiguous is copied."""
     import numpy as np
 
-    try:
-        from safetensors import TensorSpec, serialize
-    except ImportError as error:
-        hint = "pip install safetensors"
-        raise RunError(ENV_PACKAGE, f"safetensors cannot be imported: {error}", hint=hint) from None
-    arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}  # alive: addresses are used
-    specs = {
-        name: TensorSpec(dtype=a.dtype.name, shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
-        for name, a in arrays.items()
-    }
-    return bytes(serialize(specs))
+    kinds = {name: (ORDER.index(dtype_name(array)), name) for name, array in tensors.items()}
+    header, data, at = {}, [], 0
+    for name in sorted(tensors, key=kinds.__getitem__):
+        array = np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8)
+        spans = [at, at + array.nbytes]
+        kind = DTYPES[dtype_name(tensors[name])][1]
+        header[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": spans}
+        data.append(memoryview(array))
+        at += array.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [struct.pack("<Q", len(text)) + text, *data]
+
+
+def dump(tensors: Mapping[str, np.ndarray]) -> bytes:
+    return b"".join(parts(tensors))
 
 
 def load(data: bytes) -> dict[str, np.ndarray]:
     """name -> read-only array of the safetensors ``data``; BadTensors when they are not whole and plain."""
     import numpy as np
-    from safetensors import SafetensorError, deserialize
 
+    try:
+        from safetensors import SafetensorError, deserialize
+    except ImportError as error:
+        hint = "pip install safetensors"
+        raise RunError(ENV_PACKAGE, f"safetensors cannot be imported: {error}", hint=hint) from None
     check(data)
     try:
         entries = deserialize(data)

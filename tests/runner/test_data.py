@@ -483,6 +483,22 @@ def test_row_38_a_million_tensors_are_refused_fast() -> None:
         tensors.load(data)
 
 
+def test_every_dtype_is_written_as_the_official_library_writes_it_and_nothing_is_copied() -> None:
+    from safetensors import TensorSpec, serialize
+
+    arrays = {f"{name}{n}": np.full((n, 3), 1, tensors.dtype(name)) for name in tensors.DTYPES for n in (2, 1)}
+    arrays |= {"a.b/c-d": np.full((), 3, "float32"), "none": np.zeros((0, 3), "float32")}
+    specs = {
+        name: TensorSpec(dtype=a.dtype.name, shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
+        for name, a in arrays.items()
+    }
+    assert tensors.dump(arrays) == bytes(serialize(specs))
+    turned = np.arange(6, dtype="int32").reshape(2, 3).T
+    np.testing.assert_array_equal(tensors.load(tensors.dump({"t": turned}))["t"], turned)
+    weight = np.ones((5, 7), "float32")
+    assert np.shares_memory(np.asarray(tensors.parts({"w": weight})[1]), weight)
+
+
 def test_safetensors_are_those_of_the_official_library(tmp_path: Path) -> None:
     from safetensors.numpy import load as official_load
     from safetensors.numpy import save as official_save
