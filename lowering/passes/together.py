@@ -22,7 +22,7 @@ from tvm import relax, tirx
 from tvm.tirx import IterVar
 from tvm_ffi import structural_equal
 
-from .accesses import blocks, regions
+from .accesses import blocks, is_copy, regions
 from .in_place import Pair
 from .layers import dealt
 
@@ -66,6 +66,7 @@ class Body:
     ranks:  how many totals stand one after the other before a variable is known
     """
 
+    module: tvm.IRModule
     origin: Any
     values: dict[relax.Var, Any] = field(factory=dict)
     order: dict[relax.Var, int] = field(factory=dict)
@@ -75,7 +76,7 @@ class Body:
 
     @classmethod
     def of(cls, module: tvm.IRModule, func: Any) -> Body:
-        self, seen = cls(func, ranks=dict.fromkeys(func.params, 0)), {}
+        self, seen = cls(module, func, ranks=dict.fromkeys(func.params, 0)), {}
         one = {param: param for param in func.params}  # an object for each variable: quick to look up
         for binding in (b for block in func.body.blocks for b in block.bindings):
             var, value = binding.var, binding.value
@@ -91,8 +92,13 @@ class Body:
         return self
 
     def root(self, output: int, input: int) -> relax.Var | None:
-        """The output's variable, if it can be made of inputs element by element and has the type of its input."""
+        """The output's variable, if it can be made of inputs element by element and has the type of its input. A copy
+        of its input is not made at all (in_place.py)."""
         var, param = self.origin.body.body.fields[output], self.origin.params[input]
+        read = self.reads.get(var, [])
+        gv = _program(self.module, self.values.get(var))
+        if gv is not None and len(read) == 1 and read[0].same_as(param) and is_copy(self.module[gv]):
+            return None
         return var if self.kinds.get(var) == MAP and structural_equal(var.ty, param.ty) else None
 
     def rewritten(self, builder: relax.BlockBuilder, name: str, roots: Sequence[relax.Var]) -> relax.Function:
