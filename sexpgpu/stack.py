@@ -52,7 +52,7 @@ def stack_phase(phase: Phase, k: int) -> Phase:
     verify(graph, f"simplifying {phase.name} stacked")
     inputs = tuple(Port(p.kind, p.name, v.type) for p, v in zip(phase.inputs, graph.inputs, strict=True))
     made = tuple(Port(p.kind, p.name, v.type) for p, (_, v) in zip(phase.outputs, graph.outputs, strict=True))
-    return Phase(f"{phase.name}*{k}", graph, inputs, made, pairs(inputs, made), k)
+    return Phase(f"{phase.name}*{k}", graph, inputs, made, pairs(graph, inputs, made), k)
 
 
 class Copies:
