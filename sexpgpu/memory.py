@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from .graph import Graph, Value
-from .phases import Phase, Plan
+from .phases import Phase, Plan, Port
 
 HELD = ("param", "optimizer", "gradient")  # ports whose tensors outlive the call, counted once for the run
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -83,22 +83,27 @@ def beside(phase: Phase) -> int:
     """Bytes of a call beside what the run holds: its other inputs, and the most alive at once."""
     held = sum(port.type.nbytes for port in phase.outputs if port.kind in HELD)
     given = sum(port.type.nbytes for port in phase.inputs if port.kind not in HELD)
-    return given + max(0, live_bytes(phase.graph) + copied_bytes(phase.graph) - held)
+    return given + max(0, live_bytes(phase.graph) + copied_bytes(phase) - held)
 
 
 def least(plan: Plan) -> int:
     """Bytes that the run takes whatever the compiler makes of it: its parameters, optimizer entries and gradients, and
     one phase's batch, state and results."""
     memory = estimate(plan)
-    ports = [sum(port.type.nbytes for port in (*p.inputs, *p.outputs) if port.kind not in HELD) for p in plan.phases]
+    ports = [sum(port.type.nbytes for port in (*p.inputs, *returned(p)) if port.kind not in HELD) for p in plan.phases]
     return memory.parameters + memory.optimizer + memory.gradients + max(ports)
 
 
-def copied_bytes(graph: Graph) -> int:
+def returned(phase: Phase) -> list[Port]:
+    """The outputs, without the state's entries that are inputs left where they are."""
+    kept = {o for o, _ in phase.in_place if phase.outputs[o].kind == "state"}
+    return [port for o, port in enumerate(phase.outputs) if o not in kept]
+
+
+def copied_bytes(phase: Phase) -> int:
     """Of outputs that nothing makes: inputs, and values returned twice, are copied."""
-    returned = [v for _, v in graph.outputs]
-    made = {v for v in returned if v.op}
-    return sum(v.type.nbytes for v in returned) - sum(v.type.nbytes for v in made)
+    made = {v for _, v in phase.graph.outputs if v.op}
+    return sum(port.type.nbytes for port in returned(phase)) - sum(v.type.nbytes for v in made)
 
 
 def live_bytes(graph: Graph) -> int:

@@ -33,6 +33,13 @@ def test_the_generator_s_largest_phase_is_told_with_its_batch_and_state() -> Non
     assert memory.largest in ("generate.finish", "train")
 
 
+def test_what_a_trip_leaves_as_it_was_is_counted_once() -> None:
+    changed, same = "(+ (getf state :x) (cast trip :f32))", "(getf state :x)"
+    assert GENERATE.count(changed) == 1
+    of = [estimate(plan_of(generate=GENERATE.replace(changed, x), prepare=USE)).phases for x in (changed, same)]
+    assert of[0]["generate.step"] >= 4 * 4 * 3 * 2 + 8 and of[1]["generate.step"] == 4 * 4 * 3  # of x alone
+
+
 def test_the_least_is_no_more_than_the_estimate() -> None:
     plan = plan_of(generate=GENERATE, prepare=USE)
     assert 4 * 4 * 3 * 1000 < least(plan) <= estimate(plan).total
