@@ -71,7 +71,7 @@ def kernels(graph: Graph, in_place: Sequence[tuple[int, int]] = ()) -> list[Kern
             of[v] = group
             group.anchor = PRODUCT if kind(v) == PRODUCT else group.anchor
     made = [measured(g, users, outputs, of) for g in reversed(groups) if any(v.op not in VIEWS for v in g.values)]
-    return made + [Kernel((), v.type.nbytes, v.type.nbytes) for v in copied(graph)]
+    return made + [Kernel((), v.type.nbytes, v.type.nbytes) for v in copied(graph, in_place)]
 
 
 def joined(v: Value, users: Mapping[Value, Sequence[Value]], of: Mapping[Value, _Group]) -> _Group | None:
@@ -136,11 +136,12 @@ def measured(group: _Group, users: dict[Value, list[Value]], outputs: set[Value]
     return Kernel(tuple(reversed(group.values)), sum(reads.values()), writes)
 
 
-def copied(graph: Graph) -> list[Value]:
-    """Outputs that no kernel makes: inputs, and values returned twice."""
+def copied(graph: Graph, in_place: Sequence[tuple[int, int]]) -> list[Value]:
+    """Outputs that no kernel makes: inputs that do not stay where they are, and values returned twice."""
+    kept = {o for o, i in in_place if graph.outputs[o][1] is graph.inputs[i]}
     seen, out = set(graph.inputs), []
-    for _, v in graph.outputs:
-        if v in seen:
+    for o, (_, v) in enumerate(graph.outputs):
+        if v in seen and o not in kept:
             out.append(v)
         seen.add(v)
     return out
