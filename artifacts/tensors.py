@@ -87,7 +87,7 @@ def parts(tensors: Mapping[str, np.ndarray]) -> list[Any]:
         spans = [at, at + array.nbytes]
         kind = DTYPES[dtype_name(tensors[name])][1]
         header[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": spans}
-        data.append(memoryview(array))
+        data.append(array.data)
         at += array.nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
