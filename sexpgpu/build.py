@@ -31,13 +31,14 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
 
     tarball.check_output(options.output, options.force, [options.file])
     data = data_members(plan)
+    runtime = runtime_library(targets, options.runtime)
     made = compile_plan(plan, targets, options)
     members = {
         **source_members(plan),
         **{member: content for files in data.values() for member, content in files.items()},
         **{library_member(name): library for name, library in made.libraries.items()},
-        "runtime/libtvm_runtime.so": made.runtime,
-        "report.txt": report_text(plan, made).encode(),
+        "runtime/libtvm_runtime.so": runtime,
+        "report.txt": report_text(plan, made, targets).encode(),
         "identity.json": document(plan.run),
     }
     manifest = make_manifest(plan, made, targets, data)
@@ -97,9 +98,9 @@ def targets() -> dict[str, str]:
     return {"cpu": f"{' and '.join(t.name for t in default())} in one artifact: the default", **rows}
 
 
-def rates(target: Any) -> Rates:
-    """What the cost model reckons with for one of the schedules' targets."""
-    return Rates(**asdict(target.rates))
+def rates_of(targets: Sequence[Any]) -> dict[str, Rates]:
+    """Name -> what the cost model reckons with for each of the schedules' targets."""
+    return {t.name: Rates(**asdict(t.rates)) for t in targets}
 
 
 @frozen
@@ -108,7 +109,7 @@ class Made:
 
     lowered:   lowering's Lowered, for all targets
     compiled:  target -> lowering's Compiled
-    libraries: target -> the library's bytes; runtime: the runtime library's
+    libraries: target -> the library's bytes
     libm:      the C library's functions that they call
     spent:     seconds of processor by kind of work, those of all processes added up; of the link, by the clock
     """
@@ -116,7 +117,6 @@ class Made:
     lowered: Any
     compiled: Mapping[str, Any]
     libraries: Mapping[str, bytes]
-    runtime: bytes
     libm: tuple[str, ...]
     spent: Mapping[str, float]
 
@@ -131,16 +131,22 @@ class Made:
         return {f: max(made.memory[f] for made in self.compiled.values()) for f in self.lowered.planned}
 
 
+def runtime_library(targets: Sequence[Any], given: str | None) -> bytes:
+    """The runtime that the artifact will hold, E-TARGET if it is not that of the targets' machine."""
+    from lowering import export
+
+    try:
+        return export.runtime_library(targets[0].machine, given)
+    except export.RuntimeFault as fault:
+        raise UserError(codes.TARGET_RUNTIME, None, str(fault)) from None
+
+
 def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace) -> Made:
     """What is common to all targets once, then the kernels for each of them, then the libraries."""
     started = time.process_time()
     with compilers(plan, options.jobs) as compile_all:
         from lowering import codegen, emit, export, pipeline
 
-        try:
-            runtime = export.runtime_library(targets[0].machine, options.runtime)
-        except export.RuntimeFault as fault:
-            raise UserError(codes.TARGET_RUNTIME, None, str(fault)) from None
         pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
         lowered = pipeline.lower(emit.emit([p.graph for p in plan.phases]), pairs, options.dump)
         interrupt.check()
@@ -155,7 +161,7 @@ def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace
     libraries = {t.name: export.library(compiled[t.name], t.machine) for t in targets}
     spent["link"] = time.monotonic() - started
     libm = sorted({function for library in libraries.values() for function in export.libm(library)})
-    made = Made(lowered, compiled, libraries, runtime, tuple(libm), spent)
+    made = Made(lowered, compiled, libraries, tuple(libm), spent)
     if made.unscheduled and options.strict_schedules:
         raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(made.unscheduled)}")
     return made
@@ -195,26 +201,31 @@ def compile_part(part: str, name: str, dump: str | None) -> Any:
     return codegen.compile_part(part, target.tvm, choose, dump)
 
 
-def report_text(plan: Plan, made: Made) -> str:
-    """report.txt: the plan, then every kernel with each target's rule and its calls in each phase."""
-    from .explain import explain, table
+def report_text(plan: Plan, made: Made, targets: Sequence[Any]) -> str:
+    """report.txt: the plan, then what was made of it."""
+    from .explain import explain
+    from .lowering_report import lowering_text
 
-    names = tuple(made.compiled)
-    rows: list[tuple[str, ...]] = [("kernel", *names, "calls")]
-    for same in zip(*(compiled.kernels for compiled in made.compiled.values()), strict=True):
-        uses = " ".join(f"{function}:{n}" for function, n in same[0].calls.items())
-        rows.append((clipped(same[0].kernel), *(row.rule or "NONE" for row in same), clipped(uses)))
-    lines = [explain(plan), f"lowered for {' and '.join(names)}: {len(rows) - 1} kernels, by rule", *table(rows), ""]
-    for name, compiled in made.compiled.items():
-        lines += [f"{name}: {row.kernel}: {failure}" for row in compiled.kernels for failure in row.failures]
-    lines += ["memory a call", *(f"  {name:24} {n / 2**20:10.2f} MiB" for name, n in sorted(made.memory.items()))]
-    if made.libm:
-        lines.append(f"the machine's C library decides the bits of {' '.join(made.libm)}")
-    return "\n".join(lines) + "\n"
+    return explain(plan) + "\n" + lowering_text(plan, made, rates_of(targets))
 
 
-def clipped(text: str, most: int = 40) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+def explain_cost(plan: Plan, options: argparse.Namespace) -> str:
+    """``sexpgpu explain --cost``: the cost model's figures, by default for all targets of this architecture."""
+    from .cost_report import cost_data, cost_text
+
+    rates = rates_of(find_targets(options.target or "cpu"))
+    return json.dumps(cost_data(plan, rates)) + "\n" if options.output_format == "json" else cost_text(plan, rates)
+
+
+def explain_lowered(plan: Plan, options: argparse.Namespace) -> str:
+    """``sexpgpu explain --target``: what a build for these targets would report."""
+    from .lowering_report import lowering_data
+
+    targets = find_targets(options.target)
+    made = compile_plan(plan, targets, options)
+    if options.output_format == "json":
+        return json.dumps(lowering_data(plan, made, rates_of(targets))) + "\n"
+    return report_text(plan, made, targets)
 
 
 def make_manifest(plan: Plan, made: Made, targets: Sequence[Any], data: dict[str, dict[str, bytes]]) -> Any:

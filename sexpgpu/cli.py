@@ -49,9 +49,17 @@ def parser() -> Parser:
 
     check = command("check", run_check, "Report every fault of a run file; needs no compiler.")
     check.add_argument("file")
-    explain = command("explain", run_explain, "Print a run's phases and their graphs.")
+    explain = command(
+        "explain", run_explain, "Print a run's phases and their graphs, or what a compiler makes of them."
+    )
     explain.add_argument("file")
     explain.add_argument("--stack", type=degree, metavar="auto|N", help=STACK)
+    explain.add_argument("--cost", action="store_true", help="print what the cost model expects of each phase")
+    explain.add_argument(
+        "--target", metavar="T[,T]", help="compile, and print what a build would report; see --cost too"
+    )
+    explain.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: one a core)")
+    explain.set_defaults(dump=None, strict_schedules=False)
     build = command("build", run_build, "Compile a run file into one artifact.")
     build.add_argument("file")
     build.add_argument("-o", "--output", required=True, metavar="RUN.tar")
@@ -171,7 +179,7 @@ def run_check(options: argparse.Namespace) -> int:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    from .explain import explain, phase_rows
+    from .explain import data, explain
     from .stack import stacked
 
     report = Report()
@@ -179,9 +187,12 @@ def run_explain(options: argparse.Namespace) -> int:
     if report:
         return show(report.errors, options)
     plan = stacked(plan, options.stack)
-    if options.output_format == "json":
-        head, *rows = phase_rows(plan)
-        print(json.dumps([dict(zip(head, row, strict=True)) for row in rows]))
+    if options.cost or options.target:
+        from .build import explain_cost, explain_lowered
+
+        print((explain_cost if options.cost else explain_lowered)(plan, options), end="")
+    elif options.output_format == "json":
+        print(json.dumps(data(plan)))
     else:
         print(explain(plan), end="")
     return 0

@@ -8,13 +8,13 @@ measured step on another machine has other figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from attrs import frozen
 
 from .graph import Graph, Value
 from .joins import FREE, VIEWS, Kernel, kernels
-from .phases import Phase, Plan
+from .phases import Phase
 from .settings import Settings
 
 
@@ -79,12 +79,14 @@ WORK = {
 PLAIN = 2  # any other element: an addition takes the place of a multiplication and an addition
 
 
-def phase_cost(phase: Phase, rates: Rates) -> Cost:
-    """One call of ``phase``."""
+def phase_cost(phase: Phase, rates: Rates, known: int | None = None) -> Cost:
+    """One call of ``phase``; ``known``: its kernels, where a compiler has counted them."""
     made = kernels(phase.graph, phase.in_place)
+    count = len(made) if known is None else known
     ports = len(phase.inputs) + len(phase.outputs)
-    seconds = rates.call + ports * rates.port + sum(kernel_seconds(k, rates) for k in made)
-    return Cost(flops(phase.graph), sum(k.reads + k.writes for k in made), len(made), seconds)
+    around = rates.call + ports * rates.port + (count - len(made)) * rates.launch
+    seconds = around + sum(kernel_seconds(k, rates) for k in made)
+    return Cost(flops(phase.graph), sum(k.reads + k.writes for k in made), count, seconds)
 
 
 def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
@@ -125,24 +127,14 @@ def inner(v: Value) -> int:
 def calls(phase: Phase, phases: Iterable[Phase], settings: Settings, trips: int | None) -> int:
     """Calls of ``phase`` in a step of training: 0 of init and passes. Where ``phases`` holds it stacked and single, the
     single one runs what the degree leaves over."""
-    m, degree, what = settings.microbatches, stack(phase), role(phase)
-    if what == "update":
+    m, role = settings.microbatches, phase.role
+    if role == "update":
         return 1
-    if what != "train" and not what.startswith("generate."):
+    if role != "train" and not role.startswith("generate."):
         return 0
-    most = max(stack(p) for p in phases if role(p) == what)
-    count = m // degree if degree == most else m % most
-    return count * (trips or 0) if what == "generate.step" else count
-
-
-def role(phase: Phase) -> str:
-    """What it does, whatever its degree: ``train``."""
-    return phase.name.partition("*")[0]
-
-
-def stack(phase: Phase) -> int:
-    """How many microbatches one call of ``phase`` takes."""
-    return getattr(phase, "stack", 1)
+    most = max(p.stack for p in phases if p.role == role)
+    count = m // phase.stack if phase.stack == most else m % most
+    return count * (trips or 0) if role == "generate.step" else count
 
 
 def step_seconds(phases: Iterable[Phase], settings: Settings, rates: Rates, trips: int | None) -> float:
@@ -150,8 +142,3 @@ def step_seconds(phases: Iterable[Phase], settings: Settings, rates: Rates, trip
     phases = tuple(phases)
     count = {p.function: calls(p, phases, settings, trips) for p in phases}
     return sum(count[p.function] * phase_cost(p, rates).seconds for p in phases if count[p.function])
-
-
-def costs(plan: Plan, rates: Rates) -> Mapping[str, Cost]:
-    """Function -> what one call of it costs."""
-    return {p.function: phase_cost(p, rates) for p in plan.phases}

@@ -1,10 +1,14 @@
-"""A plan as text: the run, its data, its phases and their graphs. ``sexpgpu explain`` prints it; so does report.txt."""
+"""A plan as text and as data: the run, its data, its phases and their graphs, and what a step costs by the model.
+
+``sexpgpu explain`` prints it; report.txt begins with it. What a compiler adds is in lowering_report.py.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from . import cost
 from .graph import Graph, Value
@@ -69,17 +73,18 @@ def phase_rows(plan: Plan) -> list[Sequence[str]]:
 
 
 def calls(plan: Plan, phase: Phase) -> str:
-    """A step, or the occasion of phases that no step calls."""
-    if phase.name == "init" or phase.name.startswith("eval."):
-        return "once" if phase.name == "init" else "pass"
-    return str(cost.calls(phase, plan.phases, plan.settings, plan.trips))
+    """A step, or the occasion of phases that no step calls: a generator may run for passes alone."""
+    count = cost.calls(phase, plan.phases, plan.settings, plan.trips)
+    return str(count) if count else "once" if phase.name == "init" else "pass"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns aligned: the first to the left, the rest to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in rows
     ]
 
@@ -101,9 +106,13 @@ def outline(plan: Plan) -> list[str]:
 
 
 def histogram(graph: Graph, most: int = 8) -> str:
-    counts = Counter(v.op for v in graph.values() if v.op)
+    counts = operators(graph)
     shown = " ".join(f"{n} {op}" for op, n in counts.most_common(most))
     return shown + (" ..." if len(counts) > most else "") if counts else "its inputs as they are"
+
+
+def operators(graph: Graph) -> Counter[str]:
+    return Counter(v.op for v in graph.values() if v.op)
 
 
 def live_bytes(graph: Graph) -> int:
@@ -125,3 +134,41 @@ def live_bytes(graph: Graph) -> int:
         peak = max(peak, alive)
         alive -= sum(d.type.nbytes for d in dying.get(at, ()) if d.op)
     return peak
+
+
+def data(plan: Plan) -> dict[str, Any]:
+    """What ``explain`` says, for ``--output-format json``. ``calls`` is of a step: 0 of init and passes."""
+    s = plan.settings
+    return {
+        "run": {
+            "name": s.name,
+            "steps": s.steps,
+            "microbatches": s.microbatches,
+            "seed": s.seed,
+            "precision": s.precision,
+        },
+        "model": {
+            "name": s.model.name,
+            "parameters": len(plan.parameters),
+            "numbers": sum(p.type.size for p in plan.parameters),
+            "frozen": sum(p.type.size for p in plan.parameters if p.is_frozen),
+        },
+        "loaders": [{"name": n, "batch": d.batch, "sources": list(d.sources)} for n, d in s.loaders.items()],
+        "stacking": {"degree": plan.stacking.degree, "reason": plan.stacking.reason},
+        "generation": {"trips": plan.trips, "makes": list(plan.generated)} if plan.trips else None,
+        "passes": [{"name": p.name, "loader": p.loader, "every": p.every} for p in s.passes],
+        "phases": [phase_data(plan, p) for p in plan.phases],
+    }
+
+
+def phase_data(plan: Plan, phase: Phase) -> dict[str, Any]:
+    return {
+        "phase": phase.name,
+        "stack": phase.stack,
+        "calls": cost.calls(phase, plan.phases, plan.settings, plan.trips),
+        "inputs": len(phase.inputs),
+        "outputs": len(phase.outputs),
+        "operators": dict(operators(phase.graph)),
+        "flops": cost.flops(phase.graph),
+        "live_bytes": live_bytes(phase.graph),
+    }

@@ -42,15 +42,20 @@ def test_the_default_artifact_has_a_library_a_level_the_best_first(tiny: Path) -
         assert cpu.choose(manifest, "x86_64", frozenset(level.cpu_flags)).name == name
 
 
-def test_the_report_has_every_kernel_with_a_rule_for_each_target(tiny: Path) -> None:
+def test_the_report_has_the_phases_of_a_step_and_a_rule_for_each_kernel(tiny: Path) -> None:
     with tarball.open(str(tiny)) as artifact:
         text = artifact.read("report.txt").decode()
-    count = re.search(rf"lowered for {V4} and {V3}: (\d+) kernels", text)
-    assert count
-    rows = text[count.end() :].splitlines()[1 : int(count[1]) + 2]
-    assert rows[0].split() == ["kernel", V4, V3, "calls"]
-    rules = [tuple(row.split()[1:3]) for row in rows[1:]]
-    assert len(rules) == int(count[1]) and all(a == b != "NONE" for a, b in rules)
+    lowered = text[text.index(f"lowered for {V4} and {V3}: ") :].splitlines()
+    heads = ["calls", *["kernels"] * 2, "Mflop", "moved", "MiB", "ms", "v4", "ms", "v3", "memory", "MiB"]
+    assert lowered[1].split() == heads
+    rows = {line.split()[0]: line.split()[1:] for line in lowered[3:12]}
+    calls = [rows[n][0] for n in ("generate", "generate.step", "train", "update", "step", "init", "eval.held-out")]
+    assert calls == ["16", "12", "2", "1", "19", "once", "pass"]
+    launches = [int(rows["generate"][1]), *(int(rows[n][2]) for n in ("train", "update"))]
+    assert int(rows["step"][1]) == sum(launches) > 100 < int(rows["train"][1]) * 2 == launches[1]
+    rules = [line.split()[0] for line in lowered if re.match(r"  [a-zA-Z-]+ +\d+  \d", line)]
+    assert {"matmul", "elementwise", "rows"} <= set(rules) and "NONE" not in rules
+    assert "no schedule rule" not in text and max(map(len, text.splitlines())) <= 100
 
 
 # The schedules for sixteen lanes in instructions of eight: what a machine without AVX-512 can hold of that target. It

@@ -67,6 +67,8 @@ def test_a_move_joins_elementwise_values_alone() -> None:
     turned = b("transpose", given(4, 3), perm=(1, 0))
     assert ops(b("exp", turned)) == [["transpose", "exp"]]
     assert ops(b("sum", b("exp", turned), axes=(0,), keepdims=False)) == [["transpose"], ["exp", "sum"]]
+    moved = b("exp", b("transpose", b("exp", given(4, 3)), perm=(1, 0)))
+    assert ops(b("sum", moved, axes=(0,), keepdims=False)) == [["exp", "transpose"], ["exp", "sum"]]
     square = b("exp", given(4, 4))  # two users, which meet in the kernel of the sum
     both = b("+", b("transpose", square, perm=(1, 0)), square)
     assert ops(b("sum", both, axes=(0,), keepdims=False)) == [["exp", "transpose", "+", "sum"]]
@@ -125,6 +127,5 @@ def test_a_step_is_the_calls_of_its_phases() -> None:
 
 def test_the_single_phase_runs_what_the_stacked_one_leaves() -> None:
     settings: object = SimpleNamespace(microbatches=11)
-    degrees = {"": 1, "*4": 4}
-    phases = [SimpleNamespace(name=n + k, stack=d) for n in ("generate.step", "train") for k, d in degrees.items()]
+    phases = [SimpleNamespace(role=n, stack=d) for n in ("generate.step", "train") for d in (1, 4)]
     assert [calls(p, phases, settings, 3) for p in phases] == [9, 6, 3, 2]  # type: ignore[arg-type]

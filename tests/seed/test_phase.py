@@ -1,4 +1,4 @@
-"""Sentences 36 to 41 of the page on generation: a phase of the step, its signals, reports and identity."""
+"""Sentences 33 to 41 of the page on generation: a phase of the step, its cost, signals, reports and identity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from artifacts.device import HostDevice
 from artifacts.options import parse
 from artifacts.report import Console
 from artifacts.signals import Stop, Stopped
+from sexpgpu.cost import Rates, phase_cost, step_seconds
 from sexpgpu.explain import explain
+from sexpgpu.phases import Plan
+from tests.conftest import ONE, sexpgpu
 from tests.runner.support import contents, metrics, steps
 from tests.support import plan_of, run_text
 
@@ -55,6 +58,21 @@ def stopped(case: Case, out: Path, k: int, *more: str) -> tuple[int, int]:
     stop = StopAt(k)
     options = parse([case.path, "--out", str(out), "--data", str(Path(case.path).parent), "-q", *more])
     return session.run(options, Console(quiet=True), stop, case.device), stop.looks
+
+
+def test_s33_the_cost_model_prices_generation_and_training_together() -> None:
+    """33: a step's seconds are those of all its calls, the trips among them."""
+    rates = Rates(flops=1e9, bytes=1e9, threads=2, launch=1e-6, fork=2e-6, call=20e-6, port=1e-6)
+
+    def step(plan: Plan) -> float:
+        return step_seconds(plan.phases, plan.settings, rates, plan.trips)
+
+    plan = plan_of(**OWN)
+    once = {p.name: phase_cost(p, rates).seconds for p in plan.phases}
+    made = once["generate.init"] + TRIPS * once["generate.step"] + once["generate.finish"]
+    assert step(plan) == pytest.approx(2 * (made + once["train"]) + once["update"])
+    longer = plan_of(**{**OWN, "generate": OWN["generate"].replace(f":trips {TRIPS}", f":trips {TRIPS + 5}")})
+    assert step(longer) - step(plan) == pytest.approx(2 * 5 * once["generate.step"])
 
 
 def test_s36_a_signal_is_looked_for_before_every_trip(tmp_path: Path) -> None:
@@ -122,6 +140,20 @@ def test_s38_explain_lists_the_generator_s_graphs_under_the_training_step() -> N
     )
     assert f"{TRIPS} trips" in lines[starts[1]] and "philox" in lines[starts[1]]
     assert "generate.finish" not in explain(plan_of(generate=generate(), run=TWO))
+
+
+@pytest.mark.build
+def test_s39_the_lowering_report_has_the_generator_s_rows_and_line(tmp_path: Path) -> None:
+    """39: its calls and kernels of a step, and its part of them; a run without one has neither."""
+    path = tmp_path / "run.sx"
+    path.write_text(run_text(**OWN))
+    lines = sexpgpu("explain", path, "--target", ONE).stdout.splitlines()
+    report = lines[next(i for i, line in enumerate(lines) if line.startswith("lowered for ")) :]
+    calls = 2 * (1 + TRIPS + 1)
+    assert next(line for line in report if line.startswith("generate ")).split()[1] == str(calls)
+    assert any(line.startswith(f"generation   {TRIPS} trips a microbatch: {calls} of {calls + 3} ") for line in report)
+    path.write_text(run_text(run=TWO))
+    assert "generat" not in sexpgpu("explain", path, "--target", ONE).stdout
 
 
 def test_s40_a_generator_adds_nothing_to_a_checkpoint(tmp_path: Path) -> None:
