@@ -58,7 +58,8 @@ def dtype_name(array: np.ndarray) -> str:
     """Our name of ``array``'s dtype, or NumPy's where we have none (a byte-swapped one has its own)."""
     if array.dtype.byteorder == ">":
         return str(array.dtype.str)
-    return OF_NUMPY.get(array.dtype.name, array.dtype.name)
+    name = array.dtype.name  # NumPy makes it anew each time
+    return OF_NUMPY.get(name, name)
 
 
 def aligned(shape: tuple[int, ...], name: str) -> np.ndarray:
