@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from sexpgpu.codes import CODES
+from sexpgpu.grammar import FORMS
+from sexpgpu.values import CTX_KEYS
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conformance.md").read_text()
 ROWS = {int(n): cells for n, *cells in re.findall(r"^\| (\d+) \|(.*)\|(.*)\|(.*)\|$", PAGE, re.MULTILINE)}
@@ -44,6 +48,13 @@ def test_a_test_stands_in_its_row_and_quotes_its_number(name: str) -> None:
     number = NUMBERED[name]
     assert f"`{name}`" in ROWS[number][1]
     assert re.match(rf"{number}[.:,]", HERE[name]), HERE[name]
+
+
+def test_the_page_on_generation_names_its_codes_and_keywords() -> None:
+    page = (ROOT / "docs/generation.md").read_text()
+    wanted = [*(name for name in CODES if name.startswith("E-GEN")), "E-CONTRACT-005", "E-CONTRACT-010"]
+    wanted += [f":{key.name}" for key in FORMS["defgenerate"].keys] + [f":{key}" for key in CTX_KEYS]
+    assert not [word for word in wanted if f"`{word}`" not in page and f"{word})`" not in page]
 
 
 def test_every_test_of_a_sentence_is_named_after_one() -> None:
