@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from .canonical import Malformed
 from .manifest import MOVING, Loader, Manifest, Parameter, Phase, Port, Stage, Tensor, stacked_name
+from .structure import plain
 from .tensors import DTYPES
 
 INPUTS = ("param", "optimizer", "gradient", "field", "generated", "state", "trip", "ctx", "counter", "seed")
@@ -40,6 +41,7 @@ def check(manifest: Manifest) -> None:
     _unique("loaders", (entry.name for entry in manifest.loaders))
     _check_step(manifest)
     _check_phases(manifest)
+    _check_memory(manifest)
     _check_targets(manifest)
 
 
@@ -223,6 +225,13 @@ def _check_in_place(at: str, phase: Phase) -> None:
         need(a.kind in IN_PLACE or phase.name == "update", f"{at}: {a.kind} {a.name} may not be written in place")
     _unique(f"{at}: in_place", (str(o) for o, _ in phase.in_place))
     _unique(f"{at}: in_place", (str(i) for _, i in phase.in_place))
+
+
+def _check_memory(manifest: Manifest) -> None:
+    sizes = {f"memory.{key}": n for key, n in plain(manifest.memory).items()}
+    sizes |= {f"phase {phase.name}: memory_bytes": phase.memory_bytes for phase in manifest.phases}
+    for key, n in sizes.items():
+        need(n >= 0, f"{key} is negative")
 
 
 def _check_targets(manifest: Manifest) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import tarball
 from .manifest import Loader, Manifest, Phase, Port
+from .memory import OVERHEAD, size, wanted
 from .structure import plain
 
 
@@ -21,7 +22,7 @@ def describe(artifact: tarball.Artifact) -> str:
     lines = [f"artifact   sha256:{artifact.hash}", *_run(m)]
     lines += ["phases"] + [f"  {_phase(p)}" for p in m.phases]
     lines += ["loaders"] + [f"  {_loader(entry)}" for entry in m.loaders]
-    lines += ["memory"] + [f"  {key.removesuffix('_bytes'):11} {size(n)}" for key, n in plain(m.memory).items()]
+    lines += ["memory"] + [f"  {what:11} {size(n)}" for what, n in _memory(m)]
     lines += ["targets"] + [
         f"  {t.name}: {t.machine}, {' '.join(t.cpu_flags) or 'no special instructions'}" for t in m.targets
     ]
@@ -67,22 +68,20 @@ def _phase(p: Phase) -> str:
     return f"{p.name}: {kinds(p.inputs)} -> {kinds(p.outputs)}; {size(p.memory_bytes)}"
 
 
+def _memory(m: Manifest) -> list[tuple[str, int]]:
+    """What the parts of a run take, then what it takes in all: on one thread, and for each thread more."""
+    want = wanted(m, 1)
+    beside = [("batches", want.batches), ("checkpoint", want.checkpoint)]
+    parts = [(key.removesuffix("_bytes"), n) for key, n in plain(m.memory).items()]
+    return [*parts, *beside, ("in all", want.total), ("overhead", OVERHEAD)]
+
+
 def _loader(entry: Loader) -> str:
     what = f"{entry.count} indices" if entry.kind == "indices" else " ".join(entry.sources)
     fields = ", ".join(f"{f.name} {f.dtype}[{' '.join(map(str, f.shape))}]" for f in entry.fields)
     words = [f"batch {entry.batch}", "shuffled" if entry.shuffle else "in order"]
     words += ["embedded"] * bool(entry.embedded) + ([f"{entry.epochs} epochs"] if entry.epochs else [])
     return f"{entry.name}: {what} ({', '.join(words)}): {fields}"
-
-
-def size(n: int) -> str:
-    """``n`` bytes in the unit that reads best."""
-    value = float(n)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def diff(a: tarball.Artifact, b: tarball.Artifact) -> str | None:

@@ -134,6 +134,13 @@ ENV_LIMIT = code(
     3,
 )
 
+MEM_MACHINE = code(
+    "E-MEM-010",
+    "the run takes more memory than the machine, or its control group, has left",
+    "Make the batch smaller, end other processes, raise the limit, or use a larger machine.",
+    3,
+)
+
 DEVICE_CALL = code("E-DEVICE-001", "a phase failed on the device", "See its message; the last checkpoint is kept.", 3)
 TARGET_MACHINE = code(
     "E-TARGET-010", "this machine cannot run the artifact", "Build it for a target that the machine has.", 3

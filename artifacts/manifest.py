@@ -87,7 +87,8 @@ class Port:
 @frozen
 class Phase:
     """``function`` is the symbol in the library. ``stack``: microbatches in one call; of more than one, the name is
-    ``ROLE*stack``. ``in_place``: (output, input) pairs that share memory."""
+    ``ROLE*stack``. ``in_place``: (output, input) pairs that share memory. ``memory_bytes``: what a call needs beside
+    parameters, optimizer entries and gradients."""
 
     name: str
     function: str
@@ -163,13 +164,16 @@ class Loader:
 
 @frozen
 class Memory:
-    """The memory plan, in bytes."""
+    """The memory plan, in bytes: what the run holds throughout, what a call of ``train`` and of the generator's largest
+    phase adds, and what all tensors of the run take together: ``device`` once, ``thread`` for each thread."""
 
     parameters_bytes: int
     optimizer_bytes: int
     gradients_bytes: int
     train_bytes: int
     generation_bytes: int
+    device_bytes: int
+    thread_bytes: int
 
 
 @frozen

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from attrs import define, evolve, frozen
 
-from . import checkpoint, forms, identity, lock, report, store, tarball
+from . import checkpoint, forms, identity, lock, memory, report, store, tarball
 from .data import Records, Training, fingerprint, open_records
 from .device import Device
 from .errors import ART_REQUIRED, CKPT_PRESENT, CLI_DIAGNOSTIC, RunError
@@ -32,9 +32,11 @@ def run(options: Options, console: report.Console, stop: Stop, make_device: Make
     """The exit status of a run that ended, or was stopped, in good order; RunError otherwise."""
     with tarball.open(options.artifact) as artifact:
         check_artifact(artifact, options)
+        memory.check(artifact.manifest, options.threads, artifact.path)
         make_directory(options.out)
         with lock.held(options.out, console.warn) as locked:
             records = {name: _open(artifact, name, options) for name in loaders_used(artifact.manifest)}
+            memory.check(artifact.manifest, options.threads, artifact.path)  # once more: the data is in memory now
             device = make_device(artifact, options.threads)
             training = Training(artifact.manifest, records)
             loop = Loop(artifact.manifest, device, training, records, stop.look)

@@ -16,7 +16,7 @@ from tvm_ffi.serialization import from_json_graph_str
 
 from . import elementary, pipeline
 from .passes.in_place import Pair
-from .passes.memory import workspaces
+from .passes.memory import Workspace, workspaces
 from .passes.schedule import Kernel, Scheduler, schedule
 from .pipeline import Lowered
 from .room import need_room
@@ -30,12 +30,12 @@ PART = 8  # kernels an object: few enough to share out evenly, enough that an ob
 
 @frozen
 class Part:
-    """Some kernels for one target: their object file, name -> (rule, failures) and bytes of workspace, and the seconds
-    of processor it took, by kind of work."""
+    """Some kernels for one target: their object file, name -> (rule, failures) and workspace, and the seconds of
+    processor it took, by kind of work."""
 
     object: bytes
     told: Mapping[str, tuple[str, tuple[str, ...]]]
-    workspaces: Mapping[str, int]
+    workspaces: Mapping[str, Workspace]
     seconds: Mapping[str, float]
 
 
@@ -43,20 +43,29 @@ class Part:
 class Compiled:
     """The code for one target and what a build has to know about it.
 
-    lowered: what it was made from
-    memory:  function -> bytes of a call beyond its inputs: planned intermediates, outputs, largest kernel workspace
-    kernels: one row a compiled tensor program, by name
+    lowered:    what it was made from
+    workspaces: program -> what it takes for itself
+    kernels:    one row a compiled tensor program, by name
     """
 
     target: tvm.target.Target
     lowered: Lowered
     objects: tuple[bytes, ...]
-    memory: Mapping[str, int]
+    workspaces: Mapping[str, Workspace]
     kernels: tuple[Kernel, ...]
 
     @property
     def in_place(self) -> Mapping[str, tuple[Pair, ...]]:
         return self.lowered.in_place
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Function -> bytes of a call beyond its inputs: planned intermediates, outputs, the largest workspace of a
+        kernel on one thread."""
+        return {
+            name: call.bytes + max((self.workspaces[k].bytes for k in call.kernels), default=0)
+            for name, call in sorted(self.lowered.planned.items())
+        }
 
 
 def parts(lowered: Lowered) -> tuple[str, ...]:
@@ -114,20 +123,12 @@ def _write(module: tvm.IRModule, folder: Path) -> None:
 def join(lowered: Lowered, target: Any, made: Sequence[Part]) -> Compiled:
     """What the compiled parts of ``lowered`` for ``target`` come to, in the order of ``parts``."""
     told = {name: answer for part in made for name, answer in part.told.items()}
-    needed = {name: size for part in made for name, size in part.workspaces.items()}
+    needed = {name: workspace for part in made for name, workspace in part.workspaces.items()}
     kernels = tuple(
-        Kernel(name, rule, failures, dict(sorted(lowered.calls.get(name, {}).items())), needed.get(name, 0))
+        Kernel(name, rule, failures, dict(sorted(lowered.calls.get(name, {}).items())), needed[name].bytes)
         for name, (rule, failures) in sorted(told.items())
     )
-    return Compiled(hosted(target), lowered, tuple(part.object for part in made), _memory(lowered, needed), kernels)
-
-
-def _memory(lowered: Lowered, needed: Mapping[str, int]) -> dict[str, int]:
-    largest = {
-        name: max((needed.get(k, 0) for k, of in lowered.calls.items() if name in of), default=0)
-        for name in lowered.planned
-    }
-    return {name: size + largest[name] for name, size in sorted(lowered.planned.items())}
+    return Compiled(hosted(target), lowered, tuple(part.object for part in made), needed, kernels)
 
 
 def compile(

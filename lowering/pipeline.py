@@ -14,7 +14,7 @@ from tvm.relax import transform as rt
 from .passes.arguments import trusted
 from .passes.in_place import Pair, in_place
 from .passes.legalize import legalize
-from .passes.memory import planned
+from .passes.memory import Call, planned
 from .passes.storages import storages
 from .passes.together import together
 
@@ -25,13 +25,13 @@ class Lowered:
 
     module:   the functions, ready for the virtual machine, and the tensor programs that they call, not yet scheduled
     in_place: function -> the (output, input) pairs that are really done; the function returns its other outputs
-    planned:  function -> bytes of its planned intermediates and of its outputs
+    planned:  function -> the memory that a call asks for, and its kernels in order
     calls:    program -> function -> how often one call of the function runs it
     """
 
     module: tvm.IRModule
     in_place: Mapping[str, tuple[Pair, ...]]
-    planned: Mapping[str, int]
+    planned: Mapping[str, Call]
     calls: Mapping[str, Mapping[str, int]]
 
     @property
@@ -47,7 +47,7 @@ class _State:
 
     wanted: Mapping[str, Sequence[Pair]]
     done: dict[str, list[Pair]] = field(factory=dict)
-    planned: dict[str, int] = field(factory=dict)
+    planned: dict[str, Call] = field(factory=dict)
     calls: dict[str, dict[str, int]] = field(factory=dict)
 
 

@@ -19,6 +19,7 @@ from .cost import Rates
 from .diagnostics import UserError
 from .identity import document
 from .members import data_members, source_members
+from .memory import Memory, check_limit, estimate, measured
 from .phases import Phase, Plan, Port
 from .settings import Loader
 
@@ -30,6 +31,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     from artifacts import tarball
 
     tarball.check_output(options.output, options.force, [options.file])
+    check_limit(estimate(plan), options.memory_limit, options.file)
     data = data_members(plan)
     runtime = runtime_library(targets, options.runtime)
     made = compile_plan(plan, targets, options)
@@ -41,7 +43,9 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         "report.txt": report_text(plan, made, targets).encode(),
         "identity.json": document(plan.run),
     }
-    manifest = make_manifest(plan, made, targets, data)
+    memory = run_memory(plan, made)
+    manifest = with_memory(make_manifest(plan, made, targets, data), memory)
+    check_limit(memory, options.memory_limit, options.file, asked_of_machine(manifest))
     interrupt.check()
     digest = tarball.write(options.output, manifest, members, options.force, [options.file])
     return {
@@ -127,8 +131,13 @@ class Made:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Function -> bytes of a call, for the target that needs the most."""
+        """Function -> bytes of a call beyond its inputs, for the target that needs the most."""
         return {f: max(made.memory[f] for made in self.compiled.values()) for f in self.lowered.planned}
+
+    @property
+    def inside(self) -> dict[str, int]:
+        """The same without what the call returns."""
+        return {f: size - sum(self.lowered.planned[f].outputs) for f, size in self.memory.items()}
 
 
 def runtime_library(targets: Sequence[Any], given: str | None) -> bytes:
@@ -242,7 +251,7 @@ def make_manifest(plan: Plan, made: Made, targets: Sequence[Any], data: dict[str
         phases=tuple(phase_record(m, p, made) for p in plan.phases),
         step=step_record(m, plan),
         loaders=tuple(loader_record(m, plan, loader, data) for loader in plan.settings.loaders.values()),
-        memory=memory_record(m, plan, made.memory),
+        memory=m.Memory(0, 0, 0, 0, 0, 0, 0),
         targets=tuple(m.Target(t.name, library_member(t.name), t.machine, tuple(t.cpu_flags)) for t in targets),
         runtime=m.Runtime("runtime/libtvm_runtime.so"),
         files=(),
@@ -268,15 +277,48 @@ def step_record(m: Any, plan: Plan) -> Any:
     )
 
 
-def memory_record(m: Any, plan: Plan, memory: Mapping[str, int]) -> Any:
-    generator = [p.function for p in plan.phases if p.name.startswith("generate.")]
-    return m.Memory(
-        sum(p.type.nbytes for p in plan.parameters),
-        sum(e.type.nbytes for e in plan.optimizer),
-        sum(port.type.nbytes for port in plan.phase("train").outputs if port.kind == "gradient"),
-        max(memory[p.function] for p in plan.phases if p.role == "train"),
-        max((memory[f] for f in generator), default=0),
+def run_memory(plan: Plan, made: Made) -> Memory:
+    """The memory plan of what was compiled: that of the target that needs the most."""
+    from artifacts.rehearsal import rehearse
+
+    manifest = make_manifest(plan, made, (), {})
+    taken = [rehearse(manifest, asked(plan, compiled)) for compiled in made.compiled.values()]
+    return measured(plan, made.inside, max(t.device for t in taken), max(t.thread for t in taken))
+
+
+def with_memory(manifest: Any, memory: Memory) -> Any:
+    import attrs
+
+    record = attrs.evolve(
+        manifest.memory,
+        parameters_bytes=memory.parameters,
+        optimizer_bytes=memory.optimizer,
+        gradients_bytes=memory.gradients,
+        train_bytes=memory.train,
+        generation_bytes=memory.generation or 0,
+        device_bytes=memory.total,
+        thread_bytes=memory.thread,
     )
+    phases = tuple(attrs.evolve(p, memory_bytes=memory.phases[p.name]) for p in manifest.phases)
+    return attrs.evolve(manifest, memory=record, phases=phases)
+
+
+def asked_of_machine(manifest: Any) -> int:
+    """Bytes that a runner asks of its machine, with one thread."""
+    from artifacts.memory import OVERHEAD, wanted
+
+    return wanted(manifest, 1).total + OVERHEAD
+
+
+def asked(plan: Plan, compiled: Any) -> dict[str, Any]:
+    """Phase -> artifacts.rehearsal.Asked of its function."""
+    from artifacts.rehearsal import Asked
+
+    def one(call: Any) -> Asked:
+        kernels = (compiled.workspaces[name] for name in call.kernels)
+        return Asked(call.blocks, tuple((w.own, w.task) for w in kernels))
+
+    return {p.name: one(compiled.lowered.planned[p.function]) for p in plan.phases}
 
 
 def phase_record(m: Any, phase: Phase, made: Made) -> Any:
@@ -291,7 +333,7 @@ def phase_record(m: Any, phase: Phase, made: Made) -> Any:
         tuple(map(port, phase.inputs)),
         tuple(map(port, phase.outputs)),
         done,
-        made.memory[phase.function],
+        0,
     )
 
 

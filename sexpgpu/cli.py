@@ -72,6 +72,9 @@ def parser() -> Parser:
     build.add_argument(
         "--diagnostic", action="append", default=[], metavar="NAME", help="keep this diagnostic in the artifact"
     )
+    build.add_argument(
+        "--memory-limit", type=memory_size, metavar="SIZE", help="refuse a run that takes more than this, such as 4GiB"
+    )
     build.add_argument("--runtime", metavar="FILE", help="libtvm_runtime.so for a target of another machine")
     build.add_argument("--strict-schedules", action="store_true", help="refuse a kernel that no schedule rule took")
     build.add_argument("--dump", metavar="DIR", help="write the module after each pass")
@@ -95,6 +98,15 @@ def count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 256:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 256")
     return int(text)
+
+
+def memory_size(text: str) -> int:
+    from .memory import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a size such as 512MiB or 4GiB") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -162,5 +162,11 @@ TARGET_RUNTIME = code(
 TARGET_MIXED = code(
     "E-TARGET-004", "the targets are of two machines", "Build an artifact for each: it holds one runtime library.", 2
 )
+MEM_LIMIT = code(
+    "E-MEM-001",
+    "the run takes more memory than --memory-limit allows",
+    "Make the batch smaller, with more microbatches, or raise the limit.",
+    3,
+)
 ENV_MISSING = code("E-ENV-001", "a part that this command needs is not installed", "Install the extra named.", 3)
 IO_WRITE = code("E-IO-001", "a file cannot be written", "Check the path, its permissions and the free space.", 5)

@@ -6,12 +6,16 @@ figures of the compiled phases, goes through the loop that calls them, and write
 
 from __future__ import annotations
 
-import math
+import itertools
+import re
 from collections.abc import Mapping
 
 from attrs import frozen
 
+from .codes import MEM_LIMIT
+from .diagnostics import UserError
 from .graph import Graph, Value
+from .joins import VIEWS, kernels
 from .phases import Phase, Plan, Port
 
 HELD = ("param", "optimizer", "gradient")  # ports whose tensors outlive the call, counted once for the run
@@ -21,13 +25,16 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 @frozen
 class Memory:
     """Bytes. ``phases``: what a call of each needs beside parameters, optimizer entries and gradients: its batch and
-    state, what it makes on the way and what it returns. ``total``: all that the run's tensors take at once."""
+    state, what it makes on the way and what it returns. ``total``: all that the run's tensors take at once.
+    ``thread``: what each thread takes more; ``estimated``: by the graphs alone."""
 
     parameters: int
     optimizer: int
     gradients: int
     phases: Mapping[str, int]
     total: int
+    thread: int = 0
+    estimated: bool = False
 
     @property
     def train(self) -> int:
@@ -53,9 +60,10 @@ def lines(memory: Memory) -> list[str]:
     parts = [f"{name} {size(getattr(memory, name), of)}" for name in ("parameters", "optimizer", "gradients", "train")]
     if memory.generation is not None:
         parts.append(f"generation {size(memory.generation, of)}")
+    about = "about " if memory.estimated else ""
     return [
         f"memory       {', '.join(parts[:3])},",
-        f"             {', '.join(parts[3:])}; {size(memory.total, of)} in all",
+        f"             {', '.join(parts[3:])}; {about}{size(memory.total, of)} in all",
     ]
 
 
@@ -71,12 +79,50 @@ def size(n: int, of: str = "") -> str:
 
 
 def estimate(plan: Plan) -> Memory:
-    """The plan as the graphs tell it: the largest sum of values alive at once, in the order they are written."""
+    """The plan as the graphs tell it. The compiled one takes a fifth to a third more: kernels have workspaces, values
+    share memory only as far as their sizes fit, and what one phase gave back is not always of use to the next."""
     parameters = sum(p.type.nbytes for p in plan.parameters)
     optimizer = sum(e.type.nbytes for e in plan.optimizer)
-    gradients = sum(port.type.nbytes for port in plan.phase("train").outputs if port.kind == "gradient")
-    phases = {p.name: beside(p) for p in plan.phases if p.name != "init"}
-    return Memory(parameters, optimizer, gradients, phases, parameters + optimizer + gradients + max(phases.values()))
+    train = next(p for p in plan.phases if p.role == "train")
+    gradients = sum(port.type.nbytes for port in train.outputs if port.kind == "gradient")
+    phases = {p.name: beside(p) for p in plan.phases}
+    total = parameters + optimizer + gradients + max(phases.values())
+    return Memory(parameters, optimizer, gradients, phases, total, estimated=True)
+
+
+def check_limit(memory: Memory, limit: int | None, where: str, total: int | None = None) -> None:
+    """E-MEM-001 if the run takes more than ``limit`` bytes. ``total``: all that it takes, if that is known better."""
+    total = memory.total if total is None else total
+    if limit is not None and total > limit:
+        what = f"the run takes {'about ' * memory.estimated}{size(total)} of memory, --memory-limit is {size(limit)}; "
+        what += f"its largest phase is {memory.largest} with {size(memory.phases[memory.largest])}"
+        raise UserError(MEM_LIMIT, None, what, hint="a smaller :batch with more :microbatches takes less", where=where)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``4GiB``; ValueError unless it is a number with one of UNITS."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:[.][0-9]{1,3})?)([KMGT]iB|B)", text)
+    if not match:
+        raise ValueError(text)
+    return int(float(match[1]) * 1024 ** UNITS.index(match[2]))
+
+
+def measured(plan: Plan, calls: Mapping[str, int], total: int, thread: int) -> Memory:
+    """The plan of compiled phases: ``calls``: function -> bytes of its intermediates and its kernels' workspace."""
+    held = estimate(plan)
+    phases = {p.name: calls[p.function] + ports(p) for p in plan.phases}
+    return Memory(held.parameters, held.optimizer, held.gradients, phases, total, thread)
+
+
+def ports(phase: Phase) -> int:
+    """Bytes of the inputs and results of a call that the run does not hold anyway."""
+    return sum(port.type.nbytes for port in (*phase.inputs, *returned(phase)) if port.kind not in HELD)
+
+
+def returned(phase: Phase) -> list[Port]:
+    """The outputs but those that take an input's place."""
+    pairs = dict(phase.in_place)
+    return [port for o, port in enumerate(phase.outputs) if o not in pairs]
 
 
 def beside(phase: Phase) -> int:
@@ -86,42 +132,33 @@ def beside(phase: Phase) -> int:
     return given + max(0, live_bytes(phase.graph) + copied_bytes(phase) - held)
 
 
-def least(plan: Plan) -> int:
-    """Bytes that the run takes whatever the compiler makes of it: its parameters, optimizer entries and gradients, and
-    one phase's batch, state and results."""
-    memory = estimate(plan)
-    ports = [sum(port.type.nbytes for port in (*p.inputs, *returned(p)) if port.kind not in HELD) for p in plan.phases]
-    return memory.parameters + memory.optimizer + memory.gradients + max(ports)
-
-
-def returned(phase: Phase) -> list[Port]:
-    """The outputs, without the state's entries that are inputs left where they are."""
-    kept = {o for o, _ in phase.in_place if phase.outputs[o].kind == "state"}
-    return [port for o, port in enumerate(phase.outputs) if o not in kept]
-
-
 def copied_bytes(phase: Phase) -> int:
     """Of outputs that nothing makes: inputs, and values returned twice, are copied."""
     made = {v for _, v in phase.graph.outputs if v.op}
-    return sum(port.type.nbytes for port in returned(phase)) - sum(v.type.nbytes for v in made)
+    pairs = dict(phase.in_place)
+    all_of_them = [v.type.nbytes for o, (_, v) in enumerate(phase.graph.outputs) if v.op or o not in pairs]
+    return sum(all_of_them) - sum(v.type.nbytes for v in made)
 
 
 def live_bytes(graph: Graph) -> int:
-    """The largest sum of values alive at once, in definition order, nothing fused: an upper estimate without inputs."""
-    values = graph.values()
-    last: dict[Value, float] = {}
-    for at, v in enumerate(values):
-        for a in v.args:
-            last[a] = at
-    for _, v in graph.outputs:
-        last[v] = math.inf
-    alive = peak = 0
-    dying: dict[float, list[Value]] = {}
-    for v, at in last.items():
-        dying.setdefault(at, []).append(v)
-    for at, v in enumerate(values):
-        if v.op:
-            alive += v.type.nbytes
-        peak = max(peak, alive)
-        alive -= sum(d.type.nbytes for d in dying.get(at, ()) if d.op)
-    return peak
+    """The largest sum of values alive at once, of those that one kernel makes for another, or that are returned."""
+    steps = [k for k in kernels(graph) if k.values]
+    home = {v: n for n, k in enumerate(steps) for v in k.values}
+    outputs = {source(v) for _, v in graph.outputs}
+    last: dict[Value, int] = {}  # of each value that is kept: the last kernel that reads it
+    for n, k in enumerate(steps):
+        last.update((source(a), n) for v in k.values for a in v.args if home.get(source(a), n) != n)
+    last.update((v, len(steps)) for v in outputs if v in home)
+    alive = [0] * (len(steps) + 1)  # by how much more is alive from a kernel on
+    for v, end in last.items():
+        alive[home[v]] += v.type.nbytes
+        if end < len(steps):
+            alive[end + 1] -= v.type.nbytes
+    return max(itertools.accumulate(alive))
+
+
+def source(v: Value) -> Value:
+    """The value whose memory ``v`` is in: itself, or what it is a view of."""
+    while v.op in VIEWS:
+        v = v.args[0]
+    return v

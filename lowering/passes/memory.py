@@ -1,17 +1,20 @@
-"""How much memory a call of a function takes beyond its inputs and the module's constants."""
+"""How much memory a call of a function takes beyond its inputs, and its kernels for themselves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import tvm
+from attrs import frozen
 from tvm import relax, s_tir, tirx
 from tvm.s_tir import SBlock
 
 STORAGE = "relax.memory.alloc_storage"  # planned, shared by intermediates whose lives do not overlap
 TENSOR = "relax.builtin.alloc_tensor"  # an output: never planned
+STACK = 1024  # bytes from which TVM's CPU runtime takes a kernel's own buffer from the heap
 COMPACT = (
     s_tir.transform.LowerInitBlock(),
     s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
@@ -20,50 +23,105 @@ COMPACT = (
 )
 
 
-def planned(module: tvm.IRModule) -> dict[str, int]:
-    """Function -> bytes of its planned intermediates and of its outputs; after StaticPlanBlockMemory."""
-    return {
-        gv.name_hint: sum(_bytes(b.value) for block in func.body.blocks for b in block.bindings)
-        for gv, func in module.functions_items()
-        if isinstance(func, relax.Function)
-    }
+@frozen
+class Call:
+    """Bytes that a call of a function asks for, and the programs that it runs, in order.
+
+    blocks:  for its intermediates, given back when it returns
+    outputs: for each tensor that it returns; one that is written in place is not among them
+    """
+
+    blocks: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kernels: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.blocks) + sum(self.outputs)
 
 
-def _bytes(value: Any) -> int:
-    name = getattr(value.op, "name", "") if isinstance(value, tvm.ir.Call) else ""
-    if name == STORAGE:
-        return int(value.args[0].values[0])
-    if name == TENSOR:
-        return _tensor_bytes(value.args[0].values, value.args[1].value)
-    return 0
+@frozen
+class Workspace:
+    """Bytes of the buffers that a program takes from the heap and that are live together, in the order it takes them:
+    ``own`` once, ``task`` in each thread that has a part of its loops."""
+
+    own: tuple[int, ...] = ()
+    task: tuple[int, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """On one thread."""
+        return sum(self.own) + sum(self.task)
+
+
+def planned(module: tvm.IRModule) -> dict[str, Call]:
+    """Function -> what a call asks for; after the storages are planned."""
+    return {gv.name_hint: _call(func) for gv, func in module.functions_items() if isinstance(func, relax.Function)}
+
+
+def _call(func: relax.Function) -> Call:
+    blocks, outputs, kernels = [], [], []
+    for value in (b.value for block in func.body.blocks for b in block.bindings):
+        name = getattr(value.op, "name", "") if isinstance(value, tvm.ir.Call) else ""
+        if name == STORAGE:
+            blocks.append(int(value.args[0].values[0]))
+        elif name == TENSOR:
+            outputs.append(_tensor_bytes(value.args[0].values, value.args[1].value))
+        elif isinstance(value, tvm.ir.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+            kernels.append(value.op.name_hint)
+    return Call(tuple(blocks), tuple(outputs), tuple(kernels))
 
 
 def _tensor_bytes(shape: Any, dtype: Any) -> int:
     return math.prod(int(n) for n in shape) * ((tvm.DataType(str(dtype)).bits + 7) // 8)
 
 
-STACK = 1024  # bytes from which TVM's CPU runtime takes a kernel's own buffer from the heap
-
-
-def workspaces(module: tvm.IRModule) -> dict[str, int]:
-    """Program -> bytes of the buffers it allocates for itself, each cut down to what is live at once."""
+def workspaces(module: tvm.IRModule) -> dict[str, Workspace]:
+    """Program -> the buffers it allocates for itself, each cut down to what is needed at once."""
     programs = {gv: f for gv, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
     if not programs:
         return {}
     small = tvm.ir.transform.Sequential(COMPACT)(tvm.IRModule(programs))
-    return {gv.name_hint: sum(map(_buffer_bytes, _buffers(func.body))) for gv, func in small.functions_items()}
+    return {gv.name_hint: _workspace(func.body) for gv, func in small.functions_items()}
 
 
-def _buffers(stmt: Any) -> Iterator[Any]:
-    """Every buffer that ``stmt`` allocates on the heap; a schedule's smaller ones are on the stack."""
-    if isinstance(stmt, tirx.AllocBuffer) and _buffer_bytes(stmt.buffer) >= STACK:
-        yield stmt.buffer
+def _workspace(stmt: Any) -> Workspace:
+    """Of ``stmt``: what it allocates stands beside the largest of its parts, which follow one another."""
+    taken = _taken(stmt)
+    inner: list[Workspace] = []
+    for part in _parts(stmt):
+        if isinstance(part, tirx.AllocBuffer):
+            taken += _taken(part)
+        else:
+            inner.append(_workspace(part))
+    own, task = most(w.own for w in inner), most(w.task for w in inner)
+    if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
+        return Workspace((), (*taken, *own, *task))
+    return Workspace((*taken, *own), task)
+
+
+def _taken(stmt: Any) -> list[int]:
+    """Bytes of each buffer that ``stmt`` itself takes from the heap; a schedule's smaller ones are on the stack."""
     if isinstance(stmt, SBlock):
-        yield from stmt.alloc_buffers
+        return [_buffer_bytes(buffer) for buffer in stmt.alloc_buffers]
+    if isinstance(stmt, tirx.AllocBuffer):
+        size = _buffer_bytes(stmt.buffer)
+        return [size] if size >= STACK else []
+    return []
+
+
+def _parts(stmt: Any) -> list[Any]:
     parts = [getattr(stmt, name, None) for name in ("block", "body", "then_case", "else_case")]
-    for part in [*parts, *(getattr(stmt, "seq", None) or ())]:
-        if part is not None:
-            yield from _buffers(part)
+    return [part for part in (*parts, *(getattr(stmt, "seq", None) or ())) if part is not None]
+
+
+def most(lists: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Of several lists of which one is needed at a time: as many as the longest has, each as large as the largest in
+    its place, the largest first. A list that stands alone stays as it is."""
+    lists = [sizes for sizes in lists if sizes]
+    if len(lists) < 2:
+        return tuple(*lists)
+    return tuple(map(max, zip_longest(*(sorted(sizes, reverse=True) for sizes in lists), fillvalue=0)))
 
 
 def _buffer_bytes(buffer: Any) -> int:

@@ -584,7 +584,7 @@ def test_an_unexpected_error_is_ours(
 
 
 def test_codes_are_complete() -> None:
-    assert all(re.fullmatch(r"E-(ART|CKPT|DATA|IO|LOCK|ENV|DEVICE|TARGET|NUM|CLI)-0\d\d", name) for name in CODES)
+    assert all(re.fullmatch(r"E-(ART|CKPT|DATA|IO|LOCK|ENV|MEM|DEVICE|TARGET|NUM|CLI)-0\d\d", name) for name in CODES)
     assert all(c.summary and c.fix.endswith(".") and c.exit in (1, 2, 3, 4, 5, 6) for c in CODES.values())
     declared = {value.name for value in vars(errors).values() if isinstance(value, errors.Code)}
     assert declared == set(CODES)

@@ -1,0 +1,116 @@
+"""What a run takes of the machine's memory, and whether that is there: looked at before the first step."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from .errors import MEM_MACHINE, RunError
+from .manifest import Manifest
+from .tensors import DTYPES
+
+AHEAD = 9  # batches of a training loader: eight ready (data.AHEAD) and one being made, beside those in use
+OVERHEAD = 64 * 2**20  # bytes of everything else: Python, NumPy, the runtime, the library; measured: 50 to 55 MiB
+HINT = "a smaller :batch with more :microbatches, or fewer --threads, takes less"
+
+
+@frozen
+class Wanted:
+    """Bytes of a run: the tensors of its phases, its threads' workspaces, the batches made ready for it, and its
+    parameters and optimizer entries once more, when a checkpoint is read or written."""
+
+    device: int
+    threads: int
+    batches: int
+    checkpoint: int
+
+    @property
+    def total(self) -> int:
+        return self.device + self.threads + self.batches + self.checkpoint
+
+
+def wanted(manifest: Manifest, threads: int) -> Wanted:
+    """The plan of a run on ``threads`` threads. The data of its loaders and OVERHEAD are beside it."""
+    loaders = [manifest.loader(name) for name in manifest.training_loaders()]
+    used = 1 if manifest.degree == 1 else 2 * manifest.degree  # several are put one behind the other first
+    one = sum(entry.batch * nbytes(f.shape, f.dtype) for entry in loaders for f in entry.fields)
+    batches = (AHEAD + used) * one
+    saved = sum(nbytes(t.shape, t.dtype) for t in (*manifest.parameters, *manifest.optimizer))
+    return Wanted(manifest.memory.device_bytes, threads * manifest.memory.thread_bytes, batches, saved)
+
+
+def nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * DTYPES[dtype][2]
+
+
+def check(manifest: Manifest, threads: int | None, where: str, available: int | None = None) -> None:
+    """E-MEM-010, with want and have and the largest phase, unless the machine has the memory that the run takes.
+
+    available: bytes; None: what ``free`` says
+    """
+    have = free() if available is None else available
+    want = wanted(manifest, threads or len(os.sched_getaffinity(0))).total + OVERHEAD
+    if have is not None and want > have:
+        largest = max(manifest.phases, key=lambda p: p.memory_bytes)
+        what = f"the run takes {size(want)} of memory, {size(have)} are free"
+        what += f"; its largest phase is {largest.name} with {size(largest.memory_bytes)}"
+        raise RunError(MEM_MACHINE, what, where, HINT)
+
+
+def free(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int | None:
+    """Bytes that this process may still take: the machine's, or what its control groups leave it, whichever is less;
+    None where the system tells neither."""
+    found = [*_machine(f"{proc}/meminfo"), *_groups(f"{proc}/self/cgroup", groups)]
+    return min(found, default=None)
+
+
+def _machine(path: str) -> Iterator[int]:
+    """What the kernel takes for available without swapping."""
+    for line in _lines(path):
+        if line.startswith("MemAvailable:"):
+            yield int(line.split()[1]) * 1024
+
+
+def _groups(path: str, root: str) -> Iterator[int]:
+    """Of each control group of this process, and of each that it is in, the limit less what is in use. Cached files
+    that were not read lately are in use, but make way."""
+    for line in _lines(path):
+        _, controllers, group = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            names, base = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), f"{root}/memory"
+        elif not controllers:
+            names, base = ("memory.max", "memory.current", "inactive_file"), root
+        else:
+            continue
+        parts = [part for part in group.split("/") if part]
+        for depth in range(len(parts) + 1):
+            yield from _group("/".join((base, *parts[:depth])), *names)
+
+
+def _group(folder: str, limit: str, used: str, cached: str) -> Iterator[int]:
+    limits, uses = _lines(f"{folder}/{limit}"), _lines(f"{folder}/{used}")
+    if not limits or not uses or not limits[0].isdigit():  # "max", or a group without a limit of its own
+        return
+    caches = [line.split()[1] for line in _lines(f"{folder}/memory.stat") if line.split()[:1] == [cached]]
+    yield max(0, int(limits[0]) - int(uses[0]) + sum(map(int, caches)))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def size(n: int) -> str:
+    """``n`` bytes in the unit that reads best."""
+    value = float(n)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,209 @@
+"""What the tensors of a run take together, found by going through its loop with tensors that are sizes alone.
+
+The loop decides how long a tensor lives, and the runtime keeps what it was given back, by size: so the loop itself is
+run, for two steps and two rounds of every pass, on a device that counts what the runtime would ask the system for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+
+from . import tensors
+from .data import Batch, Records, Training
+from .device import Call
+from .loop import Loop
+from .manifest import Field, Loader, Manifest, Port
+
+PAGE = 4096  # the runtime's allocator and its workspaces round up to it
+BESIDE = 128  # bytes that the C library's allocator and the alignment add to each
+TRIPS = 3  # after the second trip each is like the one before
+
+
+@frozen
+class Asked:
+    """What a call of a phase asks the runtime for, in bytes.
+
+    blocks:  of its intermediates, given back when it returns; its results are beside them
+    kernels: of each program it runs, in order: (buffers that it takes once, buffers that each thread takes)
+    """
+
+    blocks: tuple[int, ...]
+    kernels: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
+@frozen
+class Taken:
+    """Bytes that the run takes from the system: ``device`` once, ``thread`` for each thread."""
+
+    device: int
+    thread: int
+
+
+def rehearse(manifest: Manifest, asked: Mapping[str, Asked]) -> Taken:
+    """What the run of ``manifest`` takes; ``asked``: phase -> what a call of it asks for."""
+    trips = manifest.step.trips
+    few = evolve(manifest, step=evolve(manifest.step, trips=trips and min(trips, TRIPS)))
+    device = _Counting(few, asked)
+    passes: dict[str, Records] = {p.loader: _Blank.of(few.loader(p.loader)) for p in few.step.passes}
+    loop = Loop(few, device, _Blanks(few), passes, lambda: None)
+    now, results = loop.initial(), {}
+    for _ in range(2):
+        results["step"] = loop.step(now)
+        for one in few.step.passes:
+            results[one.name] = loop.evaluate(now, one)
+    return Taken(device.pool.taken + device.direct.most + device.own.taken, device.task.taken)
+
+
+@define
+class _Pool:
+    """The runtime's allocator: blocks by size, kept when they are given back. ``most``: of each size, at once."""
+
+    held: Counter[int] = field(factory=Counter)
+    most: Counter[int] = field(factory=Counter)
+
+    def take(self, size: int) -> Callable[[], None]:
+        """Take a block; call what is returned to give it back."""
+        size = _rounded(size)
+        self.held[size] += 1
+        self.most[size] = max(self.most[size], self.held[size])
+        return lambda: self.held.subtract((size,))
+
+    @property
+    def taken(self) -> int:
+        return sum((size + BESIDE) * count for size, count in self.most.items())
+
+
+@define
+class _Direct:
+    """Memory that goes back to the system."""
+
+    held: int = 0
+    most: int = 0
+
+    def take(self, size: int) -> Callable[[], None]:
+        self.held += size + BESIDE
+        self.most = max(self.most, self.held)
+
+        def give() -> None:
+            self.held -= size + BESIDE
+
+        return give
+
+
+@define
+class _Workspaces:
+    """One thread's workspaces, as the runtime keeps them: a request takes the smallest free one that it fits in; if
+    none is large enough, the largest free one is replaced."""
+
+    free: list[int] = field(factory=list)
+
+    def run(self, sizes: Sequence[int]) -> None:
+        """What a program does that takes ``sizes``, and gives them back at its end."""
+        used = []
+        for size in map(_rounded, sizes):
+            fits = [n for n in self.free if n >= size]
+            if self.free:
+                self.free.remove(min(fits) if fits else max(self.free))
+            used.append(min(fits) if fits else size)
+        self.free += used
+
+    @property
+    def taken(self) -> int:
+        return sum(size + BESIDE for size in self.free)
+
+
+def _rounded(size: int) -> int:
+    return -(-max(size, 1) // PAGE) * PAGE
+
+
+class _Sized:
+    """A tensor without values: ``give`` is called when nothing holds it any more."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, take: Callable[[int], Callable[[], None]]) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._give = take(math.prod(shape) * tensors.DTYPES[dtype][2])
+
+    def __del__(self) -> None:
+        self._give()
+
+
+class _Counting:
+    """A device that holds sizes."""
+
+    def __init__(self, manifest: Manifest, asked: Mapping[str, Asked]) -> None:
+        self._manifest, self._asked = manifest, asked
+        self.pool, self.direct = _Pool(), _Direct()
+        self.own, self.task = _Workspaces(), _Workspaces()
+
+    def tensor(self, array: np.ndarray) -> _Sized:
+        return _Sized(array.shape, tensors.dtype_name(array), self.direct.take)
+
+    def numpy(self, handle: _Sized) -> np.ndarray:
+        return _zeros(handle.shape, handle.dtype)
+
+    def zero(self, handle: _Sized) -> None:
+        pass
+
+    def phase(self, name: str) -> Call:
+        phase, asked = self._manifest.phase(name), self._asked[name]
+        assert phase is not None
+        pairs = dict(phase.in_place)
+        returned = [port for i, port in enumerate(phase.outputs) if i not in pairs]
+
+        def call(inputs: Sequence[Any]) -> tuple[_Sized, ...]:
+            blocks = [self.pool.take(size) for size in asked.blocks]
+            made = tuple(self._made(port) for port in returned)
+            for own, task in asked.kernels:
+                self.own.run((*own, *task))  # the calling thread has its part too
+                self.task.run(task)
+            for give in blocks:
+                give()
+            return made
+
+        return call
+
+    def _made(self, port: Port) -> _Sized:
+        return _Sized(port.shape, port.dtype, self.pool.take)
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Zeros that take no memory."""
+    return np.broadcast_to(np.zeros((), tensors.dtype(dtype)), shape)
+
+
+def _batch(loader: Loader) -> Batch:
+    def column(entry: Field) -> np.ndarray:
+        return _zeros((loader.batch, *entry.shape), entry.dtype)
+
+    return {entry.name: column(entry) for entry in loader.fields}
+
+
+class _Blank(Records):
+    """Two batches of a pass."""
+
+    @classmethod
+    def of(cls, loader: Loader) -> _Blank:
+        return cls(loader, (), np.zeros(1, np.int64), 2 * loader.batch)
+
+    def batch(self, numbers: np.ndarray) -> Batch:
+        return _batch(self.loader)
+
+
+class _Blanks(Training):
+    """Batches of the training loaders, without end."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(manifest, {})
+        self._batches = {name: _batch(manifest.loader(name)) for name in manifest.training_loaders()}
+
+    def next(self, loader: str, position: int, look: Callable[[], None]) -> Batch:
+        return self._batches[loader]
+
+    def left(self, loader: str, position: int) -> int | None:
+        return None
