@@ -93,11 +93,13 @@ FAR = -1e30  # the score of a key that is not seen, as in the operator table: ex
 
 @kernel("attend")
 def attend(q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, out: TensorType, causal: bool) -> Any:
-    """softmax(q k' / sqrt(d)) v of each head. What is not seen weighs 0, also where a query sees nothing at all."""
-    dtype, deep = dtype_of(q), int(q.shape[-1])
+    """softmax(q k' / sqrt(d)) v of each head. What is not seen weighs 0, also where a query sees nothing at all.
+    bf16 and f16 are computed in f32 and rounded once."""
+    dtype, deep = "float64" if out.dtype == "f64" else "float32", int(q.shape[-1])
     shape = [*q.shape[:-1], k.shape[-2]]
     d, i, j = (te.reduce_axis((0, n), name) for n, name in ((deep, "d"), (shape[-1], "i"), (shape[-1], "j")))
-    scores: Any = te.compute(shape, lambda *at: te.sum(q(*at[:-1], d) * k(*at[:-2], at[-1], d), axis=d), "scores")
+    at_key = lambda at: wide(q, *at[:-1], d) * wide(k, *at[:-2], at[-1], d)  # noqa: E731
+    scores: Any = te.compute(shape, lambda *at: te.sum(at_key(at), axis=d), "scores")
 
     def seen(at: Sequence[Any]) -> list[Any]:
         earlier = [at[-1] <= at[-2]] if causal else []
@@ -116,11 +118,16 @@ def attend(q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, out: Tens
         return tirx.Select(tirx.all(*seen(at)), part, tirx.const(0, dtype)) if mask else part
 
     weights: Any = te.compute(shape, weight, "weights")
-    return te.compute(
-        [*shape[:-1], v.shape[-1]],
-        lambda *at: te.sum(weights(*at[:-1], j) * v(*at[:-2], j, at[-1]), axis=j),
-        "attended",
-    )
+    weighed = lambda at: weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
+    attended: Any = te.compute([*shape[:-1], v.shape[-1]], lambda *at: te.sum(weighed(at), axis=j), "attended")
+    if dtype == dtype_of(q):
+        return attended
+    return te.compute(attended.shape, lambda *at: attended(*at).astype(dtype_of(q)), "rounded")
+
+
+def wide(x: te.Tensor, *at: Any) -> Any:
+    """The element of ``x``, bf16 and f16 as f32."""
+    return widened(x(*at))
 
 
 def _broadcast(m: te.Tensor, at: Sequence[Any]) -> list[Any]:

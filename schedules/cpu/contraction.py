@@ -85,5 +85,12 @@ def walks(factor: Expr, axes: Sequence[Axis]) -> bool:
 
 
 def plain_load(factor: Expr) -> Any:
-    """The BufferLoad that the factor is, or None."""
-    return factor if isinstance(factor, Load) else None
+    """The BufferLoad that the factor is, as it is or widened from half precision, or None."""
+    return factor if isinstance(factor, Load) else half_load(factor)
+
+
+def half_load(expr: Expr) -> Any:
+    """The BufferLoad of half precision that ``expr`` is the float32 of, or None."""
+    if not isinstance(expr, tirx.Cast) or str(expr.ty.dtype) != "float32" or not isinstance(expr.value, Load):
+        return None
+    return expr.value if str(expr.value.ty.dtype) in ("bfloat16", "float16") else None

@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.ir import Var
 from tvm.sym import Analyzer
 
+from .contraction import half_load
 from .emit import Call, Expr, Load, Stmt, is_int
 from .halves import WriteOut, bits16, exact, from_bits16, is_bf16, widen
 from .stages import Program, Stage, loads, stage_loads, variables
@@ -66,6 +67,8 @@ class Virtual:
         users = [s for s in program.stages if any(x.source.same_as(stage.buffer) for x in stage_loads(s))]
         work = self.cost(stage)
         if any(u.serial for u in users) or any(stage.buffer in u.writes for u in program.stages if u is not stage):
+            return
+        if half_load(stage.value) is not None and any(u in contractions for u in users):
             return
         if work >= COSTLY and (len(users) > 1 or any(u in contractions or _repeats(stage, u) for u in users)):
             return

@@ -25,6 +25,7 @@ from .rows import row_group, row_nest, single
 from .split import split_folds
 from .stages import NotStaged, Program, Stage, loads, read_program, stored
 from .tree import collect
+from .widen import widen_factors
 
 
 @attrs.frozen(eq=False)
@@ -49,6 +50,7 @@ def make_plan(func: Any, target: Any) -> Plan:
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
         raise NotStaged("several outputs, of which some are in place: pieces, or block by block")
     program = split_folds(join_picks(program))
+    program = widen_factors(program, contractions_of(program))
     products = contractions_of(program)
     virtual = Virtual(program, list(products), target.functions)
     ctx = Context(program, virtual, target.lanes, target.registers)

@@ -209,13 +209,17 @@ def seen_mask(b: Any, n: int, mask: Any, causal: bool) -> Any:
 
 def weights_of(b: Any, q: Any, k: Any, seen: Any) -> Any:
     """softmax(q k' / sqrt(d)), f32 where q is bf16 or f16, with the scores of keys that are not ``seen`` far below."""
-    dtype = q.type.dtype
-    inner = "f32" if dtype in HALVES else dtype
-    scores = b("cast", b("matmul", q, k, tb=True), dtype=inner)
+    inner = "f32" if q.type.dtype in HALVES else q.type.dtype
+    scores = b("matmul", wide(b, q), wide(b, k), tb=True)
     scores = b("*", scores, b.const(1 / math.sqrt(q.type.shape[-1]), inner))
     if seen:
         scores = b("where", seen, scores, b.const(FAR, inner))
     return b("softmax", scores, axis=-1)
+
+
+def wide(b: Any, x: Any) -> Any:
+    """``x``, bf16 and f16 as f32."""
+    return b("cast", x, dtype="f32") if x.type.dtype in HALVES else x
 
 
 def attention(b: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
@@ -234,11 +238,14 @@ def attends(q: TensorType, k: TensorType, v: TensorType) -> bool:
     """Is attend's one kernel worth more than the parts: many heads, whose scores fit in the cache of a core?"""
     heads = q.shape[:-2]
     small = q.shape[-2] * k.shape[-2] <= LARGEST_SCORES
-    return q.dtype not in HALVES and heads == k.shape[:-2] == v.shape[:-2] and math.prod(heads) >= HEADS and small
+    return heads == k.shape[:-2] == v.shape[:-2] and math.prod(heads) >= HEADS and small
 
 
 def attend_vjp(b: Any, dy: Any, y: Any, q: Any, k: Any, v: Any, *mask: Any, causal: bool) -> tuple[Any, ...]:
-    """The weights are computed again: they are larger than all that the forward pass leaves behind."""
+    """The weights are computed again: they are larger than all that the forward pass leaves behind. bf16 and f16 are
+    computed in f32, and each gradient is rounded once."""
+    dtype = q.type.dtype
+    dy, q, k, v = (wide(b, x) for x in (dy, q, k, v))
     seen = seen_mask(b, q.type.shape[-2], mask[0] if mask else None, causal)
     soft = weights_of(b, q, k, seen)
     zero = b.const(0, q.type.dtype)
@@ -249,7 +256,7 @@ def attend_vjp(b: Any, dy: Any, y: Any, q: Any, k: Any, v: Any, *mask: Any, caus
     dscores = hidden(b("softmax-grad", dweights, soft, axis=-1))
     dscores = b("*", dscores, b.const(1 / math.sqrt(q.type.shape[-1]), q.type.dtype))
     made = (b("matmul", dscores, k), b("matmul", dscores, q, ta=True), b("matmul", weights, dy, ta=True))
-    return (*made, *(None for _ in mask))
+    return (*(b("cast", x, dtype=dtype) if dtype in HALVES else x for x in made), *(None for _ in mask))
 
 
 def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
@@ -264,13 +271,14 @@ ATTEND_CASES = (([("f32", (2, 4, 3, 4)), ("f32", (2, 4, 5, 4)), ("f32", (2, 4, 5
                 ([("f32", (8, 40, 4))] * 2 + [("f32", (8, 40, 6))], {"causal": True}),
                 ([("f32", (8, 3, 4)), ("f32", (8, 5, 4)), ("f32", (8, 5, 2)), ("bool", (3, 5))], {"causal": False}),
                 ([("f32", (8, 5, 4))] * 3 + [("bool", (8, 1, 5))], {"causal": True}),
-                ([("f64", (8, 5, 4))] * 3, {"causal": True}))
+                ([("f64", (8, 5, 4))] * 3, {"causal": True}), ([("bf16", (8, 20, 16))] * 3, {"causal": True}),
+                ([("f16", (8, 5, 4))] * 3 + [("bool", (8, 1, 5))], {"causal": False}))
 
 op("attend", "attention of many small heads as one kernel: q [.. q d], k [.. k d], v [.. k e] with equal leading axes; "
    "the mask, if there is one, is the last argument.",
    group="neural", internal=True, args=(tensor("q"), tensor("k"), tensor("v"), key("causal", "bool")),
    type=lambda q, k, v, *mask, causal: TensorType((*q.shape[:-1], v.shape[-1]), q.dtype),
-   ref=attention_ref,
+   ref=halves_in_f32(attention_ref),
    relax=lambda r, *xs, causal: r.kernel("attend", *xs, causal=causal),
    vjp=attend_vjp,
    stack=attended,
@@ -286,7 +294,8 @@ op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -
           ([("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4)), ("f32", (2, 2, 5, 4))], {"causal": True}),
           ([("f32", (3, 4)), ("f32", (5, 4)), ("f32", (5, 2)), ("bool", (3, 5))], {}),
           ([("f32", (2, 1, 4)), ("f32", (2, 5, 4)), ("f32", (2, 5, 4)), ("bool", (1, 5))], {}),
-          ([("f32", (2, 5, 4)), ("f32", (5, 4)), ("f32", (5, 2)), ("bool", (2, 1, 5))], {"causal": True})))
+          ([("f32", (2, 5, 4)), ("f32", (5, 4)), ("f32", (5, 2)), ("bool", (2, 1, 5))], {"causal": True}),
+          ([("bf16", (2, 40, 16))] * 3, {"causal": True}), ([("bf16", (4, 40, 16))] * 3, {})))
 
 
 def cross_entropy(b: Any, logits: Any, label: Any) -> Any:
