@@ -53,7 +53,7 @@ def matmul(a: te.Tensor, b: te.Tensor, out: TensorType, ta: bool = False, tb: bo
         right = b(*_lead(b, lead), *((j, k) if tb else (k, j)))
         return te.sum(left.astype(acc) * right.astype(acc), axis=k)
 
-    return te.compute(dims(out), product, "matmul")
+    return te.compute(dims(out), product, "matmul", attrs={"in_order": True})
 
 
 def _lead(x: te.Tensor, lead: list[Any]) -> list[Any]:

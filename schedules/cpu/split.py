@@ -37,7 +37,7 @@ def split_folds(program: Program) -> Program:
 def _is_long(ctx: Context, stage: Stage) -> bool:
     if stage.fold is None or is_pick(stage) or stage.points * stage.depth < LEAST or stage.depth < 2 * TASKS:
         return False
-    if read_contraction(ctx.program, stage) is not None:
+    if stage.in_order or read_contraction(ctx.program, stage) is not None:
         return False
     if walks_rows(ctx, stage):
         return stage.points < TASKS

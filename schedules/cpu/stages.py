@@ -46,7 +46,8 @@ class Fold:
 
 @attrs.frozen(eq=False)
 class Stage:
-    """``buffer[indices] = value`` over ``space`` (and ``reduce``, if ``fold``); ``serial``: (init, body) statements."""
+    """``buffer[indices] = value`` over ``space`` (and ``reduce``, if ``fold``); ``serial``: (init, body) statements.
+    ``in_order``: the fold's order is promised, from the first element to the last."""
 
     name: str
     space: tuple[Axis, ...]
@@ -56,6 +57,7 @@ class Stage:
     value: Expr
     fold: Fold | None = None
     serial: tuple[Stmt | None, Stmt] | None = None
+    in_order: bool = False
 
     @property
     def is_map(self) -> bool:
@@ -193,7 +195,8 @@ def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
         raise NotStaged(f"block {block.name_hint}: a loop bound to no axis")
     init = None if block.init is None else substitute(block.init, ones)
     body = in_32_bits(substitute(block.body, ones), {axis.var: axis.extent for axis in (*space, *reduce)})
-    return _classify(block.name_hint, tuple(space), tuple(reduce), init, body)
+    stage = _classify(block.name_hint, tuple(space), tuple(reduce), init, body)
+    return attrs.evolve(stage, in_order="in_order" in block.annotations)
 
 
 def _classify(name: str, space: tuple[Axis, ...], reduce: tuple[Axis, ...], init: Stmt | None, body: Stmt) -> Stage:

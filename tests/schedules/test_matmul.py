@@ -12,7 +12,7 @@ from tvm import relax
 import schedules
 from schedules.cpu.product_jobs import choose_tile
 
-from .kernels import V3, V4, build, close, graph, numbers, product, runs_here, threads
+from .kernels import V3, V4, build, close, graph, numbers, operator, product, runs_here, threads
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here("cpu-x86-64-v3"), reason="this CPU has no AVX2")]
 
@@ -53,6 +53,13 @@ def test_any_layout_and_size_is_summed_in_order(kind: str, size: tuple[int, int,
 @pytest.mark.parametrize("size", [(23, 64, 7), (65, 333, 3), (5, 30, 70), (130, 50, 17)], ids=str)
 def test_so_do_the_schedules_of_sixteen_lanes(kind: str, size: tuple[int, int, int]) -> None:
     check(kind, *size, target=V4)
+
+
+@pytest.mark.parametrize("sizes", [((1, 700), (700, 1)), ((5, 1, 40), (5, 40, 1)), ((6, 300), (300, 1))], ids=str)
+def test_one_row_by_one_column_as_well(sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b = (numbers(*shape, seed=s) for s, shape in enumerate(sizes))
+    built = build(operator("matmul", *(("f32", shape) for shape in sizes)))
+    assert built.run(a, b)[0].tobytes() == in_order("NN", a, b).tobytes()
 
 
 @pytest.mark.parametrize("kind", ["NN", "TN", "NT"])
