@@ -138,3 +138,22 @@ def test_s30_each_part_returns_a_plist_of_tensors(name: str, value: str) -> None
     assert error.code.name == "E-GEN-001" and f"generate.{name}" in error.message
     start = text.index(f":{name} (lambda")
     assert error.span and start < error.span.start < start + len(f":{name} (lambda (state trip ctx) {value}")
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_s31_a_state_entry_keeps_its_dtype_from_trip_to_trip(tmp_path: Path, precision: str) -> None:
+    """31: what is made with f32 is f32, in every trip, and a cache made with bf16 is bf16; under either precision."""
+    rows = "(model (getf state :rows))"
+    step = f"(list :rows (getf state :rows) :f (+ (getf state :f) {rows}) :c (cast {rows} :bf16))"
+    text = run_text(
+        generate=generate(3, "(list :rows (field batch :x) :f (zeros [4 2]) :c (zeros [4 2] :dtype :bf16))", step),
+        prepare="(defprepare (batch ctx) (list :x (field batch :f) :c (field batch :c) :y (field batch :y)))",
+        objective="(defobjective (inputs ctx) (+ (mean (+ (getf inputs :x) (cast (getf inputs :c) :f32)))"
+        " (mean (model (zeros [4 3])))))",
+        run=f"(defrun r :model m :loader d :seed 1 :steps 2 :precision :{precision})",
+    )
+    trips = of_phase(Case.of(tmp_path, text).calls(), "generate.step")
+    for c in trips:
+        assert {n: c.made[f"state:{n}"].dtype.name for n in "fc"} == {"f": "float32", "c": "bfloat16"}
+    first = trips[0].made["state:f"], trips[0].made["state:c"].astype("f4")
+    assert np.array_equal(*first) == (precision == "bf16")  # where the model ran in bf16, no bit is lost in the cache

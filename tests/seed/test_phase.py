@@ -18,6 +18,7 @@ from artifacts.report import Console
 from artifacts.signals import Stop, Stopped
 from sexpgpu.cost import Rates, phase_cost, step_seconds
 from sexpgpu.explain import explain
+from sexpgpu.memory import estimate, lines
 from sexpgpu.phases import Plan
 from tests.conftest import ONE, sexpgpu
 from tests.runner.support import contents, metrics, steps
@@ -73,6 +74,34 @@ def test_s33_the_cost_model_prices_generation_and_training_together() -> None:
     assert step(plan) == pytest.approx(2 * (made + once["train"]) + once["update"])
     longer = plan_of(**{**OWN, "generate": OWN["generate"].replace(f":trips {TRIPS}", f":trips {TRIPS + 5}")})
     assert step(longer) - step(plan) == pytest.approx(2 * 5 * once["generate.step"])
+
+
+WIDE = generate(
+    2,
+    "(list :s (field batch :x))",
+    "(list :s (+ 1.0 (getf state :s)))",
+    "(list :w (broadcast (expand-dims (getf state :s) 2) [4 3 5000]))",
+)
+
+
+def test_s34_each_part_is_a_phase_of_the_memory_plan() -> None:
+    """34: with the batch, the state, and what it makes, which lives until the training call."""
+    memory = estimate(plan_of(generate=WIDE, prepare=prepare(w="(mean (field batch :w))")))
+    row, wide = 4 * 4 * 3, 4 * 4 * 3 * 5000  # bytes of the state, and of what finish makes
+    assert {f"generate.{n}" for n in ("init", "step", "finish")} < set(memory.phases)
+    assert [memory.phases[f"generate.{n}"] for n in ("init", "step")] == [2 * row] * 2  # what it is given, and makes
+    assert row + wide <= memory.phases["generate.finish"] and wide <= memory.phases["train"]
+    narrow = estimate(plan_of(generate=WIDE.replace("5000", "50"), prepare=prepare(w="(mean (field batch :w))")))
+    assert memory.phases["train"] - narrow.phases["train"] >= wide - wide // 100
+
+
+def test_s35_the_memory_line_shows_the_largest_of_them() -> None:
+    """35: without a generator there is no such word."""
+    memory = estimate(plan_of(generate=WIDE, prepare=prepare(w="(mean (field batch :w))")))
+    largest = max(n for name, n in memory.phases.items() if name.startswith("generate."))
+    text = " ".join(lines(memory))
+    assert text.startswith("memory ") and f"generation {largest / 1024:.1f} KiB" in text
+    assert "generation" not in " ".join(lines(estimate(plan_of())))
 
 
 def test_s36_a_signal_is_looked_for_before_every_trip(tmp_path: Path) -> None:
