@@ -86,18 +86,20 @@ WIDE = generate(
 
 def test_s34_each_part_is_a_phase_of_the_memory_plan() -> None:
     """34: with the batch, the state, and what it makes, which lives until the training call."""
-    memory = estimate(plan_of(generate=WIDE, prepare=prepare(w="(mean (field batch :w))")))
+    memory = estimate(plan_of(generate=WIDE, prepare=prepare(x="(mean (field batch :w) :axes [2])")))
     row, wide = 4 * 4 * 3, 4 * 4 * 3 * 5000  # bytes of the state, and of what finish makes
     assert {f"generate.{n}" for n in ("init", "step", "finish")} < set(memory.phases)
     assert [memory.phases[f"generate.{n}"] for n in ("init", "step")] == [2 * row] * 2  # what it is given, and makes
     assert row + wide <= memory.phases["generate.finish"] and wide <= memory.phases["train"]
-    narrow = estimate(plan_of(generate=WIDE.replace("5000", "50"), prepare=prepare(w="(mean (field batch :w))")))
+    narrow = estimate(
+        plan_of(generate=WIDE.replace("5000", "50"), prepare=prepare(x="(mean (field batch :w) :axes [2])"))
+    )
     assert memory.phases["train"] - narrow.phases["train"] >= wide - wide // 100
 
 
 def test_s35_the_memory_line_shows_the_largest_of_them() -> None:
     """35: without a generator there is no such word."""
-    memory = estimate(plan_of(generate=WIDE, prepare=prepare(w="(mean (field batch :w))")))
+    memory = estimate(plan_of(generate=WIDE, prepare=prepare(x="(mean (field batch :w) :axes [2])")))
     largest = max(n for name, n in memory.phases.items() if name.startswith("generate."))
     text = " ".join(lines(memory))
     assert text.startswith("memory ") and f"generation {largest / 1024:.1f} KiB" in text
