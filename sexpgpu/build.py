@@ -35,15 +35,15 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     data = data_members(plan)
     runtime = runtime_library(targets, options.runtime)
     made = compile_plan(plan, targets, options)
+    memory = run_memory(plan, made)
     members = {
         **source_members(plan),
         **{member: content for files in data.values() for member, content in files.items()},
         **{library_member(name): library for name, library in made.libraries.items()},
         "runtime/libtvm_runtime.so": runtime,
-        "report.txt": report_text(plan, made, targets).encode(),
+        "report.txt": report_text(plan, made, targets, memory).encode(),
         "identity.json": document(plan.run),
     }
-    memory = run_memory(plan, made)
     manifest = with_memory(make_manifest(plan, made, targets, data), memory)
     check_limit(memory, options.memory_limit, options.file, asked_of_machine(manifest))
     interrupt.check()
@@ -130,14 +130,11 @@ class Made:
         return sorted({row.kernel for made in self.compiled.values() for row in made.kernels if not row.rule})
 
     @property
-    def memory(self) -> dict[str, int]:
-        """Function -> bytes of a call beyond its inputs, for the target that needs the most."""
-        return {f: max(made.memory[f] for made in self.compiled.values()) for f in self.lowered.planned}
-
-    @property
     def inside(self) -> dict[str, int]:
-        """The same without what the call returns."""
-        return {f: size - sum(self.lowered.planned[f].outputs) for f, size in self.memory.items()}
+        """Function -> bytes of a call's intermediates and its hungriest kernel's workspace, of the hungriest target."""
+        planned = self.lowered.planned
+        most = {f: max(made.memory[f] for made in self.compiled.values()) for f in planned}
+        return {f: size - sum(planned[f].outputs) for f, size in most.items()}
 
 
 def runtime_library(targets: Sequence[Any], given: str | None) -> bytes:
@@ -210,12 +207,12 @@ def compile_part(part: str, name: str, dump: str | None) -> Any:
     return codegen.compile_part(part, target.tvm, choose, dump)
 
 
-def report_text(plan: Plan, made: Made, targets: Sequence[Any]) -> str:
+def report_text(plan: Plan, made: Made, targets: Sequence[Any], memory: Memory) -> str:
     """report.txt: the plan, then what was made of it."""
     from .explain import explain
     from .lowering_report import lowering_text
 
-    return explain(plan) + "\n" + lowering_text(plan, made, rates_of(targets))
+    return explain(plan) + "\n" + lowering_text(plan, made, rates_of(targets), memory)
 
 
 def explain_cost(plan: Plan, options: argparse.Namespace) -> str:
@@ -232,9 +229,10 @@ def explain_lowered(plan: Plan, options: argparse.Namespace) -> str:
 
     targets = find_targets(options.target)
     made = compile_plan(plan, targets, options)
+    memory = run_memory(plan, made)
     if options.output_format == "json":
-        return json.dumps(lowering_data(plan, made, rates_of(targets))) + "\n"
-    return report_text(plan, made, targets)
+        return json.dumps(lowering_data(plan, made, rates_of(targets), memory)) + "\n"
+    return report_text(plan, made, targets, memory)
 
 
 def make_manifest(plan: Plan, made: Made, targets: Sequence[Any], data: dict[str, dict[str, bytes]]) -> Any:

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from . import cost
-from .graph import Graph, Value
+from . import cost, memory
+from .graph import Graph
 from .phases import Phase, Plan, Stacking
 from .settings import Loader
 
@@ -34,7 +33,7 @@ def explain(plan: Plan) -> str:
         lines.append("stacking     " + describe_stacking(plan.stacking))
     if s.passes:
         lines.append("evaluation   " + "; ".join(f"{p.name} on {p.loader} every {p.every} steps" for p in s.passes))
-    lines += ["", *table(phase_rows(plan)), ""]
+    lines += [*memory.lines(memory.estimate(plan)), "", *table(phase_rows(plan)), ""]
     lines += ["training step", *(f"  {line}" for line in outline(plan))]
     return "\n".join(lines) + "\n"
 
@@ -54,10 +53,10 @@ def describe_loader(loader: Loader, trains: bool) -> str:
 
 
 def phase_rows(plan: Plan) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [("phase", "calls a step", "inputs", "outputs", "operators", "Mflop", "live MiB")]
+    rows: list[Sequence[str]] = [("phase", "calls a step", "inputs", "outputs", "operators", "Mflop", "memory MiB")]
+    beside = memory.estimate(plan).phases
     for phase in plan.phases:
         operators = sum(1 for v in phase.graph.values() if v.op)
-        live = live_bytes(phase.graph) / 2**20
         rows.append(
             (
                 phase.name,
@@ -66,7 +65,7 @@ def phase_rows(plan: Plan) -> list[Sequence[str]]:
                 str(len(phase.outputs)),
                 str(operators),
                 f"{cost.flops(phase.graph) / 1e6:.2f}",
-                f"{live:.2f}",
+                f"{beside[phase.name] / 2**20:.2f}",
             )
         )
     return rows
@@ -115,27 +114,6 @@ def operators(graph: Graph) -> Counter[str]:
     return Counter(v.op for v in graph.values() if v.op)
 
 
-def live_bytes(graph: Graph) -> int:
-    """The largest sum of values alive at once, in definition order, nothing fused: an upper estimate without inputs."""
-    values = graph.values()
-    last: dict[Value, float] = {}
-    for at, v in enumerate(values):
-        for a in v.args:
-            last[a] = at
-    for _, v in graph.outputs:
-        last[v] = math.inf
-    alive = peak = 0
-    dying: dict[float, list[Value]] = {}
-    for v, at in last.items():
-        dying.setdefault(at, []).append(v)
-    for at, v in enumerate(values):
-        if v.op:
-            alive += v.type.nbytes
-        peak = max(peak, alive)
-        alive -= sum(d.type.nbytes for d in dying.get(at, ()) if d.op)
-    return peak
-
-
 def data(plan: Plan) -> dict[str, Any]:
     """What ``explain`` says, for ``--output-format json``. ``calls`` is of a step: 0 of init and passes."""
     s = plan.settings
@@ -157,6 +135,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "stacking": {"degree": plan.stacking.degree, "reason": plan.stacking.reason},
         "generation": {"trips": plan.trips, "makes": list(plan.generated)} if plan.trips else None,
         "passes": [{"name": p.name, "loader": p.loader, "every": p.every} for p in s.passes],
+        "memory": memory.data(memory.estimate(plan)),
         "phases": [phase_data(plan, p) for p in plan.phases],
     }
 
@@ -170,5 +149,5 @@ def phase_data(plan: Plan, phase: Phase) -> dict[str, Any]:
         "outputs": len(phase.outputs),
         "operators": dict(operators(phase.graph)),
         "flops": cost.flops(phase.graph),
-        "live_bytes": live_bytes(phase.graph),
+        "memory": memory.beside(phase),
     }

@@ -13,21 +13,26 @@ from typing import Any
 
 from .cost import Rates
 from .cost_report import Row, as_data, cost_table, rows
+from .memory import Memory
+from .memory import data as memory_data
+from .memory import lines as memory_lines
 from .phases import Plan
 
 WIDTH = 100
 SHOWN = 6  # kinds of kernels that the report names for a rule
 
 
-def lowering_text(plan: Plan, made: Any, rates: Mapping[str, Rates]) -> str:
-    """The steps' figures, what the generator's part is, and each phase's kernels by the rule that took them."""
+def lowering_text(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Memory) -> str:
+    """The steps' figures, what the generator's part is, what memory the run takes, and each phase's kernels by the rule
+    that took them."""
     names = tuple(made.compiled)
-    launches, table = launches_of(made), lowered_rows(plan, made, rates)
+    launches, table = launches_of(made), lowered_rows(plan, made, rates, memory)
     lines = [
         f"lowered for {' and '.join(names)}: {len(made.lowered.programs)} kernels",
         *cost_table(table),
         "",
         *generation_line(plan, table),
+        *memory_lines(memory),
     ]
     if made.libm:
         lines += [f"libm         the machine's C library decides the bits of {' '.join(made.libm)}"]
@@ -46,8 +51,8 @@ def launches_of(made: Any) -> dict[str, int]:
     return dict(count)
 
 
-def lowered_rows(plan: Plan, made: Any, rates: Mapping[str, Rates]) -> list[Row]:
-    return rows(plan, rates, launches_of(made), made.memory)
+def lowered_rows(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Memory) -> list[Row]:
+    return rows(plan, rates, launches_of(made), {p.function: memory.phases[p.name] for p in plan.phases})
 
 
 def generation_line(plan: Plan, table: Sequence[Row]) -> list[str]:
@@ -112,7 +117,7 @@ def notes(made: Any) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def lowering_data(plan: Plan, made: Any, rates: Mapping[str, Rates]) -> dict[str, Any]:
+def lowering_data(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Memory) -> dict[str, Any]:
     """The same for ``--output-format json``, with every kernel by name: its rule for each target, and phase -> times
     that one call runs it."""
     phase_of = {p.function: p.name for p in plan.phases}
@@ -130,7 +135,8 @@ def lowering_data(plan: Plan, made: Any, rates: Mapping[str, Rates]) -> dict[str
     return {
         "run": plan.settings.name,
         "targets": list(made.compiled),
-        "phases": [as_data(r) for r in lowered_rows(plan, made, rates)],
+        "memory": memory_data(memory),
+        "phases": [as_data(r) for r in lowered_rows(plan, made, rates, memory)],
         "kernels": kernels,
         "libm": list(made.libm),
     }

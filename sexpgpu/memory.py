@@ -67,6 +67,12 @@ def lines(memory: Memory) -> list[str]:
     ]
 
 
+def data(memory: Memory) -> dict[str, int | None]:
+    """The same in bytes, for ``--output-format json``."""
+    names = ("parameters", "optimizer", "gradients", "train", "generation", "total")
+    return {name: getattr(memory, name) for name in names}
+
+
 def unit(n: int) -> str:
     """The unit that ``n`` bytes read best in."""
     return UNITS[min(max(n, 1).bit_length() - 1, 49) // 10]

@@ -8,6 +8,7 @@ from typing import Any
 from sexpgpu.cost import Rates
 from sexpgpu.cost_report import cost_data, cost_text, rows
 from sexpgpu.lowering_report import commonest, family, lowering_data, lowering_text
+from sexpgpu.memory import Memory
 from sexpgpu.phases import Plan
 from sexpgpu.stack import stacked
 from tests.language.test_phases import HELD_OUT, generate
@@ -36,8 +37,12 @@ def lowered(plan: Plan) -> Any:
     }
     functions = dict.fromkeys((p.function for p in plan.phases), 2**20)
     graph = SimpleNamespace(programs=dict.fromkeys(calls), calls=calls, planned=functions)
-    memory = functions | {"generate_step": 3 * 2**20}
-    return SimpleNamespace(compiled=compiled, lowered=graph, libm=("erf",), unscheduled=["copy7"], memory=memory)
+    return SimpleNamespace(compiled=compiled, lowered=graph, libm=("erf",), unscheduled=["copy7"])
+
+
+def taken(plan: Plan) -> Memory:
+    phases = dict.fromkeys((p.name for p in plan.phases), 2**20) | {"generate.step": 3 * 2**20}
+    return Memory(2**20, 2**21, 2**20, phases, 9 * 2**20)
 
 
 def test_the_cost_of_a_step_as_a_table() -> None:
@@ -100,13 +105,17 @@ def test_the_cost_as_data() -> None:
 
 def test_the_lowering_report_has_true_kernels_memory_and_rules() -> None:
     plan = plan_of(run=TWO, **WRITES)
-    lines = lowering_text(plan, lowered(plan), RATES).splitlines()
+    lines = lowering_text(plan, lowered(plan), RATES, taken(plan)).splitlines()
     assert lines[0] == "lowered for cpu-a and cpu-b: 2 kernels" and all(len(line) <= 100 for line in lines)
     cells = {line.split()[0]: line.split() for line in lines[3:12]}
     assert cells["generate.step"][1:4] == ["6", "2", "12"] and cells["generate.step"][-1] == "3.00"
     assert cells["train"][1:4] == ["2", "3", "6"] and cells["step"][1:3] == ["13", "18"]
     assert cells["generate"][-1] == cells["step"][-1] == "3.00" and cells["train"][-1] == "1.00"
     assert "generation   3 trips a microbatch: 10 of 13 calls of a step, 12 of 18 kernels, " in lines[13]
+    assert lines[14:16] == [
+        "memory       parameters 1.0 MiB, optimizer 2.0 MiB, gradients 1.0 MiB,",
+        "             train 1.0 MiB, generation 3.0 MiB; 9.0 MiB in all",
+    ]
     assert "libm         the machine's C library decides the bits of erf" in lines
     at = lines.index("train: 3")
     assert lines[at + 1] == "  matmul          3  3 matmul add"
@@ -125,7 +134,7 @@ def test_launches_that_a_compiler_counts_are_priced() -> None:
 
 def test_the_lowering_as_data_names_every_kernel() -> None:
     plan = plan_of(run=TWO, **WRITES)
-    made = lowering_data(plan, lowered(plan), RATES)
+    made = lowering_data(plan, lowered(plan), RATES, taken(plan))
     assert made["kernels"][0] == {
         "kernel": "copy7",
         "rules": {"cpu-a": "elementwise", "cpu-b": ""},
@@ -135,6 +144,7 @@ def test_the_lowering_as_data_names_every_kernel() -> None:
     }
     assert made["targets"] == ["cpu-a", "cpu-b"] and made["libm"] == ["erf"]
     assert {p["phase"]: p["memory"] for p in made["phases"]}["generate.step"] == 3 * 2**20
+    assert made["memory"]["generation"] == 3 * 2**20 and made["memory"]["total"] == 9 * 2**20
 
 
 def test_kernels_of_one_kind_are_told_as_one() -> None:

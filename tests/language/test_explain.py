@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sexpgpu.explain import explain, histogram, live_bytes, phase_rows
+import re
+
+from sexpgpu.explain import data, explain, histogram, phase_rows
 from sexpgpu.graph import Builder, Graph, Value
 from sexpgpu.types import TensorType
 from tests.language.test_phases import HELD_OUT, generate
@@ -27,13 +29,17 @@ def test_each_phase_has_its_calls_a_step() -> None:
     }  # fmt: skip
 
 
-def test_live_bytes_are_the_largest_sum_of_values_alive_at_once() -> None:
-    x = b.input("x", TensorType((4, 4), "f32"))
-    first = b("exp", x)
-    last = b("sum", b("exp", first), axes=(0, 1), keepdims=False)
-    assert live_bytes(graph(last)) == 2 * 64  # both exp; before the sum the first is gone
-    assert live_bytes(graph(last, first)) == 2 * 64 + 4  # an output lives to the end
-    assert live_bytes(graph(b("exp", last))) == 2 * 64  # the peak is not at the end
+def test_the_memory_of_the_run_and_of_each_phase() -> None:
+    plan = plan_of(generate=generate(trips="3", finish="state"))
+    lines = explain(plan).splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("memory       parameters "))
+    assert re.fullmatch(
+        r" {13}train [0-9.]+ (B|KiB), generation [0-9.]+ (B|KiB); about [0-9.]+ (B|KiB) in all", lines[at + 1]
+    )
+    found = data(plan)
+    by = {p["phase"]: p["memory"] for p in found["phases"]}
+    assert found["memory"]["generation"] == max(n for name, n in by.items() if name.startswith("generate."))
+    assert {row[0]: row[-1] for row in phase_rows(plan)[1:]} == {n: f"{size / 2**20:.2f}" for n, size in by.items()}
 
 
 def test_a_histogram_shows_the_commonest_operators() -> None:
