@@ -109,8 +109,8 @@ def finish(command: Sequence[Any], env: Mapping[str, str]) -> None:
         raise SystemExit(f"{command[0]} {command[1]} failed")
 
 
-def build(run_file: Path, output: Path, target: str | None) -> None:
-    command = [sys.executable, "-m", "sexpgpu", "build", run_file, "-o", output, "--force"]
+def build(run_file: Path, output: Path, target: str | None, *more: Any) -> None:
+    command = [sys.executable, "-m", "sexpgpu", "build", run_file, "-o", output, "--force", *more]
     told = subprocess.run([*map(str, command), *(["--target", target] if target else [])], env=environment(), stdout=2)
     if told.returncode:
         raise SystemExit(f"{run_file} was not built")

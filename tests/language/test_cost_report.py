@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sexpgpu.cost import Rates
+from sexpgpu.cost import Rates, phase_cost
 from sexpgpu.cost_report import cost_data, cost_text, rows
 from sexpgpu.lowering_report import commonest, family, lowering_data, lowering_text
 from sexpgpu.memory import Memory
@@ -25,7 +25,7 @@ TWO = "(defrun r :model m :loader d :seed 1 :steps 2 :microbatches 2)"
 
 def lowered(plan: Plan) -> Any:
     """Made of a lowering of two kernels: one that train and the pass run, one by no rule for cpu-b."""
-    calls = {"fused_matmul3_add1": {"train": 3, "eval_p": 1}, "copy7": dict.fromkeys(("init", "generate_step"), 2)}
+    calls = {"fused_matmul3_add1": {"train": 3, "eval_p": 1}, "copy7": {"init": 2, "generate_step": 2, "train": 1}}
 
     def kernel(name: str, rule: str) -> Any:
         return SimpleNamespace(kernel=name, rule=rule, calls=calls[name], workspace=64, failures=())
@@ -75,7 +75,9 @@ def test_sums_are_those_of_the_phases_calls() -> None:
             assert getattr(whole, name) == sum(getattr(r, name) for r in of) > 0
         assert all(abs(whole.seconds[t] - sum(r.seconds[t] for r in of)) < 1e-12 for t in RATES)
     writer = made["generate.step"]
-    assert writer.kernels is not None and writer.launches == 6 * writer.kernels
+    once = phase_cost(plan.phase("generate.step"), RATES["cpu-a"])
+    assert (writer.kernels, writer.launches) == (once.kernels, 6 * once.kernels)
+    assert (writer.flops, writer.bytes) == (6 * once.flops, 6 * once.bytes)
     assert made["init"].calls == 0 and made["init"].launches == made["init"].kernels
 
 
@@ -109,16 +111,16 @@ def test_the_lowering_report_has_true_kernels_memory_and_rules() -> None:
     assert lines[0] == "lowered for cpu-a and cpu-b: 2 kernels" and all(len(line) <= 100 for line in lines)
     cells = {line.split()[0]: line.split() for line in lines[3:12]}
     assert cells["generate.step"][1:4] == ["6", "2", "12"] and cells["generate.step"][-1] == "3.00"
-    assert cells["train"][1:4] == ["2", "3", "6"] and cells["step"][1:3] == ["13", "18"]
+    assert cells["train"][1:4] == ["2", "4", "8"] and cells["step"][1:3] == ["13", "20"]
     assert cells["generate"][-1] == cells["step"][-1] == "3.00" and cells["train"][-1] == "1.00"
-    assert "generation   3 trips a microbatch: 10 of 13 calls of a step, 12 of 18 kernels, " in lines[13]
+    assert "generation   3 trips a microbatch: 10 of 13 calls of a step, 12 of 20 kernels, " in lines[13]
     assert lines[14:16] == [
         "memory       parameters 1.0 MiB, optimizer 2.0 MiB, gradients 1.0 MiB,",
         "             train 1.0 MiB, generation 3.0 MiB; 9.0 MiB in all",
     ]
     assert "libm         the machine's C library decides the bits of erf" in lines
-    at = lines.index("train: 3")
-    assert lines[at + 1] == "  matmul          3  3 matmul add"
+    at = lines.index("train: 4")
+    assert lines[at + 1 : at + 3] == ["  matmul          3  3 matmul add", "  elementwise     1  1 copy"]
     assert lines[-2:] == ["no schedule rule took copy7", "copy7: elementwise for cpu-a, NONE for cpu-b"]
 
 
@@ -138,7 +140,7 @@ def test_the_lowering_as_data_names_every_kernel() -> None:
     assert made["kernels"][0] == {
         "kernel": "copy7",
         "rules": {"cpu-a": "elementwise", "cpu-b": ""},
-        "calls": {"init": 2, "generate.step": 2},
+        "calls": {"init": 2, "generate.step": 2, "train": 1},
         "workspace": 64,
         "failures": [],
     }
