@@ -65,8 +65,8 @@ class Target:
 
 # v3: docs/performance.md. v4 has twice the lanes; its other figures are those of v3, as it could not be measured.
 # aarch64: the data sheet's 8 operations a cycle at 1.5 GHz, the rest scaled with the clock; not measured either.
-_V3 = Rates(flops=80e9, bytes=30e9, threads=2, launch=0.5e-6, fork=1.3e-6, call=20e-6, port=0.3e-6)
-_V4 = attrs.evolve(_V3, flops=160e9)
+_V3 = Rates(flops=70e9, bytes=20e9, threads=2, launch=0.5e-6, fork=1.3e-6, call=10e-6, port=0.3e-6)
+_V4 = attrs.evolve(_V3, flops=140e9)
 _A72 = Rates(flops=12e9, bytes=6e9, threads=2, launch=1e-6, fork=3e-6, call=50e-6, port=0.7e-6)
 
 

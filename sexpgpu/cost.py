@@ -1,9 +1,9 @@
 """What a step costs, from its graphs alone: flops, bytes, kernels, calls and, at a target's rates, seconds.
 
-A kernel takes the longer of its work at the peak rate and its bytes at the memory's rate, shared among threads where
-that pays, and its launch. A call of a phase takes its kernels, and what the virtual machine and the loop cost around
-them. It is a model: good for comparing ways to run one file on one target, and for telling where a step's time goes; a
-measured step on another machine has other figures.
+A kernel takes its work at the peak rate and its bytes at the memory's rate, one after the other, shared among threads
+where that pays, and its launch. A call of a phase takes its kernels, and what the virtual machine and the loop cost
+around them. It is a model: good for comparing ways to run one file on one target, and for telling where a step's time
+goes; a measured step on another machine has other figures.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ WORK = {
     "pow": 150,
     "philox": 600,
 }
+ENDS = 8  # multiplications that beginning and ending a sum of a product costs: short ones reach less of the peak
 PLAIN = 2  # any other element: an addition takes the place of a multiplication and an addition
 
 
@@ -91,14 +92,14 @@ def phase_cost(phase: Phase, rates: Rates, known: int | None = None) -> Cost:
 
 def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
     """One launch, on one thread or shared, whichever is less."""
-    busy = max(sum(map(work, kernel.values)) / rates.flops, (kernel.reads + kernel.writes) / rates.bytes)
+    busy = sum(map(work, kernel.values)) / rates.flops + (kernel.reads + kernel.writes) / rates.bytes
     return rates.launch + min(busy, busy / rates.threads + rates.fork)
 
 
 def work(v: Value) -> float:
     """Multiplications and additions at the peak rate that take as long as ``v``."""
     if v.op == "matmul":
-        return 2 * v.type.size * inner(v)
+        return 2 * v.type.size * (inner(v) + ENDS)
     if v.op in FREE or v.op in VIEWS:
         return 0
     return WORK.get(v.op, PLAIN) * elements(v)

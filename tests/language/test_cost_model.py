@@ -99,11 +99,11 @@ def test_an_update_of_all_parameters_is_one_kernel_and_their_norm_one() -> None:
     assert len(kernels(made)) > 2  # not where nothing replaces an input
 
 
-def test_a_kernel_takes_the_longer_of_work_and_bytes_on_as_many_threads_as_pay() -> None:
+def test_a_kernel_takes_its_work_and_its_bytes_on_as_many_threads_as_pay() -> None:
     assert kernel_seconds(Kernel((), 1000, 0), RATES) == pytest.approx(1e-6 + 1e-6)  # sharing would take 2.5e-6
     assert kernel_seconds(Kernel((), 100_000, 0), RATES) == pytest.approx(1e-6 + 50e-6 + 2e-6)
-    product = b("matmul", given(100, 100), given(100, 100))
-    assert kernel_seconds(Kernel((product,), 1000, 0), RATES) == pytest.approx(1e-6 + 1e-3 + 2e-6)
+    product = b("matmul", given(100, 100), given(100, 100))  # 108 terms a sum, with what its ends cost
+    assert kernel_seconds(Kernel((product,), 8000, 2000), RATES) == pytest.approx(1e-6 + 1.08e-3 + 5e-6 + 2e-6)
 
 
 def test_a_step_is_the_calls_of_its_phases() -> None:

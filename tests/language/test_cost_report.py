@@ -55,9 +55,9 @@ def test_the_cost_of_a_step_as_a_table() -> None:
         "  generate.init         2        1        2    0.00       0.00    0.05   40.01",
         "  generate.step         6        1        6    0.00       0.00    0.14  120.05",
         "  generate.finish       2        1        2    0.00       0.00    0.05   40.01",
-        "train                   2       10       20    0.00       0.00    0.08   40.07",
+        "train                   2       10       20    0.00       0.00    0.08   40.08",
         "update                  1        2        2    0.00       0.00    0.03   20.01",
-        "step                   13                32    0.00       0.00    0.35  260.14",
+        "step                   13                32    0.00       0.00    0.35  260.16",
         "init                 once        2        2    0.00       0.00    0.03   20.03",
     ]
     assert "of 2 threads" in text
