@@ -27,6 +27,8 @@ class Rates:
     ``fork``     seconds more where threads share it
     ``call``     seconds of a call of a phase without kernels, and of what the runner's loop does around it
     ``port``     seconds more for each input and output
+    ``cache``    bytes that a phase may keep alive and still find at that rate
+    ``far``      bytes a second, of one thread, of what it does not
     """
 
     flops: float
@@ -36,6 +38,8 @@ class Rates:
     fork: float
     call: float
     port: float
+    cache: float
+    far: float
 
 
 @attrs.frozen(eq=False)  # one of a name, or evolved from one: it is a key of what was worked out for it
@@ -63,11 +67,12 @@ class Target:
     functions: Mapping[str, Callable[[Any], Any]] = {}
 
 
-# v3: docs/performance.md. v4 has twice the lanes; its other figures are those of v3, as it could not be measured.
-# aarch64: the data sheet's 8 operations a cycle at 1.5 GHz, the rest scaled with the clock; not measured either.
-_V3 = Rates(flops=70e9, bytes=20e9, threads=2, launch=0.5e-6, fork=1.3e-6, call=10e-6, port=0.3e-6)
+# v3: of the kernels and steps in docs/performance.md; cache and far such that training's part of the steps comes out.
+# v4 has twice the lanes; its other figures are those of v3, as it could not be measured. aarch64: the data sheet's 8
+# operations a cycle at 1.5 GHz, the rest scaled with the clock; not measured either.
+_V3 = Rates(70e9, 20e9, 2, launch=0.5e-6, fork=1.3e-6, call=10e-6, port=0.3e-6, cache=8e6, far=5e9)
 _V4 = attrs.evolve(_V3, flops=140e9)
-_A72 = Rates(flops=12e9, bytes=6e9, threads=2, launch=1e-6, fork=3e-6, call=50e-6, port=0.7e-6)
+_A72 = Rates(12e9, 6e9, 2, launch=1e-6, fork=3e-6, call=50e-6, port=0.7e-6, cache=1e6, far=2e9)
 
 
 def _x86(level: str, flags: tuple[str, ...], lanes: int, registers: int, rates: Rates) -> Target:

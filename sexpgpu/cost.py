@@ -1,9 +1,10 @@
 """What a step costs, from its graphs alone: flops, bytes, kernels, calls and, at a target's rates, seconds.
 
-A kernel takes its work at the peak rate and its bytes at the memory's rate, one after the other, shared among threads
-where that pays, and its launch. A call of a phase takes its kernels, and what the virtual machine and the loop cost
-around them. It is a model: good for comparing ways to run one file on one target, and for telling where a step's time
-goes; a measured step on another machine has other figures.
+A kernel takes its work at the peak rate and its bytes at the cache's rate, one after the other, shared among threads
+where that pays, and its launch. Where a phase keeps more alive than the cache holds, the rest of its bytes come from
+far. A call of a phase takes its kernels, and what the virtual machine and the loop cost around them. It is a model:
+good for comparing ways to run one file on one target, and for telling where a step's time goes; a measured step on
+another machine has other figures.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from attrs import frozen
 
 from .graph import Graph, Value
 from .joins import FREE, VIEWS, Kernel, kernels
+from .memory import beside
 from .phases import Phase
 from .settings import Settings
 
@@ -23,6 +25,7 @@ class Rates:
     """What a target does in a second, and what it takes for less; the figures are in schedules/targets.py.
 
     ``flops``, ``bytes``: a second, of one thread; ``threads``: how many share a kernel
+    ``cache``: bytes that a phase may keep alive and find at that rate; ``far``: bytes a second of what it does not find
     ``launch``: seconds of one kernel on one thread; ``fork``: seconds more where threads share it
     ``call``: seconds of one call of a phase, with what the loop does around it; ``port``: more for each in- and output
     """
@@ -34,6 +37,8 @@ class Rates:
     fork: float
     call: float
     port: float
+    cache: float
+    far: float
 
 
 @frozen
@@ -86,13 +91,15 @@ def phase_cost(phase: Phase, rates: Rates, known: int | None = None) -> Cost:
     count = len(made) if known is None else known
     ports = len(phase.inputs) + len(phase.outputs)
     around = rates.call + ports * rates.port + (count - len(made)) * rates.launch
-    seconds = around + sum(kernel_seconds(k, rates) for k in made)
+    missed = max(0.0, 1 - rates.cache / max(beside(phase), 1))
+    seconds = around + sum(kernel_seconds(k, rates, missed) for k in made)
     return Cost(flops(phase.graph), sum(k.reads + k.writes for k in made), count, seconds)
 
 
-def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
-    """One launch, on one thread or shared, whichever is less."""
-    busy = sum(map(work, kernel.values)) / rates.flops + (kernel.reads + kernel.writes) / rates.bytes
+def kernel_seconds(kernel: Kernel, rates: Rates, missed: float = 0) -> float:
+    """One launch, on one thread or shared, whichever is less. ``missed``: the share of its bytes that come from far."""
+    byte = (1 - missed) / rates.bytes + missed / rates.far
+    busy = sum(map(work, kernel.values)) / rates.flops + (kernel.reads + kernel.writes) * byte
     return rates.launch + min(busy, busy / rates.threads + rates.fork)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from attrs import evolve
 
 from sexpgpu.cost import Rates, calls, flops, kernel_seconds, phase_cost, step_seconds
 from sexpgpu.graph import Builder, Graph, Value
 from sexpgpu.joins import Kernel, kernels
+from sexpgpu.memory import beside
 from sexpgpu.types import TensorType
 from tests.language.test_phases import HELD_OUT, generate
 from tests.support import plan_of
 
 b = Builder()
-RATES = Rates(flops=1e9, bytes=1e9, threads=2, launch=1e-6, fork=2e-6, call=20e-6, port=1e-6)
+RATES = Rates(flops=1e9, bytes=1e9, threads=2, launch=1e-6, fork=2e-6, call=20e-6, port=1e-6, cache=1e6, far=1e8)
 
 
 def given(*shape: int) -> Value:
@@ -104,6 +106,13 @@ def test_a_kernel_takes_its_work_and_its_bytes_on_as_many_threads_as_pay() -> No
     assert kernel_seconds(Kernel((), 100_000, 0), RATES) == pytest.approx(1e-6 + 50e-6 + 2e-6)
     product = b("matmul", given(100, 100), given(100, 100))  # 108 terms a sum, with what its ends cost
     assert kernel_seconds(Kernel((product,), 8000, 2000), RATES) == pytest.approx(1e-6 + 1.08e-3 + 5e-6 + 2e-6)
+
+
+def test_what_does_not_fit_into_the_cache_comes_from_far() -> None:
+    assert kernel_seconds(Kernel((), 1000, 0), RATES, missed=0.5) == pytest.approx(1e-6 + (0.5e-6 + 5e-6) / 2 + 2e-6)
+    train = plan_of().phase("train")
+    small, large = (phase_cost(train, evolve(RATES, cache=size)).seconds for size in (beside(train) / 2, beside(train)))
+    assert small > large == phase_cost(train, RATES).seconds
 
 
 def test_a_step_is_the_calls_of_its_phases() -> None:

@@ -15,8 +15,8 @@ from tests.language.test_phases import HELD_OUT, generate
 from tests.support import plan_of
 
 RATES = {
-    "cpu-a": Rates(flops=1e9, bytes=1e9, threads=2, launch=1e-6, fork=2e-6, call=20e-6, port=1e-6),
-    "cpu-b": Rates(flops=1e8, bytes=1e8, threads=2, launch=1e-6, fork=2e-6, call=20e-3, port=1e-6),
+    "cpu-a": Rates(flops=1e9, bytes=1e9, threads=2, launch=1e-6, fork=2e-6, call=20e-6, port=1e-6, cache=1e6, far=1e8),
+    "cpu-b": Rates(flops=1e8, bytes=1e8, threads=2, launch=1e-6, fork=2e-6, call=20e-3, port=1e-6, cache=1e6, far=1e8),
 }
 STEP = "(list :s (exp (* 2.0 (getf state :s))))"
 WRITES = {"generate": generate(trips="3", step=STEP, finish="state"), "passes": HELD_OUT.format(batch=4)}

@@ -63,7 +63,7 @@ def stopped(case: Case, out: Path, k: int, *more: str) -> tuple[int, int]:
 
 def test_s33_the_cost_model_prices_generation_and_training_together() -> None:
     """33: a step's seconds are those of all its calls, the trips among them."""
-    rates = Rates(flops=1e9, bytes=1e9, threads=2, launch=1e-6, fork=2e-6, call=20e-6, port=1e-6)
+    rates = Rates(flops=1e9, bytes=1e9, threads=2, launch=1e-6, fork=2e-6, call=20e-6, port=1e-6, cache=1e6, far=1e8)
 
     def step(plan: Plan) -> float:
         return step_seconds(plan.phases, plan.settings, rates, plan.trips)
