@@ -46,16 +46,31 @@ def nbytes(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * DTYPES[dtype][2]
 
 
-def check(manifest: Manifest, threads: int | None, where: str, available: int | None = None) -> None:
+def held(manifest: Manifest, folder: str) -> int:
+    """Bytes of the data that is yet to be read and will be held in memory: at least the sizes of its files; those of a
+    directory of .npy are mapped. Files that are not there are told of when they are opened."""
+    names = dict.fromkeys((*manifest.training_loaders(), *(p.loader for p in manifest.step.passes)))
+    inside = {entry.path: entry.size for entry in manifest.files}
+    total = 0
+    for loader in map(manifest.loader, names):
+        paths = [os.path.join(folder, source) for source in loader.sources]
+        outside = (os.path.getsize(path) for path in paths if os.path.isfile(path))
+        total += sum(inside[member] for member in loader.embedded) if loader.embedded else sum(outside)
+    return total
+
+
+def check(manifest: Manifest, threads: int | None, where: str, available: int | None = None, data: int = 0) -> None:
     """E-MEM-010, with want and have and the largest phase, unless the machine has the memory that the run takes.
 
     available: bytes; None: what ``free`` says
+    data:      bytes that will be read into memory
     """
     have = free() if available is None else available
-    want = wanted(manifest, threads or len(os.sched_getaffinity(0))).total + OVERHEAD
+    want = wanted(manifest, threads or len(os.sched_getaffinity(0))).total + OVERHEAD + data
     if have is not None and want > have:
         largest = max(manifest.phases, key=lambda p: p.memory_bytes)
-        what = f"the run takes {size(want)} of memory, {size(have)} are free"
+        part = f", {size(data)} of them for data" if data else ""
+        what = f"the run takes {size(want)} of memory{part}, {size(have)} are free"
         what += f"; its largest phase is {largest.name} with {size(largest.memory_bytes)}"
         raise RunError(MEM_MACHINE, what, where, HINT)
 

@@ -32,7 +32,8 @@ def run(options: Options, console: report.Console, stop: Stop, make_device: Make
     """The exit status of a run that ended, or was stopped, in good order; RunError otherwise."""
     with tarball.open(options.artifact) as artifact:
         check_artifact(artifact, options)
-        memory.check(artifact.manifest, options.threads, artifact.path)
+        data = memory.held(artifact.manifest, options.data)
+        memory.check(artifact.manifest, options.threads, artifact.path, data=data)
         make_directory(options.out)
         with lock.held(options.out, console.warn) as locked:
             records = {name: _open(artifact, name, options) for name in loaders_used(artifact.manifest)}

@@ -109,10 +109,34 @@ def test_want_and_have_are_compared_to_the_byte() -> None:
 
 def test_the_data_in_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """Free memory is looked at again once the data is read."""
-    left = iter((2**40, 2**20))
+    left = iter((2**40, 2**20))  # bytes
     monkeypatch.setattr(memory, "free", lambda: next(left))
     assert go(toy.write(tmp_path), tmp_path / "out") == 3
     assert "1.0 MiB are free" in one_error(capsys.readouterr().err, "E-MEM-010")
+
+
+def test_data_that_does_not_fit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    path = toy.write(tmp_path)
+    with open(tmp_path / "held.npz", "r+b") as file:
+        file.truncate(2**40)
+    monkeypatch.setattr(memory, "free", lambda: 2**39)
+    assert go(path, tmp_path / "out") == 3 and not (tmp_path / "out").exists()
+    line = one_error(capsys.readouterr().err, "E-MEM-010")
+    assert "the run takes 1.0 TiB of memory, 1.0 TiB of them for data, 512.0 GiB are free" in line
+
+
+def test_data_in_memory_is_that_of_files_and_of_the_artifact(tmp_path: Path) -> None:
+    toy.write_data(tmp_path)
+    sizes = [(tmp_path / name).stat().st_size for name in ("rows.npz", "held.npz")]
+    made = toy.manifest()
+    assert memory.held(made, str(tmp_path)) == sum(sizes) and memory.held(made, str(tmp_path / "none")) == 0
+    inside = toy.loader("held", "held.npz", embedded=("data/held/held.npz",))
+    files = (m.File("data/held/held.npz", 12345, ""),)
+    made = attrs.evolve(made, loaders=(made.loaders[0], inside), files=files)
+    assert memory.held(made, str(tmp_path)) == sizes[0] + 12345
+    mapped = attrs.evolve(made.loaders[0], sources=("rows",))
+    (tmp_path / "rows").mkdir()
+    assert memory.held(attrs.evolve(made, loaders=(mapped, inside)), str(tmp_path)) == 12345
 
 
 # The machine and its control groups
