@@ -168,7 +168,8 @@ op("-", "Difference, broadcast; `(- x)` is the negative, and more arguments are 
    onnx=lambda o, x, y: o("Sub", x, y),
    cases=(FF, ([("f32", (2, 3)), ("f32", ())], {}), ([("f16", (3, 7)), ("f16", (3, 7))], {}),
           ([("i32", (4, 1), -9, 9), ("i32", (5,), -9, 9)], {}),
-          ([("u32", (7,), 0, 9), ("u32", (7,), 0, 9)], {}), ([("i64", (3,)), ("i64", (3,))], {})))
+          ([("u32", (7,), 0, 9), ("u32", (7,), 0, 9)], {}), ([("i64", (3,)), ("i64", (3,))], {}),
+          ([("bf16", (3, 20)), ("bf16", (20,))], {})))
 
 op("*", "Product, broadcast; any number of arguments of one dtype. Integers wrap.",
    group="arithmetic", args=XS, folds=True, type=joined(NUMBERS),
@@ -255,4 +256,5 @@ op("max", "The larger of the arguments, broadcast; NaN if either is. At a tie th
    onnx=lambda o, x, y: o("Max", x, y),
    cases=(FF, ([("f32", ()), ("f32", (2, 3))], {}), ([("f16", (3, 7)), ("f16", (7,))], {}),
           ([("i32", (4, 1), -9, 9), ("i32", (5,), -9, 9)], {}),
-          ([("u32", (37,), 0, 2**32), ("u32", (37,), 0, 2**32)], {}), ([("f64", (3,)), ("f64", (3,))], {})))
+          ([("u32", (37,), 0, 2**32), ("u32", (37,), 0, 2**32)], {}), ([("f64", (3,)), ("f64", (3,))], {}),
+          ([("bf16", (3, 20)), ("bf16", (20,))], {})))

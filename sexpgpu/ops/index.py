@@ -266,7 +266,8 @@ op("write-window", "x with the window at `starts`, moved by the scalar `at` alon
    stack=windowed,
    cases=(([("f32", (4, 5)), ("f32", (2, 3)), ("i32", (), -9, -8)], {"starts": (1, 2), "axis": 0}),
           ([("f32", (4, 5)), ("f32", (2, 3)), ("u8", (), 1, 2)], {"starts": (1, 0), "axis": 1}),
-          ([("bool", (4,)), ("bool", (3,)), ("i64", (), 1, 2)], {"starts": (0,), "axis": 0})))
+          ([("bool", (4,)), ("bool", (3,)), ("i64", (), 1, 2)], {"starts": (0,), "axis": 0}),
+          ([("bf16", (40,)), ("bf16", (18,)), ("i64", (), 1, 2)], {"starts": (3,), "axis": 0})))
 
 op("read-window", "The window of `sizes` that write-window would replace.",
    group="index", internal=True, type=read_type,

@@ -244,7 +244,7 @@ op("transpose", "x with its axes in the order `perm` (result axis i is axis perm
    stack=changed(lambda k, attrs: {"perm": (0, *(i + 1 for i in attrs["perm"]))}),
    cases=(([("f32", (3, 5))], {}), ([("f32", (2, 3, 5))], {"perm": (1, 2, 0)}),
           ([("i32", (2, 3, 1, 4))], {"perm": (0, -2, 1, 3)}),
-          ([("f32", ())], {}), ([("bool", (5, 7))], {"perm": (1, 0)})))
+          ([("f32", ())], {}), ([("bool", (5, 7))], {"perm": (1, 0)}), ([("bf16", (3, 20))], {})))
 
 op("expand-dims", "x with a new axis of size 1 at `axis` of the result.",
    group="shape", args=(*X, attr("axis", "int")),
@@ -281,7 +281,8 @@ op("concat", "The tensors of one dtype one after another along `:axis` (0 by def
    onnx=lambda o, *xs, axis: o("Concat", *xs, axis=axis),
    stack=shifted,
    cases=(([("f32", (2, 3)), ("f32", (4, 3))], {}), ([("f32", (2, 3)), ("f32", (2, 1)), ("f32", (2, 5))], {"axis": -1}),
-          ([("i32", (3,))], {}), ([("bool", (3,)), ("bool", (4,))], {"axis": 0})))
+          ([("i32", (3,))], {}), ([("bool", (3,)), ("bool", (4,))], {"axis": 0}),
+          ([("bf16", (2, 19)), ("bf16", (2, 16))], {"axis": 1})))
 
 op("stack", "The tensors of one type as one, along a new axis `:axis` (0 by default).",
    group="shape", args=(tensors("xs"), key("axis", "int", 0)), normal=stack_normal,
@@ -307,7 +308,8 @@ op("slice", "The elements of x from `:from` (0 by default) up to, without, `:to`
    stack=shifted,
    cases=(([("f32", (5, 4))], {"axis": 1, "from": 1, "to": 3}), ([("f32", (5, 4))], {"from": -2}),
           ([("f32", (3, 7))], {"axis": -1, "to": -1}),
-          ([("i32", (9,))], {"from": 3, "to": 4}), ([("bool", (9, 2))], {"from": 3})))
+          ([("i32", (9,))], {"from": 3, "to": 4}), ([("bool", (9, 2))], {"from": 3}),
+          ([("bf16", (3, 40))], {"axis": 1, "from": 3, "to": 25})))
 
 op("pad", "x with `value` (0 by default) around it: `widths` is a vector of [before after] for each axis.",
    group="shape", args=(*X, attr("widths", "data"), key("value", "number", 0)), normal=pad_normal, type=pad_type,
@@ -329,19 +331,19 @@ op("flip", "x in the opposite order along each of `axes`.",
    stack=shifted,
    cases=(([("f32", (3, 4))], {"axes": (0,)}), ([("f32", (3, 4, 2))], {"axes": (-1, 0)}),
           ([("i32", (5,))], {"axes": (0,)}),
-          ([("bool", (5, 3))], {"axes": (1,)})))
+          ([("bool", (5, 3))], {"axes": (1,)}), ([("bf16", (2, 20))], {"axes": (1,)})))
 
 op("roll", "x with its elements moved `shift` places up along `:axis` (0 by default), those at the end to the start.",
    group="shape", args=(*X, attr("shift", "int"), key("axis", "int", 0)), normal=roll_normal,
    ref=lambda np, x, shift, axis: np.roll(x, shift, axis), expand=roll_expand,
    cases=(([("f32", (5, 4))], {"shift": 2}), ([("f32", (5, 4))], {"shift": -1, "axis": -1}),
-          ([("i32", (3,))], {"shift": 3})))
+          ([("i32", (3,))], {"shift": 3}), ([("bf16", (40,))], {"shift": 3})))
 
 op("repeat", "x with each element standing `times` times in a row along `:axis` (0 by default).",
    group="shape", args=(*X, attr("times", "int"), key("axis", "int", 0)), normal=repeat_normal,
    ref=lambda np, x, times, axis: np.repeat(x, times, axis), expand=repeat_expand,
    cases=(([("f32", (3, 4))], {"times": 2}), ([("f32", (3, 4))], {"times": 3, "axis": -1}),
-          ([("i32", (5,))], {"times": 1})))
+          ([("i32", (5,))], {"times": 1}), ([("bf16", (20,))], {"times": 2})))
 
 op("cast", "x in another dtype. Float to integer truncates toward zero, holds at the ends of the integer's range and "
    "makes NaN 0; integer to "

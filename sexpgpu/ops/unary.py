@@ -215,4 +215,4 @@ op("clip", "Each element, but not below the number `lo` nor above `hi`; NaN stay
    expand=clip_expand,
    number=lambda x, lo, hi: min(max(x, lo), hi),
    cases=(([("f32", (3, 5))], {"lo": -0.5, "hi": 0.75}), ([("f32", ())], {"lo": 0, "hi": 1}),
-          ([("i32", (9,), -9, 9)], {"lo": -2, "hi": 3})))
+          ([("i32", (9,), -9, 9)], {"lo": -2, "hi": 3}), ([("bf16", (20,))], {"lo": -0.5, "hi": 0.75})))
