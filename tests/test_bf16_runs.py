@@ -20,6 +20,7 @@ from tests.test_oracle import devices, steps
 
 pytestmark = pytest.mark.build
 
+RUNS = Path(__file__).parent / "runs"
 STEPS = 50
 NARROW = {
     "(def width 128)": "(def width 48)",
@@ -45,6 +46,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path
     return {name: (run, build(run, root / f"{name}.tar")) for name, run in files.items()}
 
 
+@pytest.fixture(scope="module")
+def long_sums(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """Precision -> (run file, artifact) of runs/long-sum.sx."""
+    root = tmp_path_factory.mktemp("long")
+    x = np.random.default_rng(5).uniform(size=(128, 2048)).astype("f4")
+    np.savez(root / "long.npz", x=x, y=np.repeat(2 * x.mean(1, keepdims=True), 16, 1))
+    text, made = (RUNS / "long-sum.sx").read_text(), {}
+    for name in ("f32", "bf16"):
+        run = root / f"{name}.sx"
+        run.write_text(text.replace(":precision :f32", f":precision :{name}"))
+        made[name] = run, build(run, root / f"{name}.tar")
+    return made
+
+
 def losses(run: Path, tar: Path, threads: int) -> np.ndarray:
     """The loss of each of STEPS steps."""
     with tarball.open(str(tar)) as artifact:
@@ -65,6 +80,12 @@ def test_the_losses_are_those_of_f32_within_two_hundredths(runs: dict[str, tuple
     assert not np.array_equal(bf16, f32)
 
 
+def test_long_sums_are_kept_in_f32(long_sums: dict[str, tuple[Path, Path]]) -> None:
+    f32, bf16 = (losses(*long_sums[name], 1) for name in ("f32", "bf16"))
+    assert f32[-1] < 0.5 * f32[0]
+    np.testing.assert_allclose(bf16, f32, rtol=2e-2)
+
+
 def test_no_bit_depends_on_threads(runs: dict[str, tuple[Path, Path]]) -> None:
     one, two = (losses(*runs["bf16"], count) for count in (1, 2))
     assert one.tobytes() == two.tobytes()
@@ -79,7 +100,8 @@ def test_whole_steps_are_those_of_the_interpreter(runs: dict[str, tuple[Path, Pa
         got, want = (steps(artifact, device, run.parent) for device in devices(artifact, plan))
     assert got.keys() == want.keys()
     for name, value in want.items():
-        # As in f32, sums in another order differ by about 1e-6; near a tie that makes a rounding to bf16 another one, of
-        # 2^-8 of one element. Adam makes of a gradient near 0 a step of its sign: up to 3 times the rate, 2e-3 * 3/50.
+        # As in f32, sums in another order differ by about 1e-6; near a tie that makes a rounding to bf16 another one,
+        # by 2^-8 of one element. Adam makes of a gradient near 0 a step of its sign: up to 3 times the rate, which is
+        # 2e-3 * 3/50.
         bound = 2e-3 if name.startswith(("param", "optimizer")) else 1e-3
         np.testing.assert_allclose(got[name], value, rtol=bound, atol=bound, err_msg=name)
