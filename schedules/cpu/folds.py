@@ -99,7 +99,8 @@ def _tree(ctx: Context, stage: Stage, here: dict[Any, Expr]) -> Stmt:
     outer, tail = stage.reduce[: len(stage.reduce) - inner], stage.reduce[len(stage.reduce) - inner :]
     extents = [a.extent for a in tail]
     depth = prod(extents)
-    width = 1 if depth < TREE or stage.in_order else TREE if depth < LONG or is_pick(stage) else 4 * TREE
+    in_order = depth < TREE or stage.in_order or not walks_rows(ctx, stage)  # columns are, whatever nest they are in
+    width = 1 if in_order else TREE if depth < LONG or is_pick(stage) else 4 * TREE
     acc = accumulator(stage, width)
 
     def add(ks: list[Expr], f: Expr, slot: Expr) -> Stmt:

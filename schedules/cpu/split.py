@@ -1,6 +1,8 @@
 """Long reductions with few results, cut into pieces for threads: first a partial result a piece, then their fold.
 
-Where to cut follows from the shape alone, so the order of a sum is the same for any number of threads.
+Where to cut follows from the shape alone, so the order of a sum is the same for any number of threads. It follows from
+the shape of one result, or of one row of them side by side: more of them in front, as when microbatches are stacked,
+leave the order of each as it was.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from .stages import Axis, Program, Stage, substitute
 
 TASKS = 16  # results that give every machine enough to share out: no cut
 PIECE = 8192  # elements a piece
-LEAST = 65_536  # elements from which a cut pays
+LEAST = 65_536  # elements of a row of results from which a cut pays
+LEAST_ONE = 32_768  # of one result
 
 
 def split_folds(program: Program) -> Program:
@@ -35,13 +38,14 @@ def split_folds(program: Program) -> Program:
 
 
 def _is_long(ctx: Context, stage: Stage) -> bool:
-    if stage.fold is None or is_pick(stage) or stage.points * stage.depth < LEAST or stage.depth < 2 * TASKS:
+    if stage.fold is None or is_pick(stage) or stage.depth < 2 * TASKS:
         return False
     if stage.in_order or read_contraction(ctx.program, stage) is not None:
         return False
     if walks_rows(ctx, stage):
-        return stage.points < TASKS
-    return stage.points // max(1, min(COLUMNS, stage.space[-1].extent)) < TASKS
+        return stage.points < TASKS and stage.depth >= LEAST_ONE
+    width = stage.space[-1].extent
+    return width * stage.depth >= LEAST and width // min(COLUMNS, width) < TASKS
 
 
 def _cut(ctx: Context, stage: Stage) -> list[Stage]:
@@ -53,13 +57,14 @@ def _cut(ctx: Context, stage: Stage) -> list[Stage]:
     full, rest = divmod(first.extent, size)
     if full < 2:
         return [stage]
-    count = full + (1 if rest else 0)
-    extents = [count, *(a.extent for a in stage.space)]
+    count, last = full + (1 if rest else 0), walks_rows(ctx, stage)
+    spaces = [a.extent for a in stage.space]
+    extents = [*spaces, count] if last else [count, *spaces]
     partial = scratch(extents, str(stage.buffer.dtype), f"{stage.name}_partial")
-    pieces = [_piece(stage, partial, 0, full, size)]
+    pieces = [_piece(stage, partial, last, 0, full, size)]
     if rest:
-        pieces.append(_piece(stage, partial, full, 1, rest, start=full * size))
-    return [*pieces, _gather(stage, partial, count)]
+        pieces.append(_piece(stage, partial, last, full, 1, rest, start=full * size))
+    return [*pieces, _gather(stage, partial, last, count)]
 
 
 def _merge(ctx: Context, stage: Stage) -> Stage:
@@ -74,8 +79,9 @@ def _merge(ctx: Context, stage: Stage) -> Stage:
     return attrs.evolve(stage, reduce=(*stage.reduce[:-count], flat), value=substitute(stage.value, values))
 
 
-def _piece(stage: Stage, partial: Any, slot: int, count: int, size: int, start: int = 0) -> Stage:
-    """``count`` pieces of ``size`` turns of the first reduced axis, into ``partial`` from ``slot`` on."""
+def _piece(stage: Stage, partial: Any, last: bool, slot: int, count: int, size: int, start: int = 0) -> Stage:
+    """``count`` pieces of ``size`` turns of the first reduced axis, into ``partial`` from ``slot`` on. ``last``: the
+    partial results of one result lie side by side, and are folded as a row; else in front, and as columns."""
     first = stage.reduce[0]
     dtype = str(first.var.ty.dtype)
     c, k = tirx.Var("c", dtype), tirx.Var("k", dtype)
@@ -84,12 +90,13 @@ def _piece(stage: Stage, partial: Any, slot: int, count: int, size: int, start: 
     place = i64(slot) if count == 1 else c
     reduce = ((Axis(k, size),) if size > 1 else ()) + stage.reduce[1:]
     value = substitute(stage.value, {first.var: turn if size > 1 else substitute(turn, {k: tirx.IntImm(dtype, 0)})})
-    indices = (place, *(a.var for a in stage.space))
+    here = [a.var for a in stage.space]
+    indices = (*here, place) if last else (place, *here)
     return Stage(f"{stage.name}_piece", space, reduce, partial, indices, value, stage.fold)
 
 
-def _gather(stage: Stage, partial: Any, count: int) -> Stage:
-    assert shape_of(partial)[0] == count
-    c = Axis(tirx.Var("c", "int64"), count)
-    value = load(partial, c.var, *(a.var for a in stage.space))
+def _gather(stage: Stage, partial: Any, last: bool, count: int) -> Stage:
+    assert shape_of(partial)[-1 if last else 0] == count
+    c, here = Axis(tirx.Var("c", "int64"), count), [a.var for a in stage.space]
+    value = load(partial, *here, c.var) if last else load(partial, c.var, *here)
     return attrs.evolve(stage, reduce=(c,), value=value)

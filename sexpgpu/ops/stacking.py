@@ -16,7 +16,7 @@ from attrs import frozen
 from ..types import TensorType
 from .rules import int_range
 
-LONG = 65_536  # elements of one sum from which on the compiler cuts it or not by how many results there are
+LONG = 32_768  # elements of one sum from which on the compiler cuts it or not by how many results there are
 FEW = 16  # results below which it does
 
 Attrs = dict[str, Any]

@@ -13,7 +13,7 @@ from row_cases import Built, all_cases, array, build, compiled, scheduled
 
 from sexpgpu.graph import Graph
 from sexpgpu.interpret import run
-from sexpgpu.ops import OPS
+from sexpgpu.ops import OPS, Op
 from sexpgpu.phases import Phase, Port
 from sexpgpu.stack import stack_phase
 
@@ -55,10 +55,18 @@ def joined(each: list[list[np.ndarray]], own: tuple[bool, ...]) -> list[np.ndarr
 
 
 def every_case(group: str) -> Iterator[tuple[str, Built, Any, tuple[bool, ...]]]:
-    for name, row, case in all_cases():
-        if row.group == group:
-            built = build(row, case)
-            yield from ((f"{name} {own}", built, case, own) for own in own_inputs(built))
+    return cases_of((name, row, case) for name, row, case in all_cases() if row.group == group)
+
+
+def long_cases() -> Iterator[tuple[str, Op, Any]]:
+    return ((f"{name} {case}", OPS[name], case) for name, case in LONG)
+
+
+def cases_of(chosen: Iterator[tuple[str, Op, Any]]) -> Iterator[tuple[str, Built, Any, tuple[bool, ...]]]:
+    """Each case with each choice of the arguments that a copy has its own of."""
+    for name, row, case in chosen:
+        built = build(row, case)
+        yield from ((f"{name} {own}", built, case, own) for own in own_inputs(built))
 
 
 def same(got: np.ndarray, want: np.ndarray, bound: tuple[float, float]) -> bool:
@@ -81,14 +89,39 @@ def test_the_copies_are_those_of_the_interpreter(group: str) -> None:
     assert not faults, "\n".join(faults)
 
 
+# Sums and products so long, or of so few or so many results, that their order could follow from the number of copies.
+LONG = [
+    ("sum", ([("f32", (200, 1000))], {})),
+    ("sum", ([("f32", (64, 600))], {})),
+    ("sum", ([("f32", (3, 70000))], {"axes": (1,)})),
+    ("sum", ([("f32", (8, 40000))], {"axes": (1,)})),
+    ("sum", ([("f32", (15, 9000))], {"axes": (1,)})),
+    ("sum", ([("f32", (512, 512))], {"axes": (0,)})),
+    ("sum", ([("f32", (4000, 40))], {"axes": (0,)})),
+    ("sum", ([("f32", (8, 600, 128))], {"axes": (1,)})),
+    ("sum", ([("f32", (16, 64, 96))], {"axes": (0, 1)})),
+    ("mean", ([("f32", (700, 120))], {})),
+    ("softmax", ([("f32", (3, 70000))], {})),
+    ("normalize", ([("f32", (8, 40000))], {})),
+    ("dot", ([("f32", (50000,)), ("f32", (50000,))], {})),
+    ("matmul", ([("f32", (2, 300)), ("f32", (50, 300))], {"tb": True})),
+    ("matmul", ([("f32", (1, 64)), ("f32", (64, 40))], {})),
+    ("matmul", ([("f32", (3, 64)), ("f32", (64, 5))], {})),
+    ("matmul", ([("f32", (200, 3)), ("f32", (200, 70))], {"ta": True})),
+    ("matmul", ([("f32", (512, 64)), ("f32", (512, 64))], {"ta": True})),
+    ("scatter-rows", ([("f32", (400, 64)), ("i32", (400,), 0, 9)], {"n": 9})),
+]
+
+
 @pytest.mark.build
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [*GROUPS, "long"])
 def test_compiled_copies_have_the_bits_of_one_alone(group: str) -> None:
     tvm = pytest.importorskip("tvm", reason="needs the extra `build`")
-    chosen = list(every_case(group))
+    chosen = list(every_case(group) if group != "long" else cases_of(long_cases()))
     made = [phases(built, own) for _, built, _, own in chosen]
-    graphs = [Graph(f"f{i}_{j}", p.graph.inputs, p.graph.outputs) for i, both in enumerate(made) for j, p in
-              enumerate(both)]  # fmt: skip
+    graphs = [
+        Graph(f"f{i}_{j}", p.graph.inputs, p.graph.outputs) for i, both in enumerate(made) for j, p in enumerate(both)
+    ]
     machine = compiled(graphs, scheduled)
 
     def call(name: str, xs: list[np.ndarray]) -> list[np.ndarray]:
