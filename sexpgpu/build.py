@@ -107,6 +107,11 @@ def rates_of(targets: Sequence[Any]) -> dict[str, Rates]:
     return {t.name: Rates(**asdict(t.rates)) for t in targets}
 
 
+def rates_named(names: str) -> dict[str, Rates]:
+    """Those of the targets of ``--target``."""
+    return rates_of(find_targets(names))
+
+
 @frozen
 class Made:
     """What the lowering made of a plan.
@@ -219,7 +224,7 @@ def explain_cost(plan: Plan, options: argparse.Namespace) -> str:
     """``sexpgpu explain --cost``: the cost model's figures, by default for all targets of this architecture."""
     from .cost_report import cost_data, cost_text
 
-    rates = rates_of(find_targets(options.target or "cpu"))
+    rates = rates_named(options.target or "cpu")
     return json.dumps(cost_data(plan, rates)) + "\n" if options.output_format == "json" else cost_text(plan, rates)
 
 

@@ -198,27 +198,26 @@ def run_explain(options: argparse.Namespace) -> int:
     plan = plan_of(options.file, report)
     if report:
         return show(report.errors, options)
-    plan = stacked(plan, options.stack)
     if options.cost or options.target:
-        from .build import explain_cost, explain_lowered
+        from .build import explain_cost, explain_lowered, rates_named
 
+        plan = stacked(plan, options.stack, rates_named(options.target or "cpu").values())
         print((explain_cost if options.cost else explain_lowered)(plan, options), end="")
-    elif options.output_format == "json":
-        print(json.dumps(data(plan)))
-    else:
-        print(explain(plan), end="")
+        return 0
+    plan = stacked(plan, options.stack)
+    print(json.dumps(data(plan)) + "\n" if options.output_format == "json" else explain(plan), end="")
     return 0
 
 
 def run_build(options: argparse.Namespace) -> int:
-    from .build import build
+    from .build import build, rates_named
     from .stack import stacked
 
     report = Report()
     plan = plan_of(options.file, report, options.diagnostic)
     if report:
         return show(report.errors, options)
-    built = build(stacked(plan, options.stack), options)
+    built = build(stacked(plan, options.stack, rates_named(options.target).values()), options)
     if options.output_format == "json":
         print(json.dumps(built))
     else:

@@ -30,7 +30,7 @@ def explain(plan: Plan) -> str:
     if plan.trips:
         lines.append(f"generation   {plan.trips} trips a microbatch make {', '.join(plan.generated)}")
     if s.microbatches > 1:
-        lines.append("stacking     " + describe_stacking(plan.stacking))
+        lines += describe_stacking(plan.stacking)
     if s.passes:
         lines.append("evaluation   " + "; ".join(f"{p.name} on {p.loader} every {p.every} steps" for p in s.passes))
     lines += [*memory.lines(memory.estimate(plan)), "", *table(phase_rows(plan)), ""]
@@ -38,10 +38,14 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe_stacking(stacking: Stacking) -> str:
-    if stacking.degree > 1:
-        return f"{stacking.degree} microbatches a call"
-    return f"none: {stacking.reason}" if stacking.reason else "none"
+def describe_stacking(stacking: Stacking) -> list[str]:
+    """The degree, and what a step is at each degree that was looked at."""
+    what = f"{stacking.degree} microbatches a call" if stacking.degree > 1 else "none"
+    lines = [f"stacking     {what}{stacking.reason and ': '}{stacking.reason}"]
+    if len(stacking.offered) > 1:
+        head = ("degree", "calls a step", "kernels a step, by the cost model")
+        lines += [" " * 13 + line for line in table([head, *(tuple(map(str, row)) for row in stacking.offered)])]
+    return lines
 
 
 def describe_loader(loader: Loader, trains: bool) -> str:
@@ -132,7 +136,11 @@ def data(plan: Plan) -> dict[str, Any]:
             "frozen": sum(p.type.size for p in plan.parameters if p.is_frozen),
         },
         "loaders": [{"name": n, "batch": d.batch, "sources": list(d.sources)} for n, d in s.loaders.items()],
-        "stacking": {"degree": plan.stacking.degree, "reason": plan.stacking.reason},
+        "stacking": {
+            "degree": plan.stacking.degree,
+            "reason": plan.stacking.reason,
+            "offered": [dict(zip(("degree", "calls", "kernels"), row, strict=True)) for row in plan.stacking.offered],
+        },
         "generation": {"trips": plan.trips, "makes": list(plan.generated)} if plan.trips else None,
         "passes": [{"name": p.name, "loader": p.loader, "every": p.every} for p in s.passes],
         "memory": memory.data(memory.estimate(plan)),

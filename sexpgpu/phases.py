@@ -79,10 +79,12 @@ class Phase:
 
 @frozen
 class Stacking:
-    """``degree``: microbatches in one call. ``reason``: why it is 1 in a run that has more, or ""."""
+    """``degree``: microbatches in one call. ``reason``: why it is 1 in a run that has more, or "". ``offered``: each
+    degree that was looked at, with the calls and the kernels of its step, these counted from the graphs."""
 
     degree: int = 1
     reason: str = ""
+    offered: tuple[tuple[int, int, int], ...] = ()
 
 
 @frozen(eq=False)

@@ -6,11 +6,15 @@ the copies leave is what the microbatches leave one after the other: gradients a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attrs import evolve
 
 from . import codes
+from .cost import Rates, calls, step_seconds
 from .diagnostics import UserError
 from .graph import Builder, Graph, GraphFull, Value
+from .joins import kernels
 from .ops import OPS
 from .ops.stacking import Lane, Stacker, one_by_one, pointwise
 from .phases import Phase, Plan, Port, Stacking, pairs
@@ -135,12 +139,45 @@ def refusal(plan: Plan) -> UserError | None:
     return None
 
 
-def stacked(plan: Plan, degree: int | None) -> Plan:
-    """``plan`` with ``degree`` microbatches a call; with None, as many as cost least, and 1 where it must be."""
-    if degree is not None:
+MOST = 16  # microbatches a call that auto may choose: memory grows with them, and few launches are left to save
+UNDECIDED = "auto is decided for a target: see explain --target, or --cost"
+
+
+def stacked(plan: Plan, degree: int | None, rates: Iterable[Rates] = ()) -> Plan:
+    """``plan`` with ``degree`` microbatches a call; with None, as many as cost least at ``rates``, those of the targets
+    added up, and 1 where it must be."""
+    if plan.settings.microbatches == 1 and degree is None:
+        return plan
+    fault, rates = refusal(plan), tuple(rates)
+    chosen = plan if degree is None else stack_plan(plan, degree)
+    offers = [plan] if fault else [p for d in degrees(plan.settings.microbatches) if (p := possible(plan, d))]
+    reason = ""
+    if degree is None and (fault or not rates):
+        reason = fault.message if fault else UNDECIDED
+    elif degree is None:
+        chosen = min(offers, key=lambda p: sum(step_seconds(p.phases, p.settings, each, p.trips) for each in rates))
+    return evolve(chosen, stacking=Stacking(chosen.stacking.degree, reason, tuple(map(offer, offers))))
+
+
+def offer(plan: Plan) -> tuple[int, int, int]:
+    """The degree of ``plan``, and the calls and kernels of its step."""
+    count = {p.function: calls(p, plan.phases, plan.settings, plan.trips) for p in plan.phases}
+    launched = sum(n * len(kernels(p.graph, p.in_place)) for p in plan.phases if (n := count[p.function]))
+    return plan.stacking.degree, sum(count.values()), launched
+
+
+def degrees(microbatches: int) -> list[int]:
+    """What auto looks at: the powers of two and all of a step's microbatches, the smallest first."""
+    powers = [2**n for n in range(MOST.bit_length())]
+    return sorted(d for d in {*powers, microbatches} if d <= min(microbatches, MOST))
+
+
+def possible(plan: Plan, degree: int) -> Plan | None:
+    """The plan stacked; None where a graph would be too large."""
+    try:
         return stack_plan(plan, degree)
-    fault = refusal(plan) if plan.settings.microbatches > 1 else None
-    return evolve(plan, stacking=Stacking(1, fault.message if fault else ""))
+    except UserError:
+        return None
 
 
 def stack_plan(plan: Plan, degree: int) -> Plan:
@@ -175,13 +212,3 @@ def single_phases(plan: Plan, degree: int) -> set[str]:
     rest = plan.settings.microbatches % degree
     passes = any(plan.evaluates.values())
     return {p.name for p in plan.phases if stackable(p) and (rest or (passes and p.name != "train"))}
-
-
-def calls(plan: Plan, phase: Phase) -> int:
-    """Calls of ``phase`` in a training step."""
-    degree, microbatches = plan.stacking.degree, plan.settings.microbatches
-    if phase.role != "train" and not phase.role.startswith("generate."):
-        return int(phase.role == "update")
-    alone = microbatches % degree if degree > 1 else microbatches
-    count = microbatches // degree if phase.stack > 1 else alone
-    return count * (plan.trips or 0) if phase.role == "generate.step" else count

@@ -17,6 +17,7 @@ from sexpgpu.diagnostics import Report
 from sexpgpu.interpret import run
 from sexpgpu.phases import Plan, trace_run
 from sexpgpu.runfile import load
+from sexpgpu.stack import stacked
 from tests.conftest import EXAMPLES
 
 pytestmark = pytest.mark.build
@@ -69,7 +70,8 @@ def generated(artifact: tarball.Artifact, device: Device, folder: Path) -> list[
 
 
 def devices(artifact: tarball.Artifact, plan: Plan) -> tuple[Device, Device]:
-    functions = {p.name: (lambda *inputs, graph=p.graph: run(graph, inputs)) for p in plan.phases}
+    phases = stacked(plan, artifact.manifest.degree).phases
+    functions = {p.name: (lambda *inputs, graph=p.graph: run(graph, inputs)) for p in phases}
     return CpuDevice(artifact, 2), HostDevice(artifact.manifest, functions)
 
 

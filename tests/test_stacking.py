@@ -138,17 +138,18 @@ def test_a_run_goes_on_at_another_degree(folder: Path) -> None:
 
 
 def test_an_example_whose_microbatches_all_stack(tmp_path: Path, tiny: Path) -> None:
-    """tiny-generate takes two a step: no training phase of one alone is left."""
+    """tiny-generate takes two a step, and auto takes them in one call: no training phase of one alone is left."""
     run = EXAMPLES / "tiny-generate/run.sx"
-    built = sexpgpu("build", run, "-o", tmp_path / "2.tar", "--stack", 2, "--target", ONE)
+    built = sexpgpu("build", run, "-o", tmp_path / "1.tar", "--stack", 1, "--target", ONE)
     assert built.returncode == 0, built.stderr
     digests = []
-    for artifact in (tiny, tmp_path / "2.tar"):
+    for artifact in (tiny, tmp_path / "1.tar"):
         done = sexpgpu_run(artifact, "--out", tmp_path / artifact.stem, "--data", run.parent, "--steps", 20)
         assert done.returncode == 0, done.stderr
         digests.append(next(line for line in done.stdout.splitlines() if line.startswith("params sha256")))
     assert digests[0] == digests[1]
-    with tarball.open(str(tmp_path / "2.tar")) as artifact:
+    with tarball.open(str(tiny)) as artifact:
+        assert artifact.manifest.degree == 2
         assert artifact.manifest.phase("train") is None and artifact.manifest.phase("train*2")
 
 

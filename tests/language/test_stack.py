@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
+from sexpgpu.cost import Rates, calls, step_seconds
 from sexpgpu.diagnostics import UserError
 from sexpgpu.explain import explain
-from sexpgpu.phases import Phase, Plan
-from sexpgpu.stack import calls, refusal, stack_plan, stacked
+from sexpgpu.phases import Phase, Plan, Stacking
+from sexpgpu.stack import UNDECIDED, degrees, refusal, stack_plan, stacked
 from tests.support import PARTS, plan_of
 
 GENERATE = """(defgenerate :trips 3
@@ -79,7 +80,7 @@ def test_a_shared_weight_meets_the_rows_of_all_copies_in_one_product() -> None:
 )
 def test_calls_of_a_step(microbatches: int, degree: int, expected: dict[str, int]) -> None:
     plan = stack_plan(run_of(microbatches), degree)
-    found = {p.name: calls(plan, p) for p in plan.phases}
+    found = {p.name: calls(p, plan.phases, plan.settings, plan.trips) for p in plan.phases}
     assert {
         n: c for n, c in found.items() if n in ("generate.step", "train", "update") or "step*" in n or "train*" in n
     } == expected
@@ -116,8 +117,33 @@ def test_auto_says_which_read_keeps_the_run_unstacked() -> None:
     assert "\nstacking     none: generate.init reads :records, which differs between" in explain(plan)
 
 
+LAUNCHES = Rates(flops=1e15, bytes=1e15, threads=1, launch=1e-3, fork=0.0, call=1e-3, port=0.0)
+WORK = Rates(flops=1e6, bytes=1e15, threads=1, launch=0.0, fork=0.0, call=0.0, port=0.0)
+
+
+def test_auto_takes_the_degree_that_costs_least() -> None:
+    plan = run_of(4)
+    assert stacked(plan, None, [LAUNCHES]).stacking.degree == 4
+    price = {d: step_seconds(stack_plan(plan, d).phases, plan.settings, WORK, plan.trips) for d in degrees(4)}
+    assert stacked(plan, None, [WORK]).stacking.degree == min(price, key=lambda d: price[d])
+    undecided = stacked(plan, None).stacking
+    assert undecided == Stacking(1, UNDECIDED, undecided.offered)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "looked_at"), [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (40, [1, 2, 4, 8, 16])]
+)
+def test_the_degrees_that_auto_looks_at(microbatches: int, looked_at: list[int]) -> None:
+    assert degrees(microbatches) == looked_at
+
+
 def test_the_report_tells_the_degree() -> None:
     assert "\nstacking     2 microbatches a call\n" in explain(stacked(run_of(4), 2))
+    offered = stacked(run_of(4), 2).stacking.offered
+    assert [row[:2] for row in offered] == [(1, 4 * (1 + 3 + 1 + 1) + 1), (2, 2 * 6 + 1), (4, 6 + 1)]
+    kernels = [row[2] for row in offered]
+    assert kernels == sorted(kernels, reverse=True) and kernels[2] < kernels[0] / 2
+    assert f"\n             4                  7  {kernels[2]:>33}\n" in explain(stacked(run_of(4), 1))
     assert "\nstacking " not in explain(stacked(run_of(1), None))
 
 
