@@ -140,6 +140,9 @@ def refusal(plan: Plan) -> UserError | None:
 
 
 MOST = 16  # microbatches a call that auto may choose: memory grows with them, and few launches are left to save
+NEAR = (
+    2 << 20
+)  # bytes of a value from which the next kernel finds it in no cache of a core: what the model does not see
 UNDECIDED = "auto is decided for a target: see explain --target, or --cost"
 
 
@@ -155,8 +158,14 @@ def stacked(plan: Plan, degree: int | None, rates: Iterable[Rates] = ()) -> Plan
     if degree is None and (fault or not rates):
         reason = fault.message if fault else UNDECIDED
     elif degree is None:
-        chosen = min(offers, key=lambda p: sum(step_seconds(p.phases, p.settings, each, p.trips) for each in rates))
+        near = [p for p in offers if p.stacking.degree == 1 or widest(p) <= NEAR]
+        chosen = min(near, key=lambda p: sum(step_seconds(p.phases, p.settings, each, p.trips) for each in rates))
     return evolve(chosen, stacking=Stacking(chosen.stacking.degree, reason, tuple(map(offer, offers))))
+
+
+def widest(plan: Plan) -> int:
+    """Bytes of the largest value that a stacked phase makes."""
+    return max((v.type.nbytes for p in plan.phases if p.stack > 1 for v in p.graph.values() if v.op), default=0)
 
 
 def offer(plan: Plan) -> tuple[int, int, int]:

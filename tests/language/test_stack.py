@@ -130,6 +130,15 @@ def test_auto_takes_the_degree_that_costs_least() -> None:
     assert undecided == Stacking(1, UNDECIDED, undecided.offered)
 
 
+def test_auto_keeps_values_near() -> None:
+    """4096 rows of 128 numbers are 2 MiB: two microbatches of 2048 fit, four do not."""
+    large = "(defmodel m (x) (linear (linear x :in 128) :out 2))"
+    loader = '(defloader d :source "d.npz" :batch 2048 :fields (list :x [3] :f32 :y [] :i32))'
+    parts = {"generate": "", "prepare": PARTS["prepare"], "objective": PARTS["objective"]}
+    plan = run_of(4, **parts, model=large, loader=loader, run=RUN.format(4).replace(" :diagnostics [:x]", ""))
+    assert stacked(plan, None, [LAUNCHES]).stacking.degree == 2
+
+
 @pytest.mark.parametrize(
     ("microbatches", "looked_at"), [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (40, [1, 2, 4, 8, 16])]
 )
