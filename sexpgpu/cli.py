@@ -217,7 +217,8 @@ def run_build(options: argparse.Namespace) -> int:
     plan = plan_of(options.file, report, options.diagnostic)
     if report:
         return show(report.errors, options)
-    built = build(stacked(plan, options.stack, rates_named(options.target).values()), options)
+    rates = rates_named(options.target).values()
+    built = build(stacked(plan, options.stack, rates, options.memory_limit), options)
     if options.output_format == "json":
         print(json.dumps(built))
     else:

@@ -15,6 +15,7 @@ from .cost import Rates, calls, step_seconds
 from .diagnostics import UserError
 from .graph import Builder, Graph, GraphFull, Value
 from .joins import kernels
+from .memory import estimate
 from .ops import OPS
 from .ops.stacking import Lane, Stacker, one_by_one, pointwise
 from .phases import Phase, Plan, Port, Stacking, pairs
@@ -146,9 +147,9 @@ NEAR = (
 UNDECIDED = "auto is decided for a target: see explain --target, or --cost"
 
 
-def stacked(plan: Plan, degree: int | None, rates: Iterable[Rates] = ()) -> Plan:
+def stacked(plan: Plan, degree: int | None, rates: Iterable[Rates] = (), limit: int | None = None) -> Plan:
     """``plan`` with ``degree`` microbatches a call; with None, as many as cost least at ``rates``, those of the targets
-    added up, and 1 where it must be."""
+    added up, within ``limit`` bytes of memory, and 1 where it must be."""
     if plan.settings.microbatches == 1 and degree is None:
         return plan
     fault, rates = refusal(plan), tuple(rates)
@@ -158,9 +159,13 @@ def stacked(plan: Plan, degree: int | None, rates: Iterable[Rates] = ()) -> Plan
     if degree is None and (fault or not rates):
         reason = fault.message if fault else UNDECIDED
     elif degree is None:
-        near = [p for p in offers if p.stacking.degree == 1 or widest(p) <= NEAR]
-        chosen = min(near, key=lambda p: sum(step_seconds(p.phases, p.settings, each, p.trips) for each in rates))
+        fit = [p for p in offers if p.stacking.degree == 1 or (widest(p) <= NEAR and is_within(p, limit))]
+        chosen = min(fit, key=lambda p: sum(step_seconds(p.phases, p.settings, each, p.trips) for each in rates))
     return evolve(chosen, stacking=Stacking(chosen.stacking.degree, reason, tuple(map(offer, offers))))
+
+
+def is_within(plan: Plan, limit: int | None) -> bool:
+    return limit is None or estimate(plan).total <= limit
 
 
 def widest(plan: Plan) -> int:

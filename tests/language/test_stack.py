@@ -8,6 +8,7 @@ from attrs import evolve
 from sexpgpu.cost import Rates, calls, step_seconds
 from sexpgpu.diagnostics import UserError
 from sexpgpu.explain import explain
+from sexpgpu.memory import estimate
 from sexpgpu.phases import Phase, Plan, Stacking
 from sexpgpu.stack import UNDECIDED, degrees, refusal, stack_plan, stacked
 from tests.support import PARTS, plan_of
@@ -137,6 +138,14 @@ def test_auto_keeps_values_near() -> None:
     parts = {"generate": "", "prepare": PARTS["prepare"], "objective": PARTS["objective"]}
     plan = run_of(4, **parts, model=large, loader=loader, run=RUN.format(4).replace(" :diagnostics [:x]", ""))
     assert stacked(plan, None, [LAUNCHES]).stacking.degree == 2
+
+
+def test_auto_keeps_within_the_memory_that_there_is() -> None:
+    plan = run_of(4)
+    totals = [estimate(stack_plan(plan, d)).total for d in (1, 2, 4)]
+    assert totals == sorted(totals) and totals[1] < totals[2]
+    chosen = [stacked(plan, None, [LAUNCHES], limit).stacking.degree for limit in (totals[2], totals[2] - 1, 1)]
+    assert chosen == [4, 2, 1]
 
 
 @pytest.mark.parametrize(
