@@ -141,9 +141,7 @@ def refusal(plan: Plan) -> UserError | None:
 
 
 MOST = 16  # microbatches a call that auto may choose: memory grows with them, and few launches are left to save
-NEAR = (
-    2 << 20
-)  # bytes of a value from which the next kernel finds it in no cache of a core: what the model does not see
+NEAR = 2 << 20  # bytes of a value that a core still finds in its caches, of which the cost model knows nothing
 UNDECIDED = "auto is decided for a target: see explain --target, or --cost"
 
 
