@@ -141,7 +141,6 @@ def refusal(plan: Plan) -> UserError | None:
 
 
 MOST = 16  # microbatches a call that auto may choose: memory grows with them, and few launches are left to save
-NEAR = 2 << 20  # bytes of a value that a core still finds in its caches, of which the cost model knows nothing
 UNDECIDED = "auto is decided for a target: see explain --target, or --cost"
 
 
@@ -157,18 +156,13 @@ def stacked(plan: Plan, degree: int | None, rates: Iterable[Rates] = (), limit: 
     if degree is None and (fault or not rates):
         reason = fault.message if fault else UNDECIDED
     elif degree is None:
-        fit = [p for p in offers if p.stacking.degree == 1 or (widest(p) <= NEAR and is_within(p, limit))]
+        fit = [p for p in offers if p.stacking.degree == 1 or is_within(p, limit)]
         chosen = min(fit, key=lambda p: sum(step_seconds(p.phases, p.settings, each, p.trips) for each in rates))
     return evolve(chosen, stacking=Stacking(chosen.stacking.degree, reason, tuple(map(offer, offers))))
 
 
 def is_within(plan: Plan, limit: int | None) -> bool:
     return limit is None or estimate(plan).total <= limit
-
-
-def widest(plan: Plan) -> int:
-    """Bytes of the largest value that a stacked phase makes."""
-    return max((v.type.nbytes for p in plan.phases if p.stack > 1 for v in p.graph.values() if v.op), default=0)
 
 
 def offer(plan: Plan) -> tuple[int, int, int]:
