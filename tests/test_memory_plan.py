@@ -18,7 +18,7 @@ pytestmark = pytest.mark.build
 
 THREADS, STEPS = 2, 2
 # Beside the plan, once the data is read and the library loaded: modules that are imported later (those of a checkpoint,
-# some 1.5 MiB), stacks and arenas of the threads, and Python's own objects. At most 0.4 MiB was seen.
+# some 1.5 MiB), stacks and arenas of the threads, and Python's own objects. At most 1.7 MiB was seen.
 OVERHEAD = 4 * 2**20
 USED = 0.7  # of the plan, at least: 1.0 was seen; what is planned for a checkpoint is not all used by a save
 # A run of the command line, which says by how much the process has grown since its library was loaded. HWM is the most
