@@ -13,7 +13,7 @@ from attrs import asdict, evolve, frozen
 
 from . import cost
 from .cost import Rates
-from .explain import calls, table
+from .explain import calls, describe_stacking, stacking_data, table
 from .phases import Phase, Plan
 
 
@@ -123,6 +123,7 @@ def cost_text(plan: Plan, rates: Mapping[str, Rates]) -> str:
         f"cost of a step of {plan.settings.name}, by the model; init and passes: of one call",
         *cost_table(rows(plan, rates)),
         "",
+        *([*describe_stacking(plan.stacking), ""] if plan.settings.microbatches > 1 else []),
         f"Kernels and moved bytes are estimates from the graphs; ms are of {threads} threads at the targets' rates.",
         "sexpgpu explain --target T counts the compiled kernels.",
     ]
@@ -131,7 +132,13 @@ def cost_text(plan: Plan, rates: Mapping[str, Rates]) -> str:
 
 def cost_data(plan: Plan, rates: Mapping[str, Rates]) -> dict[str, Any]:
     made = [as_data(r) for r in rows(plan, rates)]
-    return {"run": plan.settings.name, "rates": {t: asdict(r) for t, r in rates.items()}, "phases": made}
+    stacking = stacking_data(plan.stacking)
+    return {
+        "run": plan.settings.name,
+        "stacking": stacking,
+        "rates": {t: asdict(r) for t, r in rates.items()},
+        "phases": made,
+    }
 
 
 def as_data(r: Row) -> dict[str, Any]:

@@ -136,16 +136,17 @@ def data(plan: Plan) -> dict[str, Any]:
             "frozen": sum(p.type.size for p in plan.parameters if p.is_frozen),
         },
         "loaders": [{"name": n, "batch": d.batch, "sources": list(d.sources)} for n, d in s.loaders.items()],
-        "stacking": {
-            "degree": plan.stacking.degree,
-            "reason": plan.stacking.reason,
-            "offered": [dict(zip(("degree", "calls", "kernels"), row, strict=True)) for row in plan.stacking.offered],
-        },
+        "stacking": stacking_data(plan.stacking),
         "generation": {"trips": plan.trips, "makes": list(plan.generated)} if plan.trips else None,
         "passes": [{"name": p.name, "loader": p.loader, "every": p.every} for p in s.passes],
         "memory": memory.data(memory.estimate(plan)),
         "phases": [phase_data(plan, p) for p in plan.phases],
     }
+
+
+def stacking_data(stacking: Stacking) -> dict[str, Any]:
+    offered = [dict(zip(("degree", "calls", "kernels"), row, strict=True)) for row in stacking.offered]
+    return {"degree": stacking.degree, "reason": stacking.reason, "offered": offered}
 
 
 def phase_data(plan: Plan, phase: Phase) -> dict[str, Any]:

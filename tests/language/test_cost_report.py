@@ -89,6 +89,10 @@ def test_a_run_that_stacks_says_so() -> None:
     assert [r.phase for r in made[:2]] == ["generate stacked", "  generate.init*2"] and made[0].calls == 1 + 3 + 1
     by = {r.phase: r for r in made}
     assert by["generate.init"].when == "pass" and by["train*2"].calls == 1  # the pass takes one microbatch at a time
+    text = cost_text(stacked(plan, 2), RATES)
+    assert "stacking     2 microbatches a call\n" in text and "degree  calls a step" in text
+    assert cost_data(stacked(plan, 2), RATES)["stacking"]["offered"][1]["degree"] == 2
+    assert "stacking" not in cost_text(plan_of(), RATES)
     assert by["step"].launches == sum(r.calls * (r.kernels or 0) for r in made)
 
 
