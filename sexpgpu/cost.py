@@ -79,7 +79,7 @@ WORK = {
     **dict.fromkeys(("argmax", "argmin", "cumsum", "gather", "take-along", "transpose"), 15),
     **dict.fromkeys(("scatter-add", "scatter-rows", "scatter-along"), 60),
     "pow": 150,
-    "philox": 600,
+    "philox": 90,
 }
 ENDS = 8  # multiplications that beginning and ending a sum of a product costs: short ones reach less of the peak
 PLAIN = 2  # any other element: an addition takes the place of a multiplication and an addition

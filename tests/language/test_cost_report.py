@@ -58,7 +58,7 @@ def test_the_cost_of_a_step_as_a_table() -> None:
         "train                   2       10       20    0.00       0.00    0.08   40.08",
         "update                  1        2        2    0.00       0.00    0.03   20.01",
         "step                   13                32    0.00       0.00    0.35  260.16",
-        "init                 once        2        2    0.00       0.00    0.03   20.03",
+        "init                 once        2        2    0.00       0.00    0.03   20.01",
     ]
     assert "of 2 threads" in text
 
