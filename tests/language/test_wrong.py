@@ -21,6 +21,7 @@ ELSEWHERE: dict[str, str] = {
     "E-GRAD-001": "no operator of today lacks a gradient: tests/graph/test_grad.py makes one that does",
     "E-ENV-001": "a package that is not installed: the command line's tests",
     "E-IO-001": "an output that cannot be written: the command line's tests",
+    "E-MEM-001": "an option of build: test_memory_plan.py",
     "E-STACK-001": "an option of build and explain: test_stack.py",
     "E-STACK-002": "an option of build and explain: test_stack.py",
     "E-TARGET-001": "an option of build: the command line's tests",

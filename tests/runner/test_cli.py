@@ -14,7 +14,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from pathlib import Path
 
 import attrs
@@ -596,19 +595,16 @@ def test_every_code_is_used() -> None:
     assert [name for name in names if len(re.findall(rf"\b{name}\b", text)) < 2] == []
 
 
-def test_start_is_fast(artifact: str, out: Path) -> None:
-    """From the process's start to the first finished step, beyond Python's own start: under 1 s. Once in three, since
-    the machine may be busy."""
-    assert any(_seconds(artifact, out.with_name(f"o{i}")) - _bare() < 1.0 for i in range(3))
+def test_start_is_light(artifact: str, out: Path) -> None:
+    """To the first finished step and out again, beyond Python's own start: under 1.5 s of processor, which other work
+    on the machine changes little. Importing a compiler or a framework alone takes more."""
+    run = arguments(artifact, out, "-q", "--steps", "1")
+    assert _processor_seconds(run) - _processor_seconds([sys.executable, "-c", "pass"]) < 1.5
 
 
-def _seconds(artifact: str, out: Path) -> float:
-    began = time.perf_counter()
-    assert child(artifact, out, "-q", "--steps", "1").returncode == 0
-    return time.perf_counter() - began
-
-
-def _bare() -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
-    return time.perf_counter() - began
+def _processor_seconds(command: list[str]) -> float:
+    process = subprocess.Popen(command, env=environment())
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
