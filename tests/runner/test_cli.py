@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import termios
 import threading
 from pathlib import Path
