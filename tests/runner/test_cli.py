@@ -12,9 +12,9 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import termios
 import threading
+import time
 from pathlib import Path
 
 import attrs
