@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from . import tensors
+from . import cores, tensors
 from .device import Call
 from .errors import (
     ART_VERSION,
-    CLI_VALUE,
     DEVICE_CALL,
     ENV_LIBRARY,
     ENV_PACKAGE,
@@ -68,16 +67,6 @@ def _lacking(target: Target, flags: frozenset[str]) -> list[str]:
     return [flag for flag in target.cpu_flags if flag not in flags]
 
 
-def set_threads(count: int | None) -> int:
-    """Fix the number of worker threads of the runtime, before it is loaded; default: the cores this process may use."""
-    usable = len(os.sched_getaffinity(0))
-    if count is not None and not 1 <= count <= 1024:
-        raise RunError(CLI_VALUE, f"--threads is {count}; the range is 1 to 1024")
-    chosen = count or usable
-    os.environ["TVM_NUM_THREADS"] = str(chosen)
-    return chosen
-
-
 def memory_file(name: str, data: bytes) -> str:
     """A path, good while this process lives, of an anonymous file that holds ``data``."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
@@ -97,7 +86,7 @@ class CpuDevice:
     def __init__(self, artifact: Artifact, threads: int | None = None, target: str | None = None) -> None:
         manifest = artifact.manifest
         chosen = choose(manifest, platform.machine(), cpu_flags(), artifact.path, target)
-        set_threads(threads)
+        cores.set_threads(threads)
         self._ffi = import_ffi(manifest.toolchain.tvm_ffi, artifact.path)
         self._machine = self._load(artifact, chosen)
         self._allocate = self._ffi.get_global_func(ALLOCATE)
@@ -105,6 +94,10 @@ class CpuDevice:
         self._size, self._item = map(self._ffi.get_global_func, ("ffi.ArraySize", "ffi.ArrayGetItem"))
         self._kinds: dict[Any, tuple[Any, Any]] = {}  # (shape, NumPy's dtype) -> the runtime's words for them
         self._manifest = manifest
+
+    def settle(self) -> None:
+        """Start the runtime's threads, and place them and this one (``cores``)."""
+        cores.settle(self._ffi.get_global_func("runtime.NumThreads"))
 
     def _load(self, artifact: Artifact, target: Target) -> Any:
         """The library's virtual machine. Loading runs native code: both files were verified by ``read``."""

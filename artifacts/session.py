@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from attrs import define, evolve, frozen
 
-from . import checkpoint, forms, identity, lock, memory, report, store, tarball
+from . import checkpoint, cores, forms, identity, lock, memory, report, store, tarball
 from .data import Records, Training, fingerprint, open_records
 from .device import Device
 from .errors import ART_REQUIRED, CKPT_PRESENT, CLI_DIAGNOSTIC, RunError
@@ -25,7 +25,9 @@ MakeDevice = Callable[[tarball.Artifact, int | None], Device]
 def cpu(artifact: tarball.Artifact, threads: int | None, target: str | None = None) -> Device:
     from .cpu import CpuDevice
 
-    return CpuDevice(artifact, threads, target)
+    device = CpuDevice(artifact, threads, target)
+    device.settle()
+    return device
 
 
 def run(options: Options, console: report.Console, stop: Stop, make_device: MakeDevice = cpu) -> int:
@@ -35,7 +37,7 @@ def run(options: Options, console: report.Console, stop: Stop, make_device: Make
         data = memory.held(artifact.manifest, options.data)
         memory.check(artifact.manifest, options.threads, artifact.path, data=data)
         make_directory(options.out)
-        with lock.held(options.out, console.warn) as locked:
+        with lock.held(options.out, console.warn) as locked, cores.restored():
             records = {name: _open(artifact, name, options) for name in loaders_used(artifact.manifest)}
             memory.check(artifact.manifest, options.threads, artifact.path)  # once more: the data is in memory now
             device = make_device(artifact, options.threads)

@@ -87,7 +87,9 @@ def instrument(device: CpuDevice, call: Callable[..., int]) -> None:
 def opened(path: str, data: str, wrap: Callable[[CpuDevice], Any] = lambda device: device, kind: type[Loop] = Loop):
     """(loop, device) of the artifact at ``path``."""
     with tarball.open(path) as artifact:
-        device = wrap(CpuDevice(artifact))
+        plain = CpuDevice(artifact)
+        plain.settle()
+        device = wrap(plain)
         manifest = artifact.manifest
         records = {n: open_records(manifest.loader(n), data, artifact) for n in session.loaders_used(manifest)}
         training = Training(manifest, records)

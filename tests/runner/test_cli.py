@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from artifacts import cpu, errors, report, run, signals, tarball
+from artifacts import cores, cpu, errors, report, run, signals, tarball
 from artifacts.errors import CODES, RunError
 from artifacts.options import parse
 
@@ -196,8 +196,10 @@ def test_row_49_another_tvm_ffi(tmp_path: Path, out: Path, capsys: Captured) -> 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "77")
-    assert cpu.set_threads(3) == 3 and os.environ["TVM_NUM_THREADS"] == "3"
-    assert cpu.set_threads(None) == len(os.sched_getaffinity(0))
+    monkeypatch.setenv("TVM_BIND_THREADS", "1")
+    assert cores.set_threads(3) == 3 and os.environ["TVM_NUM_THREADS"] == "3"
+    assert os.environ["TVM_BIND_THREADS"] == "0"  # or the runtime would put all runs of one thread on the first core
+    assert cores.set_threads(None) == len(os.sched_getaffinity(0))
 
 
 # Row 67: odd paths
