@@ -33,7 +33,8 @@ def explain(plan: Plan) -> str:
         lines += describe_stacking(plan.stacking)
     if s.passes:
         lines.append("evaluation   " + "; ".join(f"{p.name} on {p.loader} every {p.every} steps" for p in s.passes))
-    lines += [*memory.lines(memory.estimate(plan)), "", *table(phase_rows(plan)), ""]
+    taken = memory.estimate(plan)
+    lines += [*memory.lines(taken), "", *table(phase_rows(plan, taken)), ""]
     lines += ["training step", *(f"  {line}" for line in outline(plan))]
     return "\n".join(lines) + "\n"
 
@@ -56,9 +57,8 @@ def describe_loader(loader: Loader, trains: bool) -> str:
     return f"{loader.name}: {where}, batches of {loader.batch}{more}: {fields}"
 
 
-def phase_rows(plan: Plan) -> list[Sequence[str]]:
+def phase_rows(plan: Plan, taken: memory.Memory) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [("phase", "calls a step", "inputs", "outputs", "operators", "Mflop", "memory MiB")]
-    beside = memory.estimate(plan).phases
     for phase in plan.phases:
         operators = sum(1 for v in phase.graph.values() if v.op)
         rows.append(
@@ -69,7 +69,7 @@ def phase_rows(plan: Plan) -> list[Sequence[str]]:
                 str(len(phase.outputs)),
                 str(operators),
                 f"{cost.flops(phase.graph) / 1e6:.2f}",
-                f"{beside[phase.name] / 2**20:.2f}",
+                f"{taken.phases[phase.name] / 2**20:.2f}",
             )
         )
     return rows
@@ -120,7 +120,7 @@ def operators(graph: Graph) -> Counter[str]:
 
 def data(plan: Plan) -> dict[str, Any]:
     """What ``explain`` says, for ``--output-format json``. ``calls`` is of a step: 0 of init and passes."""
-    s = plan.settings
+    s, taken = plan.settings, memory.estimate(plan)
     return {
         "run": {
             "name": s.name,
@@ -139,8 +139,8 @@ def data(plan: Plan) -> dict[str, Any]:
         "stacking": stacking_data(plan.stacking),
         "generation": {"trips": plan.trips, "makes": list(plan.generated)} if plan.trips else None,
         "passes": [{"name": p.name, "loader": p.loader, "every": p.every} for p in s.passes],
-        "memory": memory.data(memory.estimate(plan)),
-        "phases": [phase_data(plan, p) for p in plan.phases],
+        "memory": memory.data(taken),
+        "phases": [phase_data(plan, p, taken) for p in plan.phases],
     }
 
 
@@ -149,7 +149,7 @@ def stacking_data(stacking: Stacking) -> dict[str, Any]:
     return {"degree": stacking.degree, "reason": stacking.reason, "offered": offered}
 
 
-def phase_data(plan: Plan, phase: Phase) -> dict[str, Any]:
+def phase_data(plan: Plan, phase: Phase, taken: memory.Memory) -> dict[str, Any]:
     return {
         "phase": phase.name,
         "stack": phase.stack,
@@ -158,5 +158,5 @@ def phase_data(plan: Plan, phase: Phase) -> dict[str, Any]:
         "outputs": len(phase.outputs),
         "operators": dict(operators(phase.graph)),
         "flops": cost.flops(phase.graph),
-        "memory": memory.beside(phase),
+        "memory": taken.phases[phase.name],
     }

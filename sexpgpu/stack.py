@@ -198,11 +198,11 @@ def stack_plan(plan: Plan, degree: int) -> Plan:
     if fault := refusal(plan):
         raise fault
     try:
-        stacked = {p.name: stack_phase(p, degree) for p in plan.phases if stackable(p)}
+        copies = {p.name: stack_phase(p, degree) for p in plan.phases if stackable(p)}
     except (ShapeFault, GraphFull) as limit:
         raise UserError(codes.STACK_DEGREE, None, f"--stack {degree} is too much: {limit}") from None
     single = single_phases(plan, degree)
-    phases = [q for p in plan.phases for q in both(p, stacked.get(p.name), single)]
+    phases = [q for p in plan.phases for q in both(p, copies.get(p.name), single)]
     return evolve(plan, phases=tuple(phases), stacking=Stacking(degree))
 
 

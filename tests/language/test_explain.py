@@ -6,6 +6,7 @@ import re
 
 from sexpgpu.explain import data, explain, histogram, phase_rows
 from sexpgpu.graph import Builder, Graph, Value
+from sexpgpu.memory import estimate
 from sexpgpu.types import TensorType
 from tests.language.test_phases import HELD_OUT, generate
 from tests.support import plan_of
@@ -23,7 +24,7 @@ def test_each_phase_has_its_calls_a_step() -> None:
         passes=HELD_OUT.format(batch=4),
         run="(defrun r :model m :loader d :seed 1 :steps 2 :microbatches 2)",
     )
-    assert {name: calls for name, calls, *_ in phase_rows(plan)[1:]} == {
+    assert {name: calls for name, calls, *_ in phase_rows(plan, estimate(plan))[1:]} == {
         "init": "once", "generate.init": "2", "generate.step": "6", "generate.finish": "2",
         "train": "2", "update": "1", "eval.p": "pass",
     }  # fmt: skip
@@ -39,7 +40,8 @@ def test_the_memory_of_the_run_and_of_each_phase() -> None:
     found = data(plan)
     by = {p["phase"]: p["memory"] for p in found["phases"]}
     assert found["memory"]["generation"] == max(n for name, n in by.items() if name.startswith("generate."))
-    assert {row[0]: row[-1] for row in phase_rows(plan)[1:]} == {n: f"{size / 2**20:.2f}" for n, size in by.items()}
+    rows = phase_rows(plan, estimate(plan))[1:]
+    assert {row[0]: row[-1] for row in rows} == {n: f"{size / 2**20:.2f}" for n, size in by.items()}
 
 
 def test_a_histogram_shows_the_commonest_operators() -> None:
