@@ -231,6 +231,10 @@ class Manifest:
         """Names of the loaders that training reads, in order of first use."""
         return tuple(dict.fromkeys(stage.loader for stage in self.step.stages))
 
+    def loaders_used(self) -> tuple[str, ...]:
+        """Names of the loaders that training and the passes read, in order of first use."""
+        return tuple(dict.fromkeys((*self.training_loaders(), *(p.loader for p in self.step.passes))))
+
     def to_bytes(self) -> bytes:
         return canonical.dumps(plain(self))
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
+from .data import AHEAD as READY
 from .errors import MEM_MACHINE, RunError
 from .manifest import Manifest
 from .tensors import DTYPES
 
-AHEAD = 9  # batches of a training loader: eight ready (data.AHEAD) and one being made, beside those in use
+AHEAD = READY + 1  # batches of a training loader: those ready and one being made, beside those in use
 OVERHEAD = 64 * 2**20  # bytes of everything else: Python, NumPy, the runtime, the library; measured: 50 to 55 MiB
 HINT = "a smaller :batch with more :microbatches, or fewer --threads, takes less"
 
@@ -38,8 +39,13 @@ def wanted(manifest: Manifest, threads: int) -> Wanted:
     used = 1 if manifest.degree == 1 else 2 * manifest.degree  # several are put one behind the other first
     one = sum(entry.batch * nbytes(f.shape, f.dtype) for entry in loaders for f in entry.fields)
     batches = (AHEAD + used) * one
-    saved = sum(nbytes(t.shape, t.dtype) for t in (*manifest.parameters, *manifest.optimizer))
-    return Wanted(manifest.memory.device_bytes, threads * manifest.memory.thread_bytes, batches, saved)
+    device, thread = manifest.memory.device_bytes, manifest.memory.thread_bytes
+    return Wanted(device, threads * thread, batches, checkpoint_bytes(manifest))
+
+
+def checkpoint_bytes(manifest: Manifest) -> int:
+    """Of the tensors of a checkpoint."""
+    return sum(nbytes(t.shape, t.dtype) for t in (*manifest.parameters, *manifest.optimizer))
 
 
 def nbytes(shape: tuple[int, ...], dtype: str) -> int:
@@ -49,10 +55,9 @@ def nbytes(shape: tuple[int, ...], dtype: str) -> int:
 def held(manifest: Manifest, folder: str) -> int:
     """Bytes of the data that is yet to be read and will be held in memory: at least the sizes of its files; those of a
     directory of .npy are mapped. Files that are not there are told of when they are opened."""
-    names = dict.fromkeys((*manifest.training_loaders(), *(p.loader for p in manifest.step.passes)))
     inside = {entry.path: entry.size for entry in manifest.files}
     total = 0
-    for loader in map(manifest.loader, names):
+    for loader in map(manifest.loader, manifest.loaders_used()):
         paths = [os.path.join(folder, source) for source in loader.sources]
         outside = (os.path.getsize(path) for path in paths if os.path.isfile(path))
         total += sum(inside[member] for member in loader.embedded) if loader.embedded else sum(outside)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from attrs import define, evolve, frozen
 
@@ -17,7 +17,6 @@ from .manifest import Manifest, Pass
 from .options import Options
 from .signals import Stop, Stopped
 from .state import Cursor, State
-from .tensors import DTYPES
 
 MakeDevice = Callable[[tarball.Artifact, int | None], Device]
 
@@ -38,7 +37,7 @@ def run(options: Options, console: report.Console, stop: Stop, make_device: Make
         memory.check(artifact.manifest, options.threads, artifact.path, data=data)
         make_directory(options.out)
         with lock.held(options.out, console.warn) as locked, cores.restored():
-            records = {name: _open(artifact, name, options) for name in loaders_used(artifact.manifest)}
+            records = {name: _open(artifact, name, options) for name in artifact.manifest.loaders_used()}
             memory.check(artifact.manifest, options.threads, artifact.path)  # once more: the data is in memory now
             device = make_device(artifact, options.threads)
             training = Training(artifact.manifest, records)
@@ -76,10 +75,6 @@ def check_artifact(artifact: tarball.Artifact, options: Options) -> None:
                 artifact.path,
                 f"it keeps {', '.join(kept) or 'none'}; build it with: sexpgpu build --diagnostic {name}",
             )
-
-
-def loaders_used(manifest: Manifest) -> Iterable[str]:
-    return dict.fromkeys((*manifest.training_loaders(), *(p.loader for p in manifest.step.passes)))
 
 
 def _open(artifact: tarball.Artifact, name: str, options: Options) -> Records:
@@ -149,7 +144,7 @@ class Session:
 
     def begin(self, locked: bool) -> State:
         """The state to start from: the checkpoint, the forked weights, or the seed."""
-        nbytes = _nbytes(self.manifest)
+        nbytes = memory.checkpoint_bytes(self.manifest)
         present = self.store.steps()
         if present and not self.options.resume:
             raise RunError(
@@ -341,14 +336,3 @@ class Session:
         data = {"done": True, "step": now.cursor.step, "loss": loss, "passes": passes, "checkpoint": path}
         data |= {"params": f"sha256:{digest}", "seconds": round(seconds, 6), "latency": round(self.stop.longest, 6)}
         self.console.lines(text, data)
-
-
-def _nbytes(manifest: Manifest) -> int:
-    """Bytes of the tensors of a checkpoint."""
-    total = 0
-    for tensor in (*manifest.parameters, *manifest.optimizer):
-        size = DTYPES[tensor.dtype][2]
-        for n in tensor.shape:
-            size *= n
-        total += size
-    return total

@@ -87,11 +87,9 @@ def instrument(device: CpuDevice, call: Callable[..., int]) -> None:
 def opened(path: str, data: str, wrap: Callable[[CpuDevice], Any] = lambda device: device, kind: type[Loop] = Loop):
     """(loop, device) of the artifact at ``path``."""
     with tarball.open(path) as artifact:
-        plain = CpuDevice(artifact)
-        plain.settle()
-        device = wrap(plain)
+        device = wrap(session.cpu(artifact, None))
         manifest = artifact.manifest
-        records = {n: open_records(manifest.loader(n), data, artifact) for n in session.loaders_used(manifest)}
+        records = {n: open_records(manifest.loader(n), data, artifact) for n in manifest.loaders_used()}
         training = Training(manifest, records)
         try:
             yield kind(manifest, device, training, records, lambda: None), device
