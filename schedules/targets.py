@@ -1,4 +1,5 @@
-"""The machines a library can be made for, by instruction set level. Never the builder's own machine."""
+"""The machines a library can be made for: CPUs by instruction set level, GPUs by card or compute capability. Never the
+builder's own machine."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from . import gpu
 from .cpu import RULES
 from .rule import Rule
 
@@ -42,6 +44,37 @@ class Rates:
     far: float
 
 
+@attrs.frozen
+class Gpu:
+    """One kind of GPU. Schedules may look at ``level``, ``threads``, ``shared`` and ``warp`` only, which all GPUs of a
+    level have in common: one library serves them all.
+
+    ``level``            the schedule set, by the name of its least target: cuda-sm_80 (asynchronous copies to shared
+                         memory, matrix products of bfloat16) or cuda-sm_75 (neither)
+    ``arch``             what its kernels are compiled for: sm_XX, for compute capability X.X
+    ``threads``          most threads a block
+    ``shared``           bytes of shared memory that a block may declare
+    ``warp``             threads that go in step
+    ``multiprocessors``  how many; 0 where the name does not say
+    ``memory``           bytes of the card's memory; 0 where the name does not say
+    ``bf16``             multiplications and additions a second of its matrix units: operands bfloat16, sums float32
+    """
+
+    level: str
+    arch: str
+    multiprocessors: int
+    memory: int
+    bf16: float
+    threads: int = 1024
+    shared: int = 48 * 1024
+    warp: int = 32
+
+    @property
+    def capability(self) -> int:
+        """90 of sm_90."""
+        return int(self.arch.removeprefix("sm_"))
+
+
 @attrs.frozen(eq=False)  # one of a name, or evolved from one: it is a key of what was worked out for it
 class Target:
     """One kind of machine.
@@ -49,11 +82,12 @@ class Target:
     ``tvm``        the dictionary for ``tvm.target.Target``: code generator, triple and level, all fixed
     ``machine``    what ``platform.machine()`` says there
     ``cpu_flags``  words that must stand in /proc/cpuinfo before the library may be loaded
-    ``lanes``      f32 values in one vector register
-    ``registers``  vector registers
+    ``lanes``      f32 values in one vector register; 1 of a GPU, whose threads are its lanes
+    ``registers``  vector registers; of a GPU, those of a thread
     ``rules``      schedule rules, in the order in which they are tried
     ``rates``      what sexpgpu/cost.py reckons with
     ``functions``  f32 functions, by TVM's name, that a kernel writes out step by step: call -> (named steps, value)
+    ``gpu``        None where kernels run on the CPU
     """
 
     name: str
@@ -65,6 +99,7 @@ class Target:
     rules: tuple[Rule, ...]
     rates: Rates
     functions: Mapping[str, Callable[[Any], Any]] = {}
+    gpu: Gpu | None = None
 
 
 # v3: of the kernels and steps in docs/performance.md; cache and far such that training's part of the steps comes out.
@@ -85,10 +120,67 @@ def _aarch64() -> Target:
     return Target("cpu-aarch64", tvm, "aarch64", ("asimd", "fp"), 4, 32, RULES, _A72)
 
 
-_ALL = (_x86("v4", FLAGS_V4, 16, 32, _V4), _x86("v3", FLAGS_V3, 8, 16, _V3), _aarch64())
-TARGETS: dict[str, Target] = {target.name: target for target in _ALL}  # of one machine, the one to prefer first
+# Compute capabilities that the pinned compiler of kernels knows. The least of a schedule set names it.
+CAPABILITIES = (75, 80, 86, 87, 88, 89, 90, 100, 103, 107, 110, 120, 121)
+LEVELS = ("cuda-sm_75", "cuda-sm_80")
+GIB = 2**30
+
+# Data sheets: float32 without tensor cores, memory's rate, second cache; the cache's rate is taken as 2.5 times the
+# memory's, and launch, call and port are guesses: no GPU was there to measure. Every figure is of the whole card.
+#   name              arch      processors memory   f32      bf16     bytes/s  cache
+_CARDS = (
+    ("nvidia-b200",    "sm_100", 148, 180 * GIB, 75e12,   2.25e15, 7.7e12,  126e6),
+    ("nvidia-h200",    "sm_90",  132, 141 * GIB, 67e12,   0.989e15, 4.8e12,  50e6),
+    ("nvidia-h100",    "sm_90",  132, 80 * GIB,  67e12,   0.989e15, 3.35e12, 50e6),
+    ("nvidia-a100",    "sm_80",  108, 80 * GIB,  19.5e12, 0.312e15, 2.0e12,  40e6),
+    ("nvidia-rtx4090", "sm_89",  128, 24 * GIB,  82.6e12, 0.165e15, 1.0e12,  72e6),
+    ("nvidia-l4",      "sm_89",  58,  24 * GIB,  30.3e12, 0.121e15, 0.3e12,  48e6),
+)  # fmt: skip
+
+
+def level(capability: int) -> str:
+    """The schedule set of a compute capability."""
+    return next(name for name in reversed(LEVELS) if capability >= int(name.rpartition("_")[2]))
+
+
+def _gpu(name: str, card: Gpu, f32: float, far: float, cache: float) -> Target:
+    host = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "x86-64"}
+    limits = {
+        "max_threads_per_block": card.threads,
+        "max_shared_memory_per_block": card.shared,
+        "thread_warp_size": card.warp,
+    }
+    tvm = {"kind": "cuda", "arch": card.level.removeprefix("cuda-"), **limits, "host": host}
+    rates = Rates(f32, 2.5 * far, 1, launch=2e-6, fork=0, call=20e-6, port=0.3e-6, cache=cache, far=far)
+    return Target(name, tvm, "x86_64", (), 1, 255, gpu.RULES, rates, gpu=card)
+
+
+def _cards() -> tuple[Target, ...]:
+    return tuple(
+        _gpu(name, Gpu(level(int(arch[3:])), arch, count, memory, bf16), f32, far, cache)
+        for name, arch, count, memory, f32, bf16, far, cache in _CARDS
+    )
+
+
+def _capability(capability: int, cards: tuple[Target, ...]) -> Target:
+    """Any card of a compute capability. The cost model reckons with the least of its named ones, else of all."""
+    arch = f"sm_{capability}"
+    like = [t for t in cards if t.gpu is not None and t.gpu.arch == arch] or list(cards)
+    rates = min((t.rates for t in like), key=lambda r: r.far)
+    card = Gpu(level(capability), arch, 0, 0, 0.0)
+    return _gpu(f"cuda-{arch}", card, rates.flops, rates.far, rates.cache)
+
+
+def _gpus() -> tuple[Target, ...]:
+    cards = _cards()
+    return (*cards, *(_capability(c, cards) for c in reversed(CAPABILITIES)))
+
+
+_CPUS = (_x86("v4", FLAGS_V4, 16, 32, _V4), _x86("v3", FLAGS_V3, 8, 16, _V3), _aarch64())
+# Of one machine, the one to prefer first.
+TARGETS: dict[str, Target] = {target.name: target for target in (*_gpus(), *_CPUS)}
 
 
 def default(machine: str = platform.machine()) -> tuple[Target, ...]:
     """The targets of a build that names none: all of the architecture, so that bytes depend on no CPU model."""
-    return tuple(t for t in _ALL if t.machine == ("aarch64" if machine == "aarch64" else "x86_64"))
+    return tuple(t for t in _CPUS if t.machine == ("aarch64" if machine == "aarch64" else "x86_64"))

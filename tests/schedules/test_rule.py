@@ -49,9 +49,23 @@ def test_no_rule() -> None:
 
 def test_targets_name_a_level_and_never_the_builder() -> None:
     for target in schedules.TARGETS.values():
-        assert target.tvm["mcpu"] != "native" and target.tvm["mtriple"].startswith(target.machine)
+        host = target.tvm["host"] if target.gpu else target.tvm
+        assert host["mcpu"] != "native" and host["mtriple"].startswith(target.machine)
     assert "avx512vl" in schedules.TARGETS["cpu-x86-64-v4"].cpu_flags
     assert not any(flag.startswith("avx512") for flag in schedules.TARGETS[V3].cpu_flags)
+
+
+def test_gpus_of_a_level_share_all_that_a_schedule_may_look_at() -> None:
+    gpus = [t for t in schedules.TARGETS.values() if t.gpu is not None]
+    for target in gpus:
+        least = schedules.TARGETS[target.gpu.level]
+        assert (target.tvm, target.rules, target.lanes, target.registers) == (
+            least.tvm, least.rules, least.lanes, least.registers
+        )  # fmt: skip
+        assert least.gpu.capability <= target.gpu.capability
+    levels = {t.name: t.gpu.level for t in gpus}
+    assert levels["nvidia-h100"] == levels["nvidia-l4"] == levels["nvidia-b200"] == levels["cuda-sm_80"] == "cuda-sm_80"
+    assert levels["cuda-sm_75"] == "cuda-sm_75"
 
 
 @pytest.mark.parametrize(
