@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from .canonical import Malformed
-from .manifest import MOVING, Loader, Manifest, Parameter, Phase, Port, Stage, Tensor, stacked_name
+from .manifest import MOVING, Loader, Manifest, Parameter, Phase, Port, Stage, Target, Tensor, stacked_name
 from .structure import plain
 from .tensors import DTYPES
 
@@ -21,6 +21,7 @@ FINISH = "generate.finish"
 GENERATOR = ("generate.init", "generate.step", FINISH)
 MAX_RANK, MAX_ELEMENTS, MAX_TRIPS = 8, 2**40, 2**31
 Types = dict[tuple[str, str], tuple[tuple[int, ...], str]]  # (shape, dtype) by port
+ARCH = re.compile(r"(sm|compute)_[1-9][0-9]{1,2}")  # the last digit is the minor number
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,512}")
 
 
@@ -236,10 +237,24 @@ def _check_memory(manifest: Manifest) -> None:
 
 def _check_targets(manifest: Manifest) -> None:
     need(bool(manifest.targets), "targets is empty")
+    _unique("targets", (t.name for t in manifest.targets))
+    for target in manifest.targets:
+        _check_target(target, manifest.runtime.cuda)
     if not manifest.files:
         return
     paths = {entry.path for entry in manifest.files}
     members = [t.library for t in manifest.targets] + [manifest.runtime.library]
+    members += [manifest.runtime.cuda] if manifest.runtime.cuda else []
     members += [member for loader in manifest.loaders for member in loader.embedded]
     for member in members:
         need(member in paths, f"{member[:80]} is named but is not among the files")
+
+
+def _check_target(target: Target, cuda: str | None) -> None:
+    at = f"target {target.name[:60]!r}"
+    need(target.device in ("cpu", "cuda"), f"{at}: its device is {target.device[:30]!r}")
+    on_gpu = target.device == "cuda"
+    need(bool(target.archs) == on_gpu, f"{at}: archs do not fit its device")
+    need(on_gpu or not target.graphs, f"{at}: a CPU has no graphs")
+    need(all(ARCH.fullmatch(arch) for arch in target.archs), f"{at}: an arch is not sm_XY or compute_XY")
+    need(cuda is not None or not on_gpu, f"{at}: runtime.cuda is missing")

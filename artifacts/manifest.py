@@ -178,17 +178,28 @@ class Memory:
 
 @frozen
 class Target:
-    """A library and what its machine must have: ``cpu_flags`` in the words of /proc/cpuinfo."""
+    """A library and what its machine must have: ``cpu_flags`` in the words of /proc/cpuinfo.
+
+    device: "cpu" or "cuda", a row of device.ROWS
+    archs:  what the library's GPU kernels were compiled for: "sm_90" (a cubin) or "compute_80" (PTX); () on a CPU
+    graphs: whether the runner may capture its phases as CUDA graphs; false on a CPU
+    """
 
     name: str
     library: str
     machine: str
     cpu_flags: tuple[str, ...]
+    device: str
+    archs: tuple[str, ...]
+    graphs: bool
 
 
 @frozen
 class Runtime:
+    """Members: TVM's runtime, and its part for CUDA where a target needs it."""
+
     library: str
+    cuda: str | None
 
 
 @frozen

@@ -255,10 +255,15 @@ def make_manifest(plan: Plan, made: Made, targets: Sequence[Any], data: dict[str
         step=step_record(m, plan),
         loaders=tuple(loader_record(m, plan, loader, data) for loader in plan.settings.loaders.values()),
         memory=m.Memory(0, 0, 0, 0, 0, 0, 0),
-        targets=tuple(m.Target(t.name, library_member(t.name), t.machine, tuple(t.cpu_flags)) for t in targets),
-        runtime=m.Runtime("runtime/libtvm_runtime.so"),
+        targets=tuple(target_record(m, t) for t in targets),
+        runtime=m.Runtime("runtime/libtvm_runtime.so", None),
         files=(),
     )
+
+
+def target_record(m: Any, target: Any) -> Any:
+    flags = tuple(target.cpu_flags)
+    return m.Target(target.name, library_member(target.name), target.machine, flags, "cpu", (), False)
 
 
 def run_record(m: Any, plan: Plan) -> Any:

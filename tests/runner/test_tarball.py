@@ -277,6 +277,12 @@ def with_manifest(artifact: str, text: bytes) -> str:
         (b'"version":1', b'"version":0'),
         (b'"library":"code/phases.so"', b'"library":"code/absent.so"'),
         (b'"stack":1', b'"stack":2'),
+        (b'"device":"cpu"', b'"device":"tpu"'),
+        (b'"device":"cpu"', b'"device":"cuda"'),
+        (b'"archs":[]', b'"archs":["sm_90"]'),
+        (b'"archs":[],"cpu_flags":[],"device":"cpu"', b'"archs":["sm_90"],"cpu_flags":[],"device":"cuda"'),
+        (b'"graphs":false', b'"graphs":true'),
+        (b'"cuda":null', b'"cuda":"runtime/absent.so"'),
     ],
 )
 def test_row_46_malformed_manifests(artifact: str, old: bytes, new: bytes) -> None:

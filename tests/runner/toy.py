@@ -139,8 +139,8 @@ def manifest(**run: Any) -> m.Manifest:
         ),
         loaders=(loader("rows", "rows.npz"), loader("held", "held.npz", shuffle=False)),
         memory=m.Memory(16, 12, 12, 4096, 1024, 8192, 0),
-        targets=(m.Target("cpu-any", LIBRARY, os.uname().machine, ()),),
-        runtime=m.Runtime(RUNTIME),
+        targets=(m.Target("cpu-any", LIBRARY, os.uname().machine, (), "cpu", (), False),),
+        runtime=m.Runtime(RUNTIME, None),
     )
 
 
