@@ -1,9 +1,5 @@
-"""GPU schedules: rules from the most particular to the most general."""
+"""GPU schedules: rules from the most particular to the most general. They read programs as the CPU rules do."""
 
-from __future__ import annotations
-
-from ..rule import Rule
-
-RULES: tuple[Rule, ...] = ()
+from .rules import RULES
 
 __all__ = ["RULES"]

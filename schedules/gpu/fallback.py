@@ -1,0 +1,88 @@
+"""What no plan fits: programs written as loops by hand, and blocks of a form that ``stages`` does not read. Right, and
+slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import tvm
+from tvm import s_tir, tirx
+
+from ..cpu.emit import is_int
+from ..cpu.halves import as_bits
+from ..cpu.nests import own_buffers
+from ..cpu.tree import collect, rewrite
+from .launch import THREADS, WARP, for_device, launch, over
+
+
+@attrs.frozen
+class ByHand:
+    """A program whose block holds loops of its own: a thread a turn of those that its author made parallel."""
+
+    name: str = "by-hand"
+
+    def apply(self, func: Any, target: Any) -> Any:
+        leaves = [b for b in collect(func.body, s_tir.SBlock) if not collect(b.body, s_tir.SBlock)]
+        if not leaves or not all(collect(block.body, tirx.For) for block in leaves):
+            return None
+        body = rewrite(func.body, [(s_tir.SBlockRealize, lambda r: _plain(r.block))])
+        body = _launches(body)
+        body = as_bits(body, own_buffers(body))
+        return tirx.PrimFunc(list(func.params), body).with_attrs({str(k): v for k, v in func.attrs.items()})
+
+
+def _plain(block: Any) -> Any:
+    """A block as what it does. Its axes of one turn are 0."""
+    if any(not is_int(axis.dom.extent, 1) for axis in block.iter_vars):
+        raise ValueError(f"block {block.name_hint} has axes")
+    zero = {axis.var: tirx.IntImm(str(axis.var.ty.dtype), 0) for axis in block.iter_vars}
+    body = rewrite(block.body, [(tvm.ir.Var, lambda v: zero.get(v, v))])
+    parts = [*(tirx.AllocBuffer(b) for b in block.alloc_buffers), body]
+    return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
+
+
+def _launches(stmt: Any) -> Any:
+    """Statements in order, a launch each; buffers of the whole stay outside."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return tirx.SeqStmt([_launches(part) for part in stmt.seq])
+    if isinstance(stmt, tirx.AllocBuffer):
+        return stmt
+    if isinstance(stmt, tirx.For) and is_int(stmt.extent):
+        if stmt.kind == tirx.ForKind.PARALLEL:
+            return for_device(over(int(stmt.extent), lambda p: rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, p))]), WARP))
+        if stmt.kind == tirx.ForKind.SERIAL and int(stmt.extent) == 1:
+            zero = tirx.IntImm(str(stmt.loop_var.ty.dtype), 0)
+            return _launches(rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, zero))]))
+    return for_device(launch(1, 1, lambda b, t: stmt))
+
+
+def _for(loop: Any, value: Any) -> Any:
+    return lambda var: value.astype(str(var.ty.dtype)) if var.same_as(loop.loop_var) else var
+
+
+@attrs.frozen
+class Fallback:
+    """Every block on its own, a thread for each point of its space."""
+
+    name: str = "fallback"
+
+    def apply(self, func: Any, target: Any) -> Any:
+        schedule = s_tir.Schedule(tvm.IRModule({"main": func}))
+        root = schedule.get_sblock("root")
+        for block in schedule.get_child_blocks(root):
+            _bind(schedule, block)
+        return schedule.mod["main"]
+
+
+def _bind(schedule: Any, block: Any) -> None:
+    loops = schedule.get_loops(block)
+    kinds = [axis.iter_type for axis in schedule.get(block).iter_vars]
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.DataPar]
+    if not spatial:
+        spatial = [schedule.add_unit_loop(loops[0] if loops else block)]
+    schedule.reorder(*spatial)
+    fused = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
+    outer, inner = schedule.split(fused, [None, THREADS])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")

@@ -1,0 +1,111 @@
+"""A program as a list of launches: each stage of the program in exactly one nest, each nest one launch or several.
+
+Stages, what of them never reaches memory, and where long sums are cut are those of the CPU rules; so is the order of
+every sum: a GPU's bits are the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from ..cpu.argmax import join_picks
+from ..cpu.emit import Stmt, seq
+from ..cpu.halves import as_bits
+from ..cpu.inline import Virtual
+from ..cpu.nests import Context, own_buffers
+from ..cpu.plan import contractions_of
+from ..cpu.split import split_folds
+from ..cpu.stages import Program, Stage, loads, read_program, stored
+from ..cpu.tree import collect
+from .launch import for_device
+from .maps import map_nest
+from .single import single_nest
+
+
+@attrs.frozen(eq=False)
+class Nest:
+    """``launches`` that do the first ``taken`` stages; ``kind``: what they are, for the rule's name."""
+
+    kind: str
+    taken: int
+    launches: Stmt
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """The nests of a program in order."""
+
+    ctx: Context
+    nests: tuple[Nest, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(nest.kind for nest in self.nests)
+
+
+# (context, the stages that are left) -> the nest that starts at the first of them, or None
+Finder = Callable[[Context, Sequence[Stage]], Nest | None]
+
+
+def _maps(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+    found = map_nest(ctx, stages)
+    return found and Nest("map", *found)
+
+
+def _single(ctx: Context, stages: Sequence[Stage]) -> Nest:
+    return Nest("single", *single_nest(ctx, stages))
+
+
+FINDERS: tuple[Finder, ...] = (_maps, _single)  # the first that answers
+
+
+def make_plan(func: Any, target: Any) -> Plan:
+    """Raises NotStaged."""
+    program = read_program(func)
+    if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
+        return _plan(_as_it_stands(program, target))
+    shared = split_folds(join_picks(program))
+    products = contractions_of(shared)
+    plan = _plan(Context(shared, Virtual(shared, list(products), target.functions), 1, 0))
+    safe = not program.aliased or plan.kinds == ("map",)
+    return plan if safe else _plan(_as_it_stands(program, target))
+
+
+def _plan(ctx: Context) -> Plan:
+    left = [s for s in ctx.program.stages if s.buffer is None or s.buffer not in ctx.virtual.stages]
+    nests: list[Nest] = []
+    while left:
+        nest = next(n for n in (find(ctx, left) for find in FINDERS) if n is not None)
+        nests.append(nest)
+        left = left[nest.taken :]
+    return Plan(ctx, tuple(nests))
+
+
+def _as_it_stands(program: Program, target: Any) -> Context:
+    """Every stage makes its buffer, in the program's own order: where outputs may lie in the memory of inputs, or are
+    read again, nothing may be worked out later than it stands there."""
+    return Context(program, Virtual(attrs.evolve(program, stages=()), (), target.functions), 1, 0)
+
+
+def build(plan: Plan) -> Any:
+    """The scheduled function."""
+    return function(plan.ctx.program, [nest.launches for nest in plan.nests])
+
+
+def function(program: Program, nests: Sequence[Stmt]) -> Any:
+    """A function of the parameters of ``program`` that runs ``nests``, with memory of its own for what one hands to
+    another."""
+    nests = [as_bits(for_device(nest), own_buffers(nest)) for nest in nests]
+    body = seq([*(tirx.AllocBuffer(b) for b in _between(program, nests)), *nests])
+    func = tirx.PrimFunc(list(program.params), body)
+    return func.with_attrs({str(k): v for k, v in program.func.attrs.items()})
+
+
+def _between(program: Program, nests: Sequence[Stmt]) -> list[Any]:
+    made = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
+    used = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
+    return [b for b in dict.fromkeys(used) if b not in made and program.owns(b)]
