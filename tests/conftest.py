@@ -26,7 +26,7 @@ for _ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
-COMPILE = ("tests/lowering", "tests/schedules")  # every test in here compiles
+COMPILE = ("tests/lowering", "tests/schedules", "tests/cuda_on_cpu")  # every test in here compiles
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,0 +1,58 @@
+// What a kernel's library and the launcher share.
+//
+// Every thread of a block is a fiber. Fibers of a warp run until each waits or has ended, then the next warp's; a
+// barrier or an operation of a warp is where one waits.
+#pragma once
+
+namespace cuda_on_cpu {
+
+struct Dim {
+  unsigned x, y, z;
+};
+
+// An operation of a warp: ``lanes[i]`` is what lane i brought, for the bits of ``group``.
+typedef void (*Operation)(void** lanes, unsigned group);
+
+struct State {
+  Dim thread, block, threads, blocks;  // threadIdx, blockIdx, blockDim, gridDim
+  unsigned index, lane;                // of the thread in its block, in its warp
+  unsigned char* dynamic;              // this launch's dynamic shared memory
+
+  void (*barrier)(int line);
+  // Returns when every living lane of ``mask`` has come with the same operation and mask, and it was performed.
+  void (*together)(Operation operation, void* mine, unsigned mask);
+  // The lanes that wait at the same line once no lane of the warp can go on.
+  unsigned (*active)(int line);
+  void (*copy)(void* shared, const void* global, unsigned bytes, unsigned filled);  // cp.async
+  void (*commit)();                                                                 // cp.async.commit_group
+  void (*wait)(unsigned left);                                                      // cp.async.wait_group
+  void (*fail)(const char* why);                                                    // does not return
+};
+
+struct Kernel {
+  const char* name;
+  void (*call)(void** parameters);  // pointers to the values, as cuLaunchKernel takes them
+  unsigned parameters;
+  const unsigned* sizes;  // bytes of each
+  unsigned char* shared;  // static shared memory, up to shared_end
+  unsigned char* shared_end;
+  unsigned max_threads;  // __launch_bounds__, 1024 for none
+  bool waits;            // has a barrier or an operation of a warp
+};
+
+enum Order { FORWARD, REVERSE, HASHED };
+
+struct Launch {
+  Dim blocks, threads;
+  unsigned dynamic;  // bytes
+  int order;
+};
+
+}  // namespace cuda_on_cpu
+
+extern "C" {
+cuda_on_cpu::State* cuda_on_cpu_state();
+// 0, or 1 and why in ``message``.
+int cuda_on_cpu_run(const cuda_on_cpu::Kernel*, void** parameters, const cuda_on_cpu::Launch*, char* message,
+                    unsigned long room);
+}
