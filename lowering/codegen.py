@@ -14,7 +14,8 @@ from attrs import frozen
 from tvm import tirx
 from tvm_ffi.serialization import from_json_graph_str
 
-from . import elementary, pipeline
+from . import device, elementary, pipeline
+from .device import Device
 from .passes.in_place import Pair
 from .passes.memory import Workspace, workspaces
 from .passes.schedule import Kernel, Scheduler, schedule
@@ -28,15 +29,29 @@ CONFIG = {"tirx.disable_cse_tir": True, "tirx.disable_assert": True}
 PART = 8  # kernels an object: few enough to share out evenly, enough that an object's own cost does not show
 
 
+class KernelFault(RuntimeError):
+    """Kernels that would not run on the target's GPU, or wrongly.
+
+    ``unbound``: programs that no rule bound to threads; ``bool_vectors``: kernels that access bool by vectors
+    """
+
+    def __init__(self, unbound: Sequence[str], bool_vectors: Sequence[str]) -> None:
+        self.unbound, self.bool_vectors = tuple(unbound), tuple(bool_vectors)
+        super().__init__(f"not bound to threads: {self.unbound}; bool by vectors: {self.bool_vectors}")
+
+
 @frozen
 class Part:
     """Some kernels for one target: their object file, name -> (rule, failures) and workspace, and the seconds of
-    processor it took, by kind of work."""
+    processor it took, by kind of work. For a GPU the object launches them, and ``device`` is what they are; where some
+    are ``unbound`` to threads, nothing was compiled."""
 
     object: bytes
     told: Mapping[str, tuple[str, tuple[str, ...]]]
     workspaces: Mapping[str, Workspace]
     seconds: Mapping[str, float]
+    device: Device | None = None
+    unbound: tuple[str, ...] = ()
 
 
 @frozen
@@ -46,6 +61,7 @@ class Compiled:
     lowered:    what it was made from
     workspaces: program -> what it takes for itself
     kernels:    one row a compiled tensor program, by name
+    devices:    for a GPU: the CUDA text of each part
     """
 
     target: tvm.target.Target
@@ -53,6 +69,12 @@ class Compiled:
     objects: tuple[bytes, ...]
     workspaces: Mapping[str, Workspace]
     kernels: tuple[Kernel, ...]
+    devices: tuple[Device, ...] = ()
+
+    @property
+    def host(self) -> Any:
+        """The tvm.target.Target of the library's own code."""
+        return self.target if self.target.host is None else self.target.host
 
     @property
     def in_place(self) -> Mapping[str, tuple[Pair, ...]]:
@@ -99,11 +121,18 @@ def compile_part(part: str, target: Any, scheduler: Scheduler, dump: str | None 
         if dump is not None:
             _write(module, Path(dump))
         scheduled = time.process_time()
-        # Fusion and schedules repeat a program's body, its let variables with it.
-        module = tirx.build(tirx.transform.ConvertSSA()(module), target=target)
-    data = _object(module)
+        unbound = device.unbound(module) if target.kind.name == "cuda" else ()
+        data, kernels = (b"", None) if unbound else _build(module, target)
     seconds = {"schedule": scheduled - started, "compile": time.process_time() - scheduled}
-    return Part(data, told, needed, seconds)
+    return Part(data, told, needed, seconds, kernels, unbound)
+
+
+def _build(module: tvm.IRModule, target: tvm.target.Target) -> tuple[bytes, Device | None]:
+    """The object of scheduled programs, and the kernels that it launches."""
+    with device.as_text():
+        # Fusion and schedules repeat a program's body, its let variables with it.
+        built = tirx.build(tirx.transform.ConvertSSA()(module), target=target)
+    return _object(built), device.device(built)
 
 
 def _object(module: Any) -> bytes:
@@ -121,14 +150,19 @@ def _write(module: tvm.IRModule, folder: Path) -> None:
 
 
 def join(lowered: Lowered, target: Any, made: Sequence[Part]) -> Compiled:
-    """What the compiled parts of ``lowered`` for ``target`` come to, in the order of ``parts``."""
+    """What the compiled parts of ``lowered`` for ``target`` come to, in the order of ``parts``. Raises KernelFault."""
+    devices = tuple(part.device for part in made if part.device is not None)
+    unbound = sorted(name for part in made for name in part.unbound)
+    vectors = sorted(name for of in devices for name in device.bool_vectors(of.source))
+    if unbound or vectors:
+        raise KernelFault(unbound, vectors)
     told = {name: answer for part in made for name, answer in part.told.items()}
     needed = {name: workspace for part in made for name, workspace in part.workspaces.items()}
     kernels = tuple(
         Kernel(name, rule, failures, dict(sorted(lowered.calls.get(name, {}).items())), needed[name].bytes)
         for name, (rule, failures) in sorted(told.items())
     )
-    return Compiled(hosted(target), lowered, tuple(part.object for part in made), needed, kernels)
+    return Compiled(hosted(target), lowered, tuple(part.object for part in made), needed, kernels, devices)
 
 
 def compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from . import elf
+from . import elf, imports
 from .codegen import Compiled
 from .room import need_room
 
@@ -65,7 +66,9 @@ def library(compiled: Compiled, machine: str) -> bytes:
             path.write_bytes(data)
             executable.mod.import_module(tvm.runtime.load_static_library(str(path), []))
         path = Path(folder) / "phases.so"
-        executable.export_library(str(path), fcompile=_linker(compiled, machine), workspace_dir=folder)
+        pack = _packer(compiled) if compiled.devices else None
+        linker = _linker(compiled, machine)
+        executable.export_library(str(path), fcompile=linker, workspace_dir=folder, fpack_imports=pack)
         data = path.read_bytes()
     check(data, machine)
     return data
@@ -87,8 +90,22 @@ def _linker(compiled: Compiled, machine: str) -> Any:
 
     # How TVM asks for plain objects, and for which machine it is to pack the virtual machine's code into one.
     link.object_format = "o"  # type: ignore[attr-defined]
-    link.get_target_triple = lambda: compiled.target.attrs["mtriple"]  # type: ignore[attr-defined]
+    link.get_target_triple = lambda: compiled.host.attrs["mtriple"]  # type: ignore[attr-defined]
     return link
+
+
+def _packer(compiled: Compiled) -> Any:
+    """How TVM asks for an object of the modules that the library carries: the virtual machine's code, and those of the
+    GPU's kernels."""
+
+    def pack(module: Any, is_system_lib: bool, prefix: str, folder: str) -> str:
+        data = imports.with_modules(imports.packed(module), "cuda", [d.module for d in compiled.devices])
+        host = json.dumps({"kind": "llvm", "mtriple": compiled.host.attrs["mtriple"]})
+        path = Path(folder) / "carried.o"
+        tvm.get_global_func("codegen.codegen_blob")(data, is_system_lib, host, prefix).write_to_file(str(path), "o")
+        return str(path)
+
+    return pack
 
 
 def check(data: bytes, machine: str) -> None:

@@ -89,7 +89,7 @@ def _workspace(stmt: Any) -> Workspace:
     """Of ``stmt``: what it allocates stands beside the largest of its parts, which follow one another."""
     taken = _taken(stmt)
     inner: list[Workspace] = []
-    for part in _parts(stmt):
+    for part in parts_of(stmt):
         if isinstance(part, tirx.AllocBuffer):
             taken += _taken(part)
         else:
@@ -110,8 +110,9 @@ def _taken(stmt: Any) -> list[int]:
     return []
 
 
-def _parts(stmt: Any) -> list[Any]:
-    parts = [getattr(stmt, name, None) for name in ("block", "body", "then_case", "else_case")]
+def parts_of(stmt: Any) -> list[Any]:
+    """The statements directly in ``stmt``."""
+    parts = [getattr(stmt, name, None) for name in ("block", "init", "body", "then_case", "else_case")]
     return [part for part in (*parts, *(getattr(stmt, "seq", None) or ())) if part is not None]
 
 
