@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 
+from . import cuda_functions
+from .lanes import Lanes, dtype_of, single
+
 LEVEL = 20  # over TVM's own rules, which are at 10
 LN2 = math.log(2.0)
 ROUND = 1.5 * 2**23  # its unit is 1: what is added to it is rounded to an integer
-INFINITE = 0x7F800000  # the bits of infinity; above these, the sign taken off, NaN
 ROOT_HALF, ROOT_HALF_F64 = 0x3F3504F3, 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
 
 EXP = (0.4999999403953552, 0.16666515171527863, 0.04166845604777336, 0.008369418792426586, 0.0013813142431899905)
@@ -42,85 +43,6 @@ ERFC = (
     -0.00017587465117685497, 1.1295207738876343, 0.6333346366882324, 0.10829395055770874,
     -0.025128625333309174, 0.004174643196165562, -0.00043521897168830037, 2.1161913537071086e-05,
 )  # fmt: skip
-
-
-class Lanes:
-    """Expressions of one call's width. Shared ones are named, or the expression would be worked out as a tree; truth
-    values are not, as TVM's analyzer refuses names for vectors of them."""
-
-    def __init__(self, dtype: str) -> None:
-        self.width = dtype.removeprefix("float32")  # "", "x8", "x16" ...
-        self.named: list[tuple[Any, Any]] = []
-
-    def const(self, value: float | int, scalar: str = "float32") -> Any:
-        return tirx.const(value, scalar + self.width)
-
-    def name(self, value: Any) -> Any:
-        """A variable for ``value``. What it stands for goes through an intrinsic that changes nothing and that LLVM
-        removes: TVM's analyzer would put a pure value in the place of its name, over and over."""
-        dtype = dtype_of(value)
-        if dtype.startswith("float"):
-            return self.llvm("fma", value, tirx.const(1.0, dtype), tirx.const(-0.0, dtype))
-        return self.llvm("fshl", value, tirx.const(0, dtype), tirx.const(0, dtype))
-
-    def llvm(self, name: str, *args: Any) -> Any:
-        """A variable for an LLVM intrinsic, not declared pure, which it is (see ``name``)."""
-        value = tirx.call_llvm_intrin(dtype_of(args[0]), f"llvm.{name}", *args)
-        self.named.append((tirx.Var(f"m{len(self.named)}", value.ty), value))
-        return self.named[-1][0]
-
-    def close(self, value: Any) -> Any:
-        """``value`` with every name bound around it."""
-        for var, named in reversed(self.named):
-            value = tirx.Let(var, named, value)
-        return value
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """a b + c, rounded once."""
-        return self.llvm("fma", a, b, c)
-
-    def cast(self, x: Any, scalar: str) -> Any:
-        return self.name(tirx.Cast(scalar + self.width, x))
-
-    def bits(self, x: Any) -> Any:
-        return self.name(tirx.reinterpret("int32" + self.width, x))
-
-    def float(self, bits: Any) -> Any:
-        return self.name(tirx.reinterpret("float32" + self.width, bits))
-
-    def select(self, condition: Any, yes: Any, no: Any) -> Any:
-        return self.name(tirx.Select(condition, yes, no))
-
-    def polynomial(self, x: Any, coefficients: Sequence[float], scalar: str = "float32") -> Any:
-        """Sum of coefficients[k] x^k."""
-        y = self.const(coefficients[-1], scalar)
-        for c in reversed(coefficients[:-1]):
-            y = self.fma(y, x, self.const(c, scalar))
-        return y
-
-    def clamp(self, x: Any, low: float, high: float, scalar: str = "float32") -> Any:
-        """``x`` held between two numbers; ``low`` for NaN."""
-        return self.llvm("minnum", self.llvm("maxnum", x, self.const(low, scalar)), self.const(high, scalar))
-
-    def size(self, x: Any) -> tuple[Any, Any]:
-        """|x|, and the sign of x as bits."""
-        bits = self.bits(x)
-        return self.float(bits & self.const(0x7FFFFFFF, "int32")), self.name(bits & self.const(-(2**31), "int32"))
-
-    def signed(self, x: Any, sign: Any) -> Any:
-        return self.float(self.bits(x) ^ sign)
-
-    def is_nan(self, x: Any) -> Any:
-        return (self.bits(x) & self.const(0x7FFFFFFF, "int32")) > self.const(INFINITE, "int32")
-
-
-def dtype_of(x: Any) -> str:
-    return str(x.ty.dtype)
-
-
-def single(x: float) -> float:
-    """``x`` rounded to f32."""
-    return struct.unpack("f", struct.pack("f", x))[0]
 
 
 def reduced(v: Lanes, x: Any, bias: int) -> tuple[Any, Any, Any]:
@@ -269,15 +191,13 @@ def tanh_f64(x: Any) -> Any:
 
 
 def _library(call: Any, name: str) -> Any:
-    """The f64 function: LLVM's, which calls the C library; ``call`` itself leaves it to TVM's next rule."""
-    if name == "tanh":
-        return tanh_f64(call.args[0])
+    """The f64 function on a CPU: LLVM's, which calls the C library; ``call`` itself leaves it to TVM's next rule."""
     if name in ("erf", "sigmoid"):
         return call
     return tirx.call_llvm_pure_intrin(dtype_of(call), f"llvm.{name}", *call.args)
 
 
-def _rule(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
+def _rule(name: str, f32: Callable[[Any], Any], f64: Callable[[Any, str], Any]) -> Callable[[Any], Any]:
     def lower(call: Any) -> Any:
         dtype = dtype_of(call)
         scalar, _, lanes = dtype.partition("x")
@@ -286,8 +206,17 @@ def _rule(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
             args = [tirx.Cast(wide, a) for a in call.args]
             return tirx.Cast(dtype, lower(type(call)(call.op, args, ret_ty=args[0].ty)))
         if scalar != "float32":
-            return _library(call, name)
-        v = Lanes(dtype)
+            return tanh_f64(call.args[0]) if name == "tanh" else f64(call, name)
+        return f32(call)
+
+    return lower
+
+
+def _written_out(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A call as the expression of the function's steps."""
+
+    def lower(call: Any) -> Any:
+        v = Lanes(dtype_of(call))
         return v.close(function(v, *map(v.name, call.args)))
 
     return lower
@@ -311,6 +240,13 @@ STEPS = {"tirx.pow": power_steps}
 
 @functools.cache
 def install() -> None:
-    """Have TVM use them in this process, for every LLVM target. TVM takes a rule once."""
+    """Have TVM use them in this process, for every LLVM and every CUDA target. TVM takes a rule once."""
     for name, function in RULES.items():
-        tirx.register_intrin_lowering(f"tirx.{name}", "llvm", f=_rule(name, function), level=LEVEL)
+        _install(name, "llvm", _rule(name, _written_out(function), _library))
+        _install(name, "cuda", _rule(name, cuda_functions.caller(name, function), lambda call, _: call))
+    for name, rule in cuda_functions.OTHERS.items():
+        _install(name, "cuda", rule)
+
+
+def _install(name: str, target: str, rule: Callable[[Any], Any]) -> None:
+    tirx.register_intrin_lowering(f"tirx.{name}", target, f=rule, level=LEVEL)

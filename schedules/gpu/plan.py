@@ -67,12 +67,12 @@ def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
     program = read_program(func)
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
-        return _plan(_as_it_stands(program, target))
+        return _plan(_as_it_stands(program))
     shared = split_folds(join_picks(program))
     products = contractions_of(shared)
-    plan = _plan(Context(shared, Virtual(shared, list(products), target.functions), 1, 0))
+    plan = _plan(Context(shared, Virtual(shared, list(products)), 1, 0))
     safe = not program.aliased or plan.kinds == ("map",)
-    return plan if safe else _plan(_as_it_stands(program, target))
+    return plan if safe else _plan(_as_it_stands(program))
 
 
 def _plan(ctx: Context) -> Plan:
@@ -85,10 +85,10 @@ def _plan(ctx: Context) -> Plan:
     return Plan(ctx, tuple(nests))
 
 
-def _as_it_stands(program: Program, target: Any) -> Context:
+def _as_it_stands(program: Program) -> Context:
     """Every stage makes its buffer, in the program's own order: where outputs may lie in the memory of inputs, or are
     read again, nothing may be worked out later than it stands there."""
-    return Context(program, Virtual(attrs.evolve(program, stages=()), (), target.functions), 1, 0)
+    return Context(program, Virtual(attrs.evolve(program, stages=()), ()), 1, 0)
 
 
 def build(plan: Plan) -> Any:

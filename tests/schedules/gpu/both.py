@@ -1,0 +1,43 @@
+"""A program on both: as the rules of a GPU schedule it, its CUDA text run on the CPU, and as those of the CPU do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import schedules
+from tests.cuda_on_cpu import kernels
+
+from ..kernels import build
+
+GPU = "cuda-sm_80"
+
+
+def scheduled(func: Any, rule: str | None = None) -> Any:
+    """``func`` as a GPU's rules schedule it; ``rule``: the one that must have."""
+    done = schedules.first(func.with_attr("global_symbol", "main"), schedules.TARGETS[GPU])
+    assert done.func is not None and not done.failures, done.failures
+    assert rule is None or done.rule == rule, done.rule
+    return done.func
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """The bits of an array, but of every NaN the same ones: processors differ in which they make."""
+    if array.dtype.kind not in "fV":
+        return array
+    plain = array.astype("float64") if array.dtype.itemsize == 2 else array
+    whole = plain.view(f"i{plain.dtype.itemsize}").copy()
+    whole[np.isnan(plain)] = -1
+    return whole
+
+
+def same(func: Any, *arrays: np.ndarray, rule: str | None = None) -> list[np.ndarray]:
+    """The outputs of ``func`` on ``arrays``, which must be the same bits on a CPU and, with its threads in any order,
+    on a GPU."""
+    want = build(func).run(*arrays)
+    compiled = kernels.compile(scheduled(func, rule), GPU)
+    got = compiled.every_order(*arrays)[len(arrays) :]
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_array_equal(bits(g), bits(w))
+    return got
