@@ -1,0 +1,163 @@
+"""CUDA text to cubins and PTX: the same bytes anywhere, kept and found again, and nothing of the text in them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tvm", reason="needs the extra `build`")
+
+from schedules import cubin, nvrtc, targets
+
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(nvrtc.lacking() is not None, reason="needs the extra `cuda`"),
+]
+ROOT = Path(__file__).parents[2]
+TEXT = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] = x[threadIdx.x] * 3.0f + 1.0f; }\n'
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "sexpgpu" / "kernels"
+
+
+def entries(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_a_cubin_and_ptx_hold_the_kernel_and_nothing_of_the_text_or_the_machine(tmp_path: Path) -> None:
+    made = {arch: cubin.kernels(TEXT, arch, ("scale",)) for arch in ("sm_75", "sm_90", "sm_100", "compute_80")}
+    assert all(made[arch].startswith(b"\x7fELF") for arch in made if arch.startswith("sm_"))
+    assert made["compute_80"].startswith(b"/") and b".target sm_80" in made["compute_80"]
+    for data in made.values():
+        for word in (b"threadIdx", b"kernels.cu", b"debug_line", str(tmp_path).encode(), sys.prefix.encode(), b"/home"):
+            assert word not in data
+    assert len(set(made.values())) == len(made)
+
+
+def test_a_product_that_is_added_is_fused_only_where_the_text_says_so() -> None:
+    plain = cubin.kernels(TEXT, "compute_80", ("scale",))
+    fused = cubin.kernels(TEXT.replace("x[threadIdx.x] * 3.0f + 1.0f", "fmaf(x[0], 3.0f, 1.0f)"), "compute_80", ())
+    assert b"mul.rn.f32" in plain and b"fma.rn.f32" not in plain and b"fma.rn.f32" in fused
+
+
+PRINT = "import hashlib, sys; from schedules import cubin as c; "
+PRINT += (
+    "print([hashlib.sha256(c.kernels(open(sys.argv[1]).read(), a, ())).hexdigest() for a in ('sm_90', 'compute_80')])"
+)
+
+
+def test_bytes_depend_on_the_text_alone(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(TEXT)
+    said = set()
+    for n, seed in enumerate(("1", "99")):
+        folder = tmp_path / ("a folder with a longer name" * n or "a")
+        folder.mkdir()
+        env = {"HOME": str(folder), "TMPDIR": str(folder), "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", PRINT, str(tmp_path / "text")]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert len(entries(folder / ".cache" / "sexpgpu" / "kernels")) == 2
+        said.add(done.stdout)
+    assert len(said) == 1
+
+
+def test_what_was_compiled_is_found_again_if_it_is_whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    real = nvrtc.compile
+    monkeypatch.setattr(nvrtc, "compile", lambda *args: runs.append(args[0]) or real(*args))
+    made = cubin.kernels(TEXT, "sm_90", ("scale",))
+    assert cubin.kernels(TEXT, "sm_90", ("scale",)) == made and len(runs) == 1
+    (entry,) = entries(cache)
+    entry.write_bytes(entry.read_bytes()[:-1])
+    assert cubin.kernels(TEXT, "sm_90", ("scale",)) == made and len(runs) == 2
+    assert cubin.kernels(TEXT, "sm_90", ("scale",)) == made and len(runs) == 2
+    cubin.kernels(TEXT, "sm_80", ("scale",))
+    cubin.kernels(TEXT + "// longer", "sm_80", ("scale",))
+    monkeypatch.setattr(nvrtc, "PACKAGES", {**nvrtc.PACKAGES, "nvidia-cuda-crt": "14"})
+    cubin.kernels(TEXT, "sm_80", ("scale",))
+    assert len(runs) == 5
+
+
+def test_a_cache_that_cannot_be_written_or_found_is_no_fault(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cubin.kernels(TEXT, "sm_90", ("scale",))
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert cubin.kernels(TEXT, "sm_90", ("scale",)) == made
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cubin.kernels(TEXT, "sm_90", ("scale",)) == made
+    assert len(entries(tmp_path / "home" / ".cache" / "sexpgpu" / "kernels")) == 1 and not Path("relative").exists()
+    monkeypatch.delenv("HOME")
+    assert cubin.folder() is None and cubin.kernels(TEXT, "sm_90", ("scale",)) == made
+
+
+def test_a_full_disk_leaves_no_half_entry(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cubin.os, "replace", full)
+    cubin.kernels(TEXT, "sm_90", ("scale",))
+    assert entries(cache) == []
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "compute_80"])
+def test_a_kernel_that_is_not_there_is_a_fault(arch: str) -> None:
+    with pytest.raises(cubin.KernelMissing, match="scal is not"):
+        cubin.kernels(TEXT, arch, ("scale", "scal"))
+
+
+def test_text_that_does_not_compile_is_a_fault_with_the_compilers_words() -> None:
+    with pytest.raises(nvrtc.CompileFault, match="kernels.cu.*expected"):
+        cubin.kernels("not CUDA", "sm_90", ())
+
+
+TVMS = """
+#ifdef __CUDACC_RTC__
+  #include <cuda/std/cstdint>
+  #include <cuda/std/type_traits>
+  namespace std {
+    using cuda::std::is_same;
+    using cuda::std::is_same_v;
+  }
+#endif
+"""
+
+
+def test_the_traits_of_types_are_read_only_where_they_are_used() -> None:
+    assert "type_traits" not in cubin._text(TVMS + TEXT)
+    used = 'extern "C" __global__ void k(int* x) { x[0] = std::is_same_v<int, long>; }'
+    assert "type_traits" in cubin._text(TVMS + used)
+    assert cubin.kernels(TVMS + used, "sm_90", ("k",))
+
+
+def test_bf16_compiles_for_cards_older_than_it() -> None:
+    header = "#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 800)\n#include <cuda_bf16.h>\n#endif\n"
+    text = header + 'extern "C" __global__ void k(nv_bfloat16* x) { x[0] = x[1] + x[2]; }'
+    assert cubin.kernels(text, "sm_75", ("k",))
+
+
+def test_the_extra_and_the_targets_are_what_this_compiler_is() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert dict(re.split("==", line) for line in extras["cuda"]) == dict(nvrtc.PACKAGES)
+    assert nvrtc.supported() == targets.CAPABILITIES
+
+
+def test_another_release_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "version", lambda package: "13.4.0" if package == "nvidia-cuda-crt" else "13.5.37")
+    assert nvrtc.lacking() == "nvidia-cuda-crt 13.5.37, and 13.4.0 is installed"
+
+
+def test_so_is_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "PACKAGES", {**nvrtc.PACKAGES, "no-such-package": "1"})
+    assert nvrtc.lacking() == "no-such-package 1"
