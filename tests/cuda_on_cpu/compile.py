@@ -3,6 +3,7 @@ library's headers, no network. Cached by content."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -11,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -77,7 +78,15 @@ def cpu_flags() -> tuple[str, ...]:
 def _toolchain() -> str:
     """A digest of all but the text that the bytes depend on."""
     digest = hashlib.sha256(repr((version("ziglang"), platform.machine(), cpu_flags(), COMMON, KERNELS)).encode())
-    for path in sorted([*HERE.glob("*.h"), *HERE.glob("*.cc"), *(HERE / "shim").iterdir(), Path(__file__)]):
+    for path in sorted(
+        [
+            *HERE.glob("*.h"),
+            *HERE.glob("*.cc"),
+            *(HERE / "shim").iterdir(),
+            *(HERE / "driver").iterdir(),
+            Path(__file__),
+        ]
+    ):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -94,6 +103,11 @@ def clang(source: Path, output: Path, *flags: str) -> None:
     zig("clang", target, *cpu_flags(), *COMMON, *flags, "-nostdinc", "-c", str(source), "-o", str(output))
 
 
+def link(objects: Sequence[Path], output: Path, *flags: str) -> None:
+    """A shared object that leaves what it needs of the C library to whoever loads it."""
+    zig("ld.lld", "-shared", "--hash-style=gnu", *flags, "-o", str(output), *map(str, objects))
+
+
 def libc_headers() -> list[str]:
     """The flags that find those of the wheel, in the form for a C library of some years ago."""
     lib = Path(str(files("ziglang"))) / "lib"
@@ -104,31 +118,44 @@ def libc_headers() -> list[str]:
     return ["-D__GLIBC_MINOR__=28", *(f"-isystem{lib / name}" for name in ("include", *libc))]
 
 
-def native(name: str, sources: Sequence[str], *link_flags: str) -> Path:
-    """A shared object of C++ files of this folder, by its own name."""
-
-    def make(path: Path) -> None:
-        objects = [path.with_name(f"{Path(source).stem}.o") for source in sources]
-        for source, out in zip(sources, objects, strict=True):
-            clang(HERE / source, out, f"-I{HERE}", "-Wall", *libc_headers())
-        link(objects, path, *link_flags)
-
-    return cached(repr((name, sources, link_flags)), f"-{name}", make)
+def native(output: Path, sources: Sequence[str], *link_flags: str) -> None:
+    """A shared object of C++ files of this folder."""
+    objects = [output.with_name(f"{Path(source).stem}.o") for source in sources]
+    for source, out in zip(sources, objects, strict=True):
+        clang(HERE / source, out, f"-I{HERE}", "-Wall", "-D_GNU_SOURCE", *libc_headers())
+    link(objects, output, *link_flags)
 
 
-def link(objects: Sequence[Path], output: Path, *flags: str) -> None:
-    """A shared object that leaves what it needs of the C library to whoever loads it."""
-    zig("ld.lld", "-shared", "--hash-style=gnu", *flags, "-o", str(output), *map(str, objects))
+def core() -> Path:
+    """The library that runs kernels."""
+    return cached("core", ".so", lambda path: native(path, ("core.cc",)))
 
 
-def cached(key: str, suffix: str, make) -> Path:
+def driver() -> Path:
+    """A folder with libcuda.so.1 and libcudart.so.13, by those names, of a device that runs kernels on the CPU."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        parts = ("memory", "queue", "settings", "libcuda")
+        sources = ["core.cc", *(f"driver/{part}.cc" for part in parts)]
+        native(folder / "libcuda.so.1", sources, "-soname", "libcuda.so.1")
+        versions = folder / "versions"
+        versions.write_text("libcudart.so.13 { global: cuda*; fake_cuda_counters; local: *; };")
+        flags = ("-soname", "libcudart.so.13", "--version-script", str(versions), str(folder / "libcuda.so.1"))
+        native(folder / "libcudart.so.13", ("driver/libcudart.cc",), *flags)
+
+    return cached("driver", "", make)
+
+
+def cached(key: str, suffix: str, make: Callable[[Path], None]) -> Path:
     """The file of ``key``, made by ``make(path)`` if it is not there. Several processes may ask at once."""
     path = folder() / f"{hashlib.sha256((_toolchain() + key).encode()).hexdigest()[:32]}{suffix}"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder()) as work:
             made = Path(work) / path.name
             make(made)
-            made.replace(path)
+            with contextlib.suppress(OSError):  # another process was first, and a folder is not replaced
+                made.rename(path)
     return path
 
 
@@ -182,10 +209,12 @@ def _entry(n: int, kernel: Kernel) -> str:
     """A function that takes the parameters as cuLaunchKernel does, and where the kernel's shared memory lies."""
     values = ", ".join(f"*({t}*)p[{i}]" for i, t in enumerate(kernel.types))
     sizes = ", ".join([*(f"sizeof({t})" for t in kernel.types), "0"])
+    pointers = ", ".join([*(str(int(t.endswith("*"))) for t in kernel.types), "0"])
     ends = "".join(f'extern "C" unsigned char __{e}_shared_{n}[] __attribute__((weak));\n' for e in ("start", "stop"))
     return (
         f"static void call_{n}(void** p) {{ {kernel.name}({values}); }}\n"
-        f"static const unsigned sizes_{n}[] = {{{sizes}}};\n{ends}"
+        f"static const unsigned sizes_{n}[] = {{{sizes}}};\n"
+        f"static const unsigned char pointers_{n}[] = {{{pointers}}};\n{ends}"
     )
 
 
@@ -194,7 +223,9 @@ def _table(found: Sequence[Kernel]) -> str:
     for n, k in enumerate(found):
         shared = f"__start_shared_{n}, __stop_shared_{n}"
         waits = "true" if k.waits else "false"
-        rows.append(f'{{"{k.name}", call_{n}, {len(k.types)}, sizes_{n}, {shared}, {k.threads}, {waits}}},\n')
+        rows.append(
+            f'{{"{k.name}", call_{n}, {len(k.types)}, sizes_{n}, pointers_{n}, {shared}, {k.threads}, {waits}}},\n'
+        )
     return (
         f'extern "C" const cuda_on_cpu::Kernel cuda_on_cpu_kernels[] = {{\n{"".join(rows)}{{}}}};\n'
         'extern "C" void cuda_on_cpu_attach(cuda_on_cpu::State* state) { cuda_on_cpu_now = state; }\n'

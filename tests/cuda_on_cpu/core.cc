@@ -340,19 +340,6 @@ void prepare() {
   mprotect(dynamic_page, PAGE, PROT_NONE);
 }
 
-const char* refused(const Kernel& k, const Launch& l) {
-  unsigned long threads = (unsigned long)l.threads.x * l.threads.y * l.threads.z;
-  if (threads == 0 || !l.blocks.x || !l.blocks.y || !l.blocks.z) return "a launch of nothing";
-  if (threads > MOST || threads > k.max_threads || l.threads.z > 64) return "too many threads in a block";
-  if (l.blocks.x > 0x7fffffffu || l.blocks.y > 65535 || l.blocks.z > 65535) return "too many blocks";
-  if ((unsigned long)l.blocks.x * l.blocks.y * l.blocks.z > 0xffffffffu) return "too many blocks";
-  if (k.shared_end - k.shared > STATIC_SHARED) return "too much static shared memory";
-  if (l.dynamic + (k.shared_end - k.shared) > DYNAMIC_SHARED) return "too much dynamic shared memory";
-  unsigned long bytes = 0;
-  for (unsigned i = 0; i < k.parameters; i++) bytes += k.sizes[i];
-  return bytes > 4096 ? "too many bytes of parameters" : nullptr;
-}
-
 }  // namespace
 }  // namespace cuda_on_cpu
 
@@ -369,6 +356,21 @@ extern "C" State* cuda_on_cpu_state() {
   return &state;
 }
 
+extern "C" const char* cuda_on_cpu_refused(const Kernel* kernel, const Launch* launch) {
+  const Kernel& k = *kernel;
+  const Launch& l = *launch;
+  unsigned long threads = (unsigned long)l.threads.x * l.threads.y * l.threads.z;
+  if (threads == 0 || !l.blocks.x || !l.blocks.y || !l.blocks.z) return "a launch of nothing";
+  if (threads > MOST || threads > k.max_threads || l.threads.z > 64) return "too many threads in a block";
+  if (l.blocks.x > 0x7fffffffu || l.blocks.y > 65535 || l.blocks.z > 65535) return "too many blocks";
+  if ((unsigned long)l.blocks.x * l.blocks.y * l.blocks.z > 0xffffffffu) return "too many blocks";
+  if (k.shared_end - k.shared > STATIC_SHARED) return "too much static shared memory";
+  if (l.dynamic + (k.shared_end - k.shared) > DYNAMIC_SHARED) return "too much dynamic shared memory";
+  unsigned long bytes = 0;
+  for (unsigned i = 0; i < k.parameters; i++) bytes += k.sizes[i];
+  return bytes > 4096 ? "too many bytes of parameters" : nullptr;
+}
+
 extern "C" int cuda_on_cpu_run(const Kernel* k, void** given, const Launch* l, char* text, unsigned long size) {
   kernel = k;
   parameters = given;
@@ -379,7 +381,7 @@ extern "C" int cuda_on_cpu_run(const Kernel* k, void** given, const Launch* l, c
   current = fibers;
   state.blocks = l->blocks;
   state.threads = l->threads;
-  if (const char* why = refused(*k, *l)) {
+  if (const char* why = cuda_on_cpu_refused(k, l)) {
     snprintf(text, size, "%s: %s", k->name, why);
     return 1;
   }

@@ -33,7 +33,8 @@ struct Kernel {
   const char* name;
   void (*call)(void** parameters);  // pointers to the values, as cuLaunchKernel takes them
   unsigned parameters;
-  const unsigned* sizes;  // bytes of each
+  const unsigned* sizes;          // bytes of each
+  const unsigned char* pointers;  // 1 for each that is the address of a tensor
   unsigned char* shared;  // static shared memory, up to shared_end
   unsigned char* shared_end;
   unsigned max_threads;  // __launch_bounds__, 1024 for none
@@ -52,6 +53,8 @@ struct Launch {
 
 extern "C" {
 cuda_on_cpu::State* cuda_on_cpu_state();
+// Why a GPU would not take the launch, or null.
+const char* cuda_on_cpu_refused(const cuda_on_cpu::Kernel*, const cuda_on_cpu::Launch*);
 // 0, or 1 and why in ``message``.
 int cuda_on_cpu_run(const cuda_on_cpu::Kernel*, void** parameters, const cuda_on_cpu::Launch*, char* message,
                     unsigned long room);

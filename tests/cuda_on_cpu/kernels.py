@@ -42,15 +42,15 @@ class Entry(ctypes.Structure):
     """core.h's Kernel: a row of a library's table, of which only the name is read here."""
 
     _fields_ = (("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("parameters", ctypes.c_uint),
-                ("sizes", ctypes.c_void_p), ("shared", ctypes.c_void_p), ("shared_end", ctypes.c_void_p),
-                ("max_threads", ctypes.c_uint), ("waits", ctypes.c_bool))  # fmt: skip
+                ("sizes", ctypes.c_void_p), ("pointers", ctypes.c_void_p), ("shared", ctypes.c_void_p),
+                ("shared_end", ctypes.c_void_p), ("max_threads", ctypes.c_uint), ("waits", ctypes.c_bool))  # fmt: skip
 
 
 @functools.cache
 def core() -> Any:
     """The launcher, loaded once."""
     ctypes.CDLL("libm.so.6", ctypes.RTLD_GLOBAL)  # kernels take what they need of it from the process
-    library = ctypes.CDLL(str(cuda.native("core.so", ("core.cc",))))
+    library = ctypes.CDLL(str(cuda.core()))
     library.cuda_on_cpu_state.restype = ctypes.c_void_p
     return library
 
