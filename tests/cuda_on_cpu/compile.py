@@ -19,6 +19,8 @@ from pathlib import Path
 
 import attrs
 
+from . import assembly
+
 HERE = Path(__file__).parent
 CACHE = "SEXPGPU_CUDA_ON_CPU_CACHE"  # a folder; default: one of this user's in the temporary directory
 TRIPLES = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
@@ -40,8 +42,7 @@ KERNELS = (
     "-fsanitize-trap=all", "-w",
 )  # fmt: skip
 KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\((\d+)[^)]*\)\s*)?(\w+)\(([^)]*)\)\s*([;{])')
-WAITS = re.compile(r"\b(__sync\w+|__shfl\w*|__ballot\w*|__any_sync|__all_sync|__activemask|cuda_on_cpu_\w+)\b")
-ASSEMBLY = re.compile(r"\b(asm|__asm__)\s*(volatile|__volatile__)?\s*\(")
+WAITS = re.compile(r"\b(__sync\w+|__shfl\w*|__ballot\w*|__any_sync|__all_sync|__activemask|asm|__asm__|ptx_\w+)\b")
 FUNCTION = re.compile(r"\b(\w+)\([^()]*\)\s*\{")
 
 
@@ -190,8 +191,10 @@ def _type(parameter: str) -> str:
 
 def translated(source: str) -> str:
     """``source`` with what a C++ compiler for the CPU needs around it."""
-    if ASSEMBLY.search(source):
-        raise CompileError("the text has assembly that the harness does not know")
+    try:
+        source = assembly.replaced(source)
+    except ValueError as error:
+        raise CompileError(str(error)) from None
     pieces, at, table = ['#include "shim/cuda_on_cpu.h"\n'], 0, []
     for n, kernel in enumerate(kernels(source)):
         start = source.rindex('extern "C" __global__', 0, kernel.start)

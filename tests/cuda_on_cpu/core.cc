@@ -100,7 +100,7 @@ unsigned active(int line) {
 
 void copy(void* shared, const void* global, unsigned bytes, unsigned filled) {
   if (current->copies == COPIES) fail("more asynchronous copies than the harness keeps");
-  if (((unsigned long)shared | (unsigned long)global) % bytes) fail("an asynchronous copy that is not aligned");
+  if (filled && (unsigned long)global % bytes) fail("an asynchronous copy that is not aligned");
   Copy& c = under_way[current - fibers][current->copies++];
   c.shared = (unsigned char*)shared;
   c.global = (const unsigned char*)global;
@@ -386,6 +386,9 @@ extern "C" int cuda_on_cpu_run(const Kernel* k, void** given, const Launch* l, c
     return 1;
   }
   prepare();
+  state.shared = k->shared;
+  state.shared_end = k->shared_end;
+  state.dynamic_bytes = l->dynamic;
   state.dynamic = dynamic_page - (l->dynamic + 15) / 16 * 16;
   Guard guard;
   cuda_on_cpu_switch(&home, fiber_start(stack_top(MOST), launcher_entry));

@@ -16,7 +16,9 @@ typedef void (*Operation)(void** lanes, unsigned group);
 struct State {
   Dim thread, block, threads, blocks;  // threadIdx, blockIdx, blockDim, gridDim
   unsigned index, lane;                // of the thread in its block, in its warp
+  unsigned char *shared, *shared_end;  // the kernel's static shared memory
   unsigned char* dynamic;              // this launch's dynamic shared memory
+  unsigned dynamic_bytes;
 
   void (*barrier)(int line);
   // Returns when every living lane of ``mask`` has come with the same operation and mask, and it was performed.

@@ -202,8 +202,10 @@ def test_too_much_static_shared_memory() -> None:
 def test_text_that_is_not_cuda_is_refused_with_what_is_wrong() -> None:
     with pytest.raises(CompileError, match="undeclared identifier 'nowhere'"):
         text(kernel("a[0] = nowhere;", "float* a"), np.zeros(1, "float32"))
-    with pytest.raises(CompileError, match="assembly"):
+    with pytest.raises(CompileError, match="ptx_bar_sync"):
         text(kernel('asm volatile("bar.sync 0;");', "float* a"), np.zeros(1, "float32"))
+    with pytest.raises(CompileError, match="not one instruction"):
+        text(kernel('asm volatile("bar.sync 0; bar.sync 1;");', "float* a"), np.zeros(1, "float32"))
 
 
 def test_integers_saturate_and_wrap_and_fused_products_are_only_those_of_the_text() -> None:

@@ -44,6 +44,8 @@ static inline void __threadfence_block() {}
 static inline void __threadfence_system() {}
 
 #include "warps.h"
+#include "halves.h"
+#include "ptx.h"
 
 template <class T>
 static inline T __ldg(const T* p) { return *p; }
