@@ -1,17 +1,24 @@
-"""What the loop needs of a device, and the rows that serve it: NumPy callables, or a compiled library on the CPU."""
+"""What the loop needs of a device, and the one table of the devices there are: CPU and CUDA are two rows of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
+from attrs import frozen
 
 from . import tensors
-from .manifest import Manifest
+from .errors import DEVICE_DRIVER, DEVICE_NONE, TARGET_ARCH, TARGET_DEVICE, TARGET_NAME, RunError, shown
+from .manifest import Manifest, Target
 
 Handle = Any  # a tensor on the device; only the device looks inside
 Call = Callable[[Sequence[Handle]], tuple[Handle, ...]]
+Made = dict[tuple[str, str], Handle]
+Body = Callable[[], Made]
+Look = Callable[[], None]
+Env = Mapping[tuple[str, str], Handle]
 
 
 class Device(Protocol):
@@ -33,8 +40,48 @@ class Device(Protocol):
         """The phase's function: all inputs in order -> the outputs that are not in an in-place pair, in order."""
         ...
 
+    def place(self, key: Hashable, array: np.ndarray) -> Handle:
+        """A tensor with the values of ``array``, in the place of the last one of that key, which is not used again."""
+        ...
 
-class HostDevice:
+    def keep(self, old: Handle, new: Handle) -> Handle:
+        """The values of ``new`` for a long time to come, in the place of ``old``, which is not used again."""
+        ...
+
+    def repeat(
+        self, key: Hashable, env: Mapping[tuple[str, str], Handle], look: Callable[[], None], body: Body
+    ) -> Made:
+        """What ``body`` makes: calls of phases on the tensors of ``env`` and nothing else, the same ones at each time
+        for one ``key``, with ``look`` before each. What the last time for that key made is not used again."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What there is to say of how the device ran, for people."""
+        ...
+
+
+class Plain:
+    """Of a device what one does that has no fixed places for tensors."""
+
+    def tensor(self, array: np.ndarray) -> Handle:
+        raise NotImplementedError
+
+    def place(self, key: Hashable, array: np.ndarray) -> Handle:
+        return self.tensor(array)
+
+    def keep(self, old: Handle, new: Handle) -> Handle:
+        return new
+
+    def repeat(
+        self, key: Hashable, env: Mapping[tuple[str, str], Handle], look: Callable[[], None], body: Body
+    ) -> Made:
+        return body()
+
+    def notes(self) -> list[str]:
+        return []
+
+
+class HostDevice(Plain):
     """Phases as Python functions over NumPy arrays: ``functions[phase](*arrays)`` returns all outputs in order.
 
     The function need not write in place: what the manifest pairs in place is copied into the input's memory here.
@@ -71,3 +118,94 @@ class HostDevice:
             return tuple(returned)
 
         return call
+
+
+@frozen
+class Choice:
+    """A target that this machine can run.
+
+    row:    of which device it is
+    number: which of the machine's devices of that kind
+    has:    what the row found out about it
+    words:  which device and kernels, for people; "" where there is nothing to choose from
+    """
+
+    target: Target
+    row: Row
+    number: int = 0
+    has: Any = None
+    words: str = ""
+
+
+@frozen
+class Row:
+    """A kind of device, by the functions of ``module`` that serve it; no module is loaded before it is asked.
+
+    fit(targets, number, where) -> Choice   the first target that this machine can run, before any code of the artifact
+                                            is loaded; RunError with want and have
+    room(manifest, threads, choice, where, data)
+                                            RunError unless memory is there for a run; data: bytes still to be read
+    open(artifact, choice, threads) -> Device
+                                            loads the runtime and the library
+    """
+
+    name: str
+    module: str
+
+    def _of(self, function: str) -> Callable[..., Any]:
+        return getattr(import_module(f".{self.module}", __package__), function)
+
+    def fit(self, targets: Sequence[Target], number: int, where: str) -> Choice:
+        return self._of("fit")(self, targets, number, where)
+
+    def room(self, manifest: Manifest, threads: int | None, choice: Choice, where: str, data: int = 0) -> None:
+        self._of("room")(manifest, threads, choice, where, data)
+
+    def open(self, artifact: Any, choice: Choice, threads: int | None) -> Device:
+        return self._of("open_device")(artifact, choice, threads)
+
+
+ROWS = {row.name: row for row in (Row("cuda", "cuda"), Row("cpu", "cpu"))}  # the one to prefer first
+# What is no reason to refuse a run where the artifact has a library for another device: this machine has no such GPU.
+ABSENT = (DEVICE_DRIVER, DEVICE_NONE, TARGET_ARCH)
+
+
+def choose(manifest: Manifest, where: str, target: str | None = None, device: str | None = None) -> Choice:
+    """The library to run and the device for it.
+
+    target: a name in the manifest, E-TARGET-011 for another one; None: any
+    device: "cpu", "cuda" or "cuda:N"; None: the GPU where a library of the artifact can use it, else the CPU
+    """
+    offered = named(manifest, target, where)
+    kind, _, number = (device or "").partition(":")
+    if kind and not any(t.device == kind for t in offered):
+        have = " ".join(f"{t.name} ({t.device})" for t in offered)
+        raise RunError(TARGET_DEVICE, f"there is no library for {kind}", where, f"it has {have}")
+    passed: RunError | None = None
+    for row in ROWS.values():
+        targets = [t for t in offered if t.device == row.name and kind in ("", row.name)]
+        if targets:
+            try:
+                choice = row.fit(targets, int(number or 0), where)
+            except RunError as error:
+                if error.code not in ABSENT or all(t.device == row.name for t in offered) or kind:
+                    raise
+                passed = error
+                continue
+            return choice if passed is None else _instead(choice, passed)
+    raise passed or AssertionError("the offered targets have a row")
+
+
+def _instead(choice: Choice, error: RunError) -> Choice:
+    from attrs import evolve
+
+    return evolve(choice, words=f"{choice.target.name}, on the CPU, since {error.what} ({error.code.name})")
+
+
+def named(manifest: Manifest, name: str | None, where: str) -> list[Target]:
+    """The target of ``name``, or all; E-TARGET-011 for a name that is not in the artifact."""
+    offered = [t for t in manifest.targets if name in (None, t.name)]
+    if not offered:
+        hint = f"it has {' '.join(t.name for t in manifest.targets)}"
+        raise RunError(TARGET_NAME, f"there is no target {shown(str(name))} in the artifact", where, hint)
+    return offered

@@ -142,8 +142,62 @@ MEM_MACHINE = code(
 )
 
 DEVICE_CALL = code("E-DEVICE-001", "a phase failed on the device", "See its message; the last checkpoint is kept.", 3)
+DEVICE_DRIVER = code(
+    "E-DEVICE-010",
+    "there is no NVIDIA driver, or it does not start",
+    "Install the driver named, or run on a machine with a GPU; an artifact with a library for CPUs too needs neither.",
+    3,
+)
+DEVICE_NONE = code(
+    "E-DEVICE-011",
+    "no GPU is visible, or not the one that --device names",
+    "Look at CUDA_VISIBLE_DEVICES and at what nvidia-smi lists; name a number below the count.",
+    3,
+)
+DEVICE_OLD = code(
+    "E-DEVICE-012",
+    "the NVIDIA driver is older than the artifact's kernels need",
+    "Install a driver for the CUDA version named, or a newer one.",
+    3,
+)
+DEVICE_MEMORY = code(
+    "E-DEVICE-013",
+    "the run takes more memory than the GPU has left",
+    "End other processes on the GPU, choose another one, or make the batch smaller.",
+    3,
+)
+DEVICE_BUSY = code(
+    "E-DEVICE-014",
+    "the GPU cannot be used: another process has it for itself, or it is not ready",
+    "Wait for that process, choose another GPU, or see nvidia-smi for its compute mode.",
+    3,
+)
+DEVICE_FULL = code(
+    "E-DEVICE-015",
+    "the GPU's memory ran out during the run",
+    "End other processes on the GPU, or make the batch smaller; resume from the last checkpoint, which is kept.",
+    3,
+)
+DEVICE_LOST = code(
+    "E-DEVICE-016",
+    "the GPU failed during the run",
+    "See the system's log for its error (Xid, ECC). Nothing of it is saved: resume from the last checkpoint.",
+    3,
+)
 TARGET_MACHINE = code(
     "E-TARGET-010", "this machine cannot run the artifact", "Build it for a target that the machine has.", 3
+)
+TARGET_ARCH = code(
+    "E-TARGET-012",
+    "the artifact has no kernels for this GPU",
+    "Build it again with the target named in the message added to --target.",
+    3,
+)
+TARGET_DEVICE = code(
+    "E-TARGET-013",
+    "the artifact has no library for the device that --device names",
+    "Leave --device out, or build the artifact with a target for that device too.",
+    3,
 )
 TARGET_NAME = code(
     "E-TARGET-011", "the artifact has no library for this target", "Leave --target out, or name one that it has.", 2

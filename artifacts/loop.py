@@ -8,7 +8,8 @@ moves with it. So a stop at any trip, microbatch or batch leaves exactly the sta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,11 @@ from attrs import frozen
 from . import state
 from .bind import Key, bind_all, of_kind
 from .data import Batch, Records, Training, in_order
-from .device import Device, Handle
+from .device import Device, Handle, Look
 from .errors import NUM_LOSS, RunError
 from .manifest import MOVING, Manifest, Pass, stacked_name
 from .state import Cursor, State
 
-Look = Callable[[], None]
 Number = int | tuple[int, ...]
 
 
@@ -93,7 +93,7 @@ class Loop:
             env = self._env(now, _joined([now.cursor.ctx(m, batch_size) for m in places]), counters)
             env.update((("gradient", name), handle) for name, handle in gradients.items())
             made = self._train(env, batches)
-            gradients = {**gradients, **of_kind(made, "gradient")}
+            gradients = self._kept(gradients, of_kind(made, "gradient"))
             counters.update(self._counters(made))
             reports += self._reports(of_kind(made, "metric"), count)
             self._check_losses(now, reports[-count:], gradients)
@@ -117,21 +117,26 @@ class Loop:
         """``value`` on the device: the tensor of the last time where it is the same still. No phase writes into it."""
         last = self._made.get(key)
         if last is None or last[0] != value:
-            last = self._made[key] = value, self._scalar(value)
+            last = self._made[key] = value, self.device.place(key, np.array(value, np.int64))
         return last[1]
 
     def _train(self, env: dict[Key, Handle], batches: Sequence[Batch]) -> dict[Key, Handle]:
         """Generate from ``batches``, all in one call, then the training graph on both; all outputs of ``train``."""
         self._add_fields(env, *batches)
-        if self.manifest.step.trips is not None:
-            self._generate(env, len(batches))
-            self.look()
-        return self._phases[stacked_name("train", len(batches))](env)
+        stack = len(batches)
+
+        def body() -> dict[Key, Handle]:
+            if self.manifest.step.trips is not None:
+                self._generate(env, stack)
+                self.look()
+            return self._phases[stacked_name("train", stack)](env)
+
+        return self.device.repeat(("train", stack), env, self.look, body)
 
     def _add_fields(self, env: dict[Key, Handle], *batches: Batch) -> None:
         """A batch's fields; those of several, one behind the other."""
         whole = batches[0] if len(batches) == 1 else {n: np.stack([b[n] for b in batches]) for n in batches[0]}
-        env.update((("field", name), self.device.tensor(array)) for name, array in whole.items())
+        env.update((("field", name), self.device.place(("field", name), array)) for name, array in whole.items())
 
     def _generate(self, env: dict[Key, Handle], stack: int = 1) -> None:
         """Add the generated names to ``env``: what ``finish`` made, or the last state."""
@@ -154,6 +159,11 @@ class Loop:
         for handle in self._gradients.values():
             self.device.zero(handle)
         return dict(self._gradients)
+
+    def _kept(self, old: dict[str, Handle], new: dict[str, Handle]) -> dict[str, Handle]:
+        """``old`` with the values of ``new``, each for as long as its place is needed."""
+        keep = self.device.keep
+        return old | {name: keep(old[name], handle) if name in old else handle for name, handle in new.items()}
 
     def _keep(self, gradients: dict[str, Handle]) -> None:
         """The accumulators of the next step are those of this one, wherever they now are."""
@@ -179,12 +189,12 @@ class Loop:
         env = self._env(now, now.cursor.ctx(0, batch), counters)
         env.update((("gradient", name), handle) for name, handle in gradients.items())
         env.update((("optimizer", name), handle) for name, handle in now.optimizer.items())
-        made = self._phases["update"](env)
+        made = self.device.repeat(("update",), env, lambda: None, lambda: self._phases["update"](env))
         ends = self._numbers(of_kind(made, "metric"))
         if not math.isfinite(ends["grad_norm"]):
             raise self._not_finite(now, "update", "grad_norm", ends["grad_norm"], gradients)
-        now.params.update(of_kind(made, "param"))
-        now.optimizer.update(of_kind(made, "optimizer"))
+        now.params = self._kept(now.params, of_kind(made, "param"))
+        now.optimizer = self._kept(now.optimizer, of_kind(made, "optimizer"))
         return ends
 
     def _check_losses(self, now: State, reports: Sequence[dict[str, float]], gradients: dict[str, Handle]) -> None:
@@ -201,19 +211,22 @@ class Loop:
     def evaluate(self, now: State, one: Pass) -> PassResult:
         """The pass ``one`` at the parameters of ``now``."""
         records = self._passes[one.loader]
-        phase = self._phases[f"eval.{one.name}"]
         reports: list[dict[str, float]] = []
         made: dict[Key, Handle] = {}
         for batch in self._batches(records, one):
             stage = self.manifest.step.stages[now.cursor.stage]
             env = self._env(now, now.cursor.ctx(0, self.manifest.loader(stage.loader).batch), now.cursor.counters)
             self._add_fields(env, batch)
-            if one.generate:
-                self._generate(env)
-            made = phase(env)
+            made = self.device.repeat(("eval", one.name), env, self.look, partial(self._judge, one, env))
             reports.append(self._numbers(of_kind(made, "metric")))
         means = _means(reports)
         return PassResult(means.pop("loss"), means, len(reports), of_kind(made, "diagnostic"))
+
+    def _judge(self, one: Pass, env: dict[Key, Handle]) -> dict[Key, Handle]:
+        """All outputs of the pass ``one`` on the batch in ``env``."""
+        if one.generate:
+            self._generate(env)
+        return self._phases[f"eval.{one.name}"](env)
 
     def _batches(self, records: Records, one: Pass) -> Iterator[Batch]:
         for batch in in_order(records, one.batches):

@@ -15,6 +15,7 @@ from .tensors import DTYPES
 
 AHEAD = READY + 1  # batches of a training loader: those ready and one being made, beside those in use
 OVERHEAD = 64 * 2**20  # bytes of everything else: Python, NumPy, the runtime, the library; measured: 50 to 55 MiB
+GPU_HOST = 256 * 2**20  # bytes that a GPU's driver takes of the host: an estimate, no GPU was there to measure
 HINT = "a smaller :batch with more :microbatches, or fewer --threads, takes less"
 
 
@@ -73,11 +74,27 @@ def check(manifest: Manifest, threads: int | None, where: str, available: int | 
     have = free() if available is None else available
     want = wanted(manifest, threads or len(os.sched_getaffinity(0))).total + OVERHEAD + data
     if have is not None and want > have:
-        largest = max(manifest.phases, key=lambda p: p.memory_bytes)
-        part = f", {size(data)} of them for data" if data else ""
-        what = f"the run takes {size(want)} of memory{part}, {size(have)} are free"
-        what += f"; its largest phase is {largest.name} with {size(largest.memory_bytes)}"
-        raise RunError(MEM_MACHINE, what, where, HINT)
+        raise _short(want, have, where, HINT, data, f"; its largest phase is {largest_phase(manifest)}")
+
+
+def check_host(manifest: Manifest, where: str, available: int | None = None, data: int = 0) -> None:
+    """``check`` for a run whose phases are on a GPU: batches, checkpoints and data are on the host all the same."""
+    have, plan = free() if available is None else available, wanted(manifest, 0)
+    want = plan.batches + plan.checkpoint + OVERHEAD + GPU_HOST + data
+    if have is not None and want > have:
+        raise _short(want, have, where, "", data, "")
+
+
+def _short(want: int, have: int, where: str, hint: str, data: int, more: str) -> RunError:
+    part = f", {size(data)} of them for data" if data else ""
+    what = f"the run takes {size(want)} of memory{part}, {size(have)} are free{more}"
+    return RunError(MEM_MACHINE, what, where, hint)
+
+
+def largest_phase(manifest: Manifest) -> str:
+    """``train with 1.5 GiB``"""
+    largest = max(manifest.phases, key=lambda p: p.memory_bytes)
+    return f"{largest.name} with {size(largest.memory_bytes)}"
 
 
 def free(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int | None:

@@ -29,6 +29,8 @@ class Options:
     steps: int | None
     threads: int | None
     target: str | None
+    device: str | None
+    graphs: bool
     resume: str
     fork: str | None
     strict: bool
@@ -65,6 +67,17 @@ def parser() -> Parser:
     p.add_argument(
         "--target", metavar="NAME", help="the library to run, of those in the artifact (default: the best one)"
     )
+    p.add_argument(
+        "--device",
+        metavar="cpu|cuda[:N]",
+        help="run there alone (default: the first visible GPU if the artifact has kernels for it, else the CPU)",
+    )
+    p.add_argument(
+        "--graphs",
+        choices=("auto", "off"),
+        default="auto",
+        help="capture what a GPU repeats as CUDA graphs, as the artifact was built (auto), or never; changes no result",
+    )
     start = p.add_mutually_exclusive_group()
     start.add_argument(
         "--resume",
@@ -100,6 +113,8 @@ def parse(argv: Sequence[str]) -> Options:
         steps=None if found.steps is None else integer("--steps", found.steps, 1, 2**53),
         threads=None if found.threads is None else integer("--threads", found.threads, 1, 1024),
         target=found.target,
+        device=None if found.device is None else _device(found.device),
+        graphs=found.graphs == "auto",
         resume="auto" if found.resume_auto else "must" if found.resume else "",
         fork=found.fork,
         strict=found.strict,
@@ -137,6 +152,12 @@ def integer(option: str, text: str, low: int, high: int) -> int:
     if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII) or not low <= int(text) <= high:
         raise RunError(CLI_VALUE, f"{option} is {shown(text)}; it should be a whole number from {low} to {high}")
     return int(text)
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", text, re.ASCII):
+        raise RunError(CLI_VALUE, f"--device is {shown(text)}; it should be cpu, cuda, or cuda: and a number")
+    return text
 
 
 def _digest(text: str) -> str:

@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 
 from . import tensors
 from .data import Batch, Records, Training
-from .device import Call
+from .device import Call, Plain
 from .loop import Loop
 from .manifest import Field, Loader, Manifest, Port
 
@@ -135,7 +135,7 @@ class _Sized:
         self._give()
 
 
-class _Counting:
+class _Counting(Plain):
     """A device that holds sizes."""
 
     def __init__(self, manifest: Manifest, asked: Mapping[str, Asked]) -> None:

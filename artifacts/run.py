@@ -8,10 +8,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from .errors import ENV_LIMIT, ENV_PACKAGE, IO_WRITE, RunError, of_os_error, printable
+from .errors import DEVICE_LOST, ENV_LIMIT, ENV_PACKAGE, IO_WRITE, RunError, of_os_error, printable
 from .options import Options, parse
 
 INTERNAL, BROKEN_PIPE = 70, 141
@@ -55,7 +54,15 @@ def _guarded(options: Options, device: Callable[..., Any] | None) -> int:
         if os.environ.get("SEXPGPU_DEBUG") == "1":
             traceback.print_exc()
         known = as_run_error(error)
-        return _tell(known, options.as_json) if known else _internal(error)
+        status = _tell(known, options.as_json) if known else _internal(error)
+        if known and known.code is DEVICE_LOST:
+            _end(status, options.as_json)
+        return status
+
+
+def _end(status: int, as_json: bool) -> NoReturn:
+    """End the process as it is: giving back what a GPU holds that has failed would abort it, with another status."""
+    os._exit(_flush(status, as_json))
 
 
 def _session(options: Options, device: Callable[..., Any] | None, stop: Any) -> int:
@@ -65,7 +72,7 @@ def _session(options: Options, device: Callable[..., Any] | None, stop: Any) -> 
     from .report import Console
 
     console = Console(options.quiet, options.verbose, options.as_json)
-    return session.run(options, console, stop, device or partial(session.cpu, target=options.target))
+    return session.run(options, console, stop, device)
 
 
 def as_run_error(error: Exception) -> RunError | None:

@@ -9,7 +9,7 @@ from attrs import define, evolve, frozen
 
 from . import checkpoint, cores, forms, identity, lock, memory, report, store, tarball
 from .data import Records, Training, fingerprint, open_records
-from .device import Device
+from .device import Choice, Device, choose
 from .errors import ART_REQUIRED, CKPT_PRESENT, CLI_DIAGNOSTIC, RunError
 from .files import make_directory
 from .loop import Loop, PassResult, StepResult
@@ -21,25 +21,28 @@ from .state import Cursor, State
 MakeDevice = Callable[[tarball.Artifact, int | None], Device]
 
 
-def cpu(artifact: tarball.Artifact, threads: int | None, target: str | None = None) -> Device:
-    from .cpu import CpuDevice
-
-    device = CpuDevice(artifact, threads, target)
-    device.settle()
-    return device
+def opened(artifact: tarball.Artifact, threads: int | None, target: str | None = None) -> Device:
+    """The device for one of the artifact's libraries, the best that this machine can run."""
+    choice = choose(artifact.manifest, artifact.path, target)
+    return choice.row.open(artifact, choice, threads)
 
 
-def run(options: Options, console: report.Console, stop: Stop, make_device: MakeDevice = cpu) -> int:
-    """The exit status of a run that ended, or was stopped, in good order; RunError otherwise."""
+def run(options: Options, console: report.Console, stop: Stop, make_device: MakeDevice | None = None) -> int:
+    """The exit status of a run that ended, or was stopped, in good order; RunError otherwise.
+
+    make_device: in place of the device that the machine has for the artifact
+    """
     with tarball.open(options.artifact) as artifact:
         check_artifact(artifact, options)
-        data = memory.held(artifact.manifest, options.data)
-        memory.check(artifact.manifest, options.threads, artifact.path, data=data)
+        choice = None if make_device else _choose(artifact, options)
+        _check_room(artifact, options, choice, memory.held(artifact.manifest, options.data))
         make_directory(options.out)
         with lock.held(options.out, console.warn) as locked, cores.restored():
             records = {name: _open(artifact, name, options) for name in artifact.manifest.loaders_used()}
-            memory.check(artifact.manifest, options.threads, artifact.path)  # once more: the data is in memory now
-            device = make_device(artifact, options.threads)
+            _check_room(artifact, options, choice)  # once more: the data is in memory now
+            if choice and choice.words:
+                console.line(f"device {choice.words}", {"device": choice.target.device, "words": choice.words})
+            device = _device(artifact, options, choice, make_device)
             training = Training(artifact.manifest, records)
             loop = Loop(artifact.manifest, device, training, records, stop.look)
             session = Session(
@@ -57,6 +60,27 @@ def run(options: Options, console: report.Console, stop: Stop, make_device: Make
                 return session.run(locked)
             finally:
                 training.close()
+
+
+def _choose(artifact: tarball.Artifact, options: Options) -> Choice:
+    choice = choose(artifact.manifest, artifact.path, options.target, options.device)
+    return choice if options.graphs else evolve(choice, target=evolve(choice.target, graphs=False))
+
+
+def _device(
+    artifact: tarball.Artifact, options: Options, choice: Choice | None, make_device: MakeDevice | None
+) -> Device:
+    if choice is not None:
+        return choice.row.open(artifact, choice, options.threads)
+    assert make_device is not None
+    return make_device(artifact, options.threads)
+
+
+def _check_room(artifact: tarball.Artifact, options: Options, choice: Choice | None, data: int = 0) -> None:
+    if choice is None:
+        memory.check(artifact.manifest, options.threads, artifact.path, data=data)
+    else:
+        choice.row.room(artifact.manifest, options.threads, choice, artifact.path, data)
 
 
 def check_artifact(artifact: tarball.Artifact, options: Options) -> None:
@@ -138,6 +162,8 @@ class Session:
             progress.close()
             log.close()
         self._finish(now, time.perf_counter() - began)
+        for text in self.loop.device.notes():
+            self.console.detail(text)
         return 0
 
     # Where to start
@@ -248,7 +274,7 @@ class Session:
         began = time.perf_counter()
         result = self.loop.evaluate(now, one)
         line = report.pass_line(now.cursor.step, one.name, result, time.perf_counter() - began)
-        self.results = {**self.results, one.name: result}
+        self.results = {**self.results, one.name: evolve(result, diagnostics={})}
         log.add(line)
         progress.clear()
         self.console.line(report.pass_text(line), line)

@@ -30,7 +30,7 @@ me = pathlib.Path("/proc/self")
 def kib(key):
     return int(next(line.split()[1] for line in (me / "status").read_text().splitlines() if line.startswith(key)))
 def device(artifact, threads):
-    made = session.cpu(artifact, threads)
+    made = session.opened(artifact, threads)
     (me / "clear_refs").write_text("5")
     device.before = kib("VmRSS:")
     return made

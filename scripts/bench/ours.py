@@ -87,7 +87,7 @@ def instrument(device: CpuDevice, call: Callable[..., int]) -> None:
 def opened(path: str, data: str, wrap: Callable[[CpuDevice], Any] = lambda device: device, kind: type[Loop] = Loop):
     """(loop, device) of the artifact at ``path``."""
     with tarball.open(path) as artifact:
-        device = wrap(session.cpu(artifact, None))
+        device = wrap(session.opened(artifact, None))
         manifest = artifact.manifest
         records = {n: open_records(manifest.loader(n), data, artifact) for n in manifest.loaders_used()}
         training = Training(manifest, records)

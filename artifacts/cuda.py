@@ -1,0 +1,171 @@
+"""The CUDA row: checks driver, GPU and memory through libcuda alone, then loads CUDA's runtime, TVM's part for it and
+the library, whose kernels were compiled when the artifact was built: nothing is compiled here."""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from . import cudart, driver, memory, tensors
+from .cpu import cpu_flags, fitting
+from .device import Body, Call, Choice, Device, Env, Handle, Look, Made, Row
+from .driver import Gpu
+from .errors import DEVICE_MEMORY, ENV_LIBRARY, TARGET_ARCH, RunError
+from .graphs import Graphs
+from .library import CPU, POOLED, LibraryDevice, first_line, load_shared
+from .manifest import Manifest, Target
+from .tarball import Artifact
+
+CUDA = 2  # DLPack's device type
+SERVE = "tvm_callback_cuda_compile"  # what TVM's part for CUDA calls with the text that stands for a kernel's source
+KEY = re.compile(r"sexpgpu-kernels:([0-9a-f]{64})")
+# Bytes of the GPU beside the run's tensors and the context: the library's modules, graphs, and what allocations are
+# rounded up to. An estimate: no GPU was there to measure.
+OVERHEAD = 128 * 2**20
+
+
+@frozen
+class Has:
+    """The GPU that was found, and which of the target's kernels it runs."""
+
+    gpu: Gpu
+    arch: str
+
+
+def fit(row: Row, targets: Sequence[Target], number: int, where: str) -> Choice:
+    """The first target with a cubin for the GPU, else with PTX for it; E-DEVICE-010 to 012, E-TARGET-010 or 012."""
+    fitting(targets, platform.machine(), cpu_flags(), where)
+    gpu = driver.survey(number)
+    runs = [(t, arch) for t in targets if (arch := driver.served(t.archs, gpu.capability))]
+    if not runs:
+        have = " ".join(dict.fromkeys(arch for t in targets for arch in t.archs))
+        hint = f"build it again with cuda-sm_{gpu.capability} added to --target"
+        what = f"built for {have}, and this GPU, {gpu.name}, is sm_{gpu.capability}"
+        raise RunError(TARGET_ARCH, what, where, hint)
+    target, arch = min(runs, key=lambda run: run[1].startswith("compute"))
+    return Choice(target, row, number, Has(gpu, arch), f"cuda:{number}, {gpu.name}, kernels for {arch}")
+
+
+def room(manifest: Manifest, threads: int | None, choice: Choice, where: str, data: int) -> None:
+    """E-MEM-010 unless the machine, and E-DEVICE-013 unless the GPU has the memory that the run takes."""
+    memory.check_host(manifest, where, data=data)
+    want, have = wanted(manifest, choice.target), driver.Driver().free(choice.number)
+    if want > have:
+        what = f"the run takes {memory.size(want)} of {choice.has.gpu.name}'s memory, {memory.size(have)} are free"
+        what += f"; its largest phase is {memory.largest_phase(manifest)}"
+        raise RunError(DEVICE_MEMORY, what, where, "nvidia-smi shows who has the rest")
+
+
+def wanted(manifest: Manifest, target: Target) -> int:
+    """Bytes of the GPU that a run takes: the memory plan, and what captured phases hold of their results."""
+    held = sum(memory.nbytes(p.shape, p.dtype) for phase in manifest.phases for p in phase.outputs)
+    return manifest.memory.device_bytes + (held if target.graphs else 0) + OVERHEAD
+
+
+def open_device(artifact: Artifact, choice: Choice, threads: int | None) -> Device:
+    return CudaDevice(artifact, choice.target, choice.number, choice.has.arch)
+
+
+class CudaDevice(LibraryDevice):
+    """A library whose kernels run on GPU ``number``. All its work is in one stream: what is asked for is done in order,
+    and ``numpy`` waits for it.
+
+    arch:   of the target's kernels those to load, as ``driver.served`` names them
+    graphs: whether what is repeated is captured; None: as the target says
+    """
+
+    def __init__(
+        self, artifact: Artifact, target: Target, number: int = 0, arch: str = "", graphs: bool | None = None
+    ) -> None:
+        self._number = number
+        self._arch = arch or driver.served(target.archs, driver.survey(number).capability) or target.archs[0]
+        super().__init__(artifact, target, "cuda", number)
+        self._places_of: dict[Hashable, Handle] = {}
+        self._graphs = Graphs(self._stream) if (target.graphs if graphs is None else graphs) else None
+
+    def _load_device(self, artifact: Artifact, target: Target) -> None:
+        self._stream = cudart.Stream(cudart.load(artifact.path), self._number)
+        if self._ffi.get_global_func("device_api.cuda", allow_missing=True) is None:
+            assert artifact.manifest.runtime.cuda is not None
+            self._cuda = load_shared("runtime_cuda", artifact.read(artifact.manifest.runtime.cuda))
+        self._ffi.register_global_func(SERVE, _server(artifact, self._arch), override=True)
+        self._ffi.use_raw_stream(self._device, self._stream.handle).__enter__()  # and never left: a run has one stream
+
+    def _load(self, artifact: Artifact, target: Target) -> Any:
+        machine = super()._load(artifact, target)
+        self._stream.wait_for_default()
+        return machine
+
+    def _places(self) -> tuple[int, ...]:
+        return (CUDA, self._number, POOLED, CPU, 0, POOLED)
+
+    def tensor(self, array: np.ndarray) -> Handle:
+        out = self._empty(array)
+        self._write(out, array)
+        return out
+
+    def _write(self, handle: Handle, array: np.ndarray) -> None:
+        array = np.ascontiguousarray(array)
+        self._stream.copy(handle.data_ptr(), array.ctypes.data, array.nbytes, cudart.TO_DEVICE)
+
+    def numpy(self, handle: Handle) -> np.ndarray:
+        """A copy of the tensor's values, once all that was asked for before is done."""
+        out = tensors.aligned(tuple(handle.shape), tensors.OF_NUMPY[str(handle.dtype)])
+        self._stream.copy(out.ctypes.data, handle.data_ptr(), out.nbytes, cudart.TO_HOST)
+        self._stream.wait()
+        return out
+
+    def zero(self, handle: Handle) -> None:
+        self._stream.zero(handle.data_ptr(), _nbytes(handle))
+
+    def place(self, key: Hashable, array: np.ndarray) -> Handle:
+        """The same tensor each time, written anew: allocating on a GPU takes longer than a phase."""
+        key = key, array.shape, array.dtype
+        if key not in self._places_of:
+            self._places_of[key] = self._empty(array)
+        self._write(self._places_of[key], array)
+        return self._places_of[key]
+
+    def keep(self, old: Handle, new: Handle) -> Handle:
+        if self._graphs is None or new is old:
+            return new
+        self._stream.copy(old.data_ptr(), new.data_ptr(), _nbytes(old), cudart.ON_DEVICE)
+        return old
+
+    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
+        return self._graphs.repeat(key, env, look, body) if self._graphs else body()
+
+    def phase(self, name: str) -> Call:
+        plain, graphs = super().phase(name), self._graphs
+        return plain if graphs is None else lambda inputs: graphs.call(name, plain, inputs)
+
+    def notes(self) -> list[str]:
+        return self._graphs.lines() if self._graphs else []
+
+    def _fault(self, what: str, error: Exception) -> RunError:
+        return cudart.fault(what, first_line(error))
+
+
+def _nbytes(handle: Handle) -> int:
+    return math.prod(handle.shape) * tensors.DTYPES[tensors.OF_NUMPY[str(handle.dtype)]][2]
+
+
+def _server(artifact: Artifact, arch: str) -> Callable[[str], bytes]:
+    """What gives TVM the kernels of ``arch`` for the text that the library has in the place of their source."""
+
+    def serve(source: str) -> bytes:
+        found = KEY.fullmatch(source.strip())
+        if found is None:
+            raise RunError(ENV_LIBRARY, "the library holds source code of kernels", artifact.path)
+        name = f"kernels/{found.group(1)}.{arch}."
+        if arch.startswith("sm_"):
+            return artifact.read(f"{name}cubin")
+        return artifact.read(f"{name}ptx") + b"\0"  # the driver reads the text up to its first zero
+
+    return serve

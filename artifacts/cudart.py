@@ -1,0 +1,141 @@
+"""CUDA's runtime library by ctypes: what the runner asks of it beside what TVM's own part does."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .errors import DEVICE_CALL, DEVICE_FULL, DEVICE_LOST, DEVICE_OLD, ENV_LIBRARY, RunError
+
+NAME = "libcudart.so.13"
+TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
+NON_BLOCKING = 1  # a stream that does not wait for the default one
+# Other calls of this thread stay allowed during a capture. Memory that a call still wants then is really allocated.
+RELAXED = 2
+MEMORY_ALLOCATION = 2
+
+_FULL = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
+_OLD = ("cudaErrorUnsupportedPtxVersion", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorInsufficientDriver")
+# What the call itself got wrong: the context is as it was. Any other error ends all that the process does on the GPU.
+_CALL = re.compile(r"cudaError(InvalidValue|InvalidConfiguration|StreamCapture\w+|LaunchOutOfResources)|"
+                   r"CUDA_ERROR_(INVALID_VALUE|NOT_FOUND|STREAM_CAPTURE_\w+|LAUNCH_OUT_OF_RESOURCES)")  # fmt: skip
+_ANY = re.compile(r"\b(cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_0-9]+)\b")
+
+
+def fault(what: str, text: str) -> RunError:
+    """The coded error of a failure whose message is ``text``."""
+    found = _ANY.search(text)
+    name = found.group() if found else ""
+    message = f"{what}: {text}"
+    if name in _FULL:
+        return RunError(DEVICE_FULL, message)
+    if name in _OLD:
+        return RunError(DEVICE_OLD, message, hint="these kernels are compiled by the driver, which must know their PTX")
+    return RunError(DEVICE_LOST if name and not _CALL.fullmatch(name) else DEVICE_CALL, message)
+
+
+def folders() -> list[Path]:
+    """Where a wheel of the extra ``gpu`` may have put the library."""
+    spec = find_spec("nvidia")
+    return [Path(folder) / "cu13" / "lib" for folder in (spec.submodule_search_locations or ())] if spec else []
+
+
+def load(where: str) -> ctypes.CDLL:
+    """The library: of the wheel, else the system's; E-ENV-011 where there is neither."""
+    paths = [str(folder / NAME) for folder in folders() if (folder / NAME).is_file()]
+    try:
+        return ctypes.CDLL((paths or [NAME])[0], ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        hint = "pip install 'sexpgpu[gpu]'"
+        raise RunError(ENV_LIBRARY, f"CUDA's runtime cannot be loaded: {error}", where, hint) from None
+
+
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_ARGUMENTS = {
+    "cudaSetDevice": (_INT,),
+    "cudaStreamCreateWithFlags": (_POINTER, ctypes.c_uint),
+    "cudaStreamSynchronize": (_POINTER,),
+    "cudaMemcpyAsync": (_POINTER, _POINTER, _SIZE, _INT, _POINTER),
+    "cudaMemsetAsync": (_POINTER, _INT, _SIZE, _POINTER),
+    "cudaStreamBeginCapture": (_POINTER, _INT),
+    "cudaStreamEndCapture": (_POINTER, _POINTER),
+    "cudaGraphInstantiate": (_POINTER, _POINTER, ctypes.c_ulonglong),
+    "cudaGraphGetNodes": (_POINTER, _POINTER, _POINTER),
+    "cudaGraphLaunch": (_POINTER, _POINTER),
+    "cudaGraphDestroy": (_POINTER,),
+    "cudaGraphExecDestroy": (_POINTER,),
+    "cudaGetLastError": (),
+}
+
+
+class Stream:
+    """A stream of work on one GPU: the kernels of phases, copies and graphs of a run are all in this one, in order."""
+
+    def __init__(self, library: ctypes.CDLL, number: int) -> None:
+        self._library = library
+        for name, types in _ARGUMENTS.items():
+            getattr(library, name).argtypes = types
+        library.cudaGetErrorName.restype = ctypes.c_char_p
+        library.cudaGetErrorString.restype = ctypes.c_char_p
+        self.call("cudaSetDevice", number)
+        made = ctypes.c_void_p()
+        self.call("cudaStreamCreateWithFlags", ctypes.byref(made), NON_BLOCKING)
+        self.handle = made.value or 0
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library; the coded error of ``fault`` if it fails."""
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            number = status.value if hasattr(status, "value") else status
+            word, text = (f(number) or b"" for f in (self._library.cudaGetErrorName, self._library.cudaGetErrorString))
+            raise fault(name, f"{word.decode()}: {text.decode()}")
+
+    def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
+        """Copy between addresses. Memory of the host may be used again at once: CUDA stages what is not page-locked."""
+        self.call("cudaMemcpyAsync", to, source, nbytes, kind, self.handle)
+
+    def zero(self, to: int, nbytes: int) -> None:
+        self.call("cudaMemsetAsync", to, 0, nbytes, self.handle)
+
+    def wait(self) -> None:
+        """Until all that was asked for is done."""
+        self.call("cudaStreamSynchronize", self.handle)
+
+    def wait_for_default(self) -> None:
+        """Until what TVM did in the default stream is done: the library's constants are copied there."""
+        self.call("cudaStreamSynchronize", None)
+
+    def last_error(self) -> int:
+        """The last failure of any call since this was asked, 0 for none."""
+        return self._library.cudaGetLastError()
+
+    def begin(self) -> None:
+        """From now on work is not done but written down."""
+        self.call("cudaStreamBeginCapture", self.handle, RELAXED)
+
+    def end(self) -> tuple[int, int]:
+        """(executable graph, its nodes) of what was written down since ``begin``."""
+        graph, made, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        self.call("cudaStreamEndCapture", self.handle, ctypes.byref(graph))
+        try:
+            self.call("cudaGraphGetNodes", graph, None, ctypes.byref(count))
+            self.call("cudaGraphInstantiate", ctypes.byref(made), graph, 0)
+        finally:
+            self.call("cudaGraphDestroy", graph)
+        return made.value or 0, count.value
+
+    def abandon(self) -> None:
+        """End a capture that failed; there is no graph, and no error is left behind."""
+        graph = ctypes.c_void_p()
+        if self._library.cudaStreamEndCapture(self.handle, ctypes.byref(graph)) == 0 and graph:
+            self._library.cudaGraphDestroy(graph)
+        self.last_error()
+
+    def launch(self, graph: int) -> None:
+        self.call("cudaGraphLaunch", graph, self.handle)
+
+    def destroy(self, graph: int) -> None:
+        self.call("cudaGraphExecDestroy", graph)

@@ -1,0 +1,139 @@
+"""What the NVIDIA driver says of this machine's GPUs, asked through libcuda before anything else is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from attrs import frozen
+
+from .errors import DEVICE_BUSY, DEVICE_DRIVER, DEVICE_MEMORY, DEVICE_NONE, DEVICE_OLD, RunError, shown
+
+LIBRARY = "libcuda.so.1"
+NEEDS = 13000  # what cuDriverGetVersion answers for CUDA 13.0: kernels of any CUDA 13 run on a driver for it
+DRIVER = "580"  # the first driver for CUDA 13.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NOT_PERMITTED, NO_DEVICE, UNAVAILABLE, OUT_OF_MEMORY, NOT_READY = 800, 100, 46, 2, 802
+MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+WAIT = (NOT_PERMITTED, UNAVAILABLE, NOT_READY)  # the driver's answers for a device that others have or that is not up
+
+
+@frozen
+class Gpu:
+    """``number`` counts the visible ones; ``capability`` 90 is 9.0; ``driver`` 13000 is one for CUDA 13.0."""
+
+    number: int
+    name: str
+    capability: int
+    driver: int
+
+
+class Driver:
+    """libcuda by ctypes. Raises RunError E-DEVICE-010 where there is none, or it does not start, and E-DEVICE-011 where
+    it sees no GPU."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library or _load()
+        self._start(self._library.cuInit(0))
+
+    def _start(self, status: int) -> None:
+        if status == NO_DEVICE:
+            raise _none(0)
+        if status in WAIT:
+            raise RunError(DEVICE_BUSY, f"the GPUs are not ready: {self._name(status)}")
+        if status:
+            raise RunError(DEVICE_DRIVER, f"the NVIDIA driver does not start: {self._name(status)}")
+
+    def _name(self, status: int) -> str:
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorName(status, ctypes.byref(text))
+        return (text.value or b"").decode() or f"error {status}"
+
+    def _check(self, status: int, what: str) -> None:
+        if status:
+            raise RunError(DEVICE_DRIVER, f"the NVIDIA driver cannot {what}: {self._name(status)}")
+
+    def _int(self, function: str, *arguments: Any) -> int:
+        out = ctypes.c_int()
+        self._check(getattr(self._library, function)(ctypes.byref(out), *arguments), f"answer {function}")
+        return out.value
+
+    def version(self) -> int:
+        """The newest CUDA that it serves: 13000 for 13.0."""
+        return self._int("cuDriverGetVersion")
+
+    def count(self) -> int:
+        """How many GPUs are visible."""
+        return self._int("cuDeviceGetCount")
+
+    def gpu(self, number: int) -> Gpu:
+        """The visible GPU of that number."""
+        device = self._int("cuDeviceGet", number)
+        major, minor = (self._int("cuDeviceGetAttribute", a, device) for a in (MAJOR, MINOR))
+        name = ctypes.create_string_buffer(256)
+        self._check(self._library.cuDeviceGetName(name, len(name), device), "name the GPU")
+        return Gpu(number, name.value.decode(errors="replace"), 10 * major + minor, self.version())
+
+    def free(self, number: int) -> int:
+        """Bytes that are free beside the context that the run will use, which is made here: nobody can ask without one.
+
+        E-DEVICE-014 where the GPU is another's alone, E-DEVICE-013 where there is no room for the context.
+        """
+        device, context = self._int("cuDeviceGet", number), ctypes.c_void_p()
+        status = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        if status in WAIT:
+            raise RunError(DEVICE_BUSY, f"GPU {number} cannot be used: {self._name(status)}")
+        if status == OUT_OF_MEMORY:
+            raise RunError(DEVICE_MEMORY, f"GPU {number} has no memory left, not even for a context")
+        self._check(status, f"use GPU {number}")
+        self._check(self._library.cuCtxSetCurrent(context), f"use GPU {number}")
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._check(self._library.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)), "tell its free memory")
+        return free.value
+
+
+def _load() -> Any:
+    try:
+        return ctypes.CDLL(LIBRARY, ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        hint = f"it needs the driver {DRIVER} or newer, and nothing else of CUDA"
+        raise RunError(DEVICE_DRIVER, f"there is no NVIDIA driver: {error}", hint=hint) from None
+
+
+def _none(number: int, count: int = 0) -> RunError:
+    value = os.environ.get(VISIBLE)
+    hint = "" if value is None else f'{VISIBLE} is "{shown(value)}"'
+    if count:
+        return RunError(DEVICE_NONE, f"there is no GPU {number}: {count} visible, counted from 0", hint=hint)
+    return RunError(DEVICE_NONE, "the NVIDIA driver sees no GPU", hint=hint)
+
+
+def survey(number: int, driver: Driver | None = None) -> Gpu:
+    """The visible GPU of that number, where the driver is new enough: else E-DEVICE-010, 011 or 012."""
+    driver = driver or Driver()
+    have, count = driver.version(), driver.count()
+    if have < NEEDS:
+        what = f"the NVIDIA driver is for CUDA {_cuda(have)}, the kernels need {_cuda(NEEDS)}"
+        raise RunError(DEVICE_OLD, what, hint=f"install the driver {DRIVER} or newer")
+    if number >= count:
+        raise _none(number, count)
+    return driver.gpu(number)
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def served(archs: Iterable[str], capability: int) -> str | None:
+    """Of what kernels were compiled for, what a GPU runs best: a cubin of its own major number and the greatest minor
+    number up to its own, else the newest PTX that is not newer than itself; None where there is neither.
+
+    The rules are those of the CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
+    """
+    known = [(kind, int(n)) for kind, n in (re.split(r"_(?=\d+$)", arch) for arch in archs)]
+    cubins = [n for kind, n in known if kind == "sm" and n // 10 == capability // 10 and n <= capability]
+    texts = [n for kind, n in known if kind == "compute" and n <= capability]
+    return f"sm_{max(cubins)}" if cubins else f"compute_{max(texts)}" if texts else None

@@ -1,0 +1,132 @@
+"""CUDA graphs: what the loop repeats is captured once and then replayed, call by call.
+
+A captured call has the addresses of its tensors in it. Those it is given stay where they are: batches, numbers and
+parameters have fixed places (``CudaDevice.place`` and ``keep``), and a capture serves only calls on the very tensors it
+was made with. Those it returns are held as long as it is. The memory between is the runtime's: it goes back to
+the runtime's pool after the capture, and each replay writes into it. That is sound because nothing else is in use then
+that was taken from the pool after a capture, and as long as the pool gives nothing back to the system, which it
+does only when it is out of memory, or to take a larger workspace, in a phase that has not run before: then all captures
+are made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from attrs import define, field, frozen
+
+from .cudart import MEMORY_ALLOCATION, Stream
+from .device import Body, Call, Env, Handle, Look, Made
+from .errors import DEVICE_CALL, DEVICE_FULL, RunError
+
+
+@frozen(eq=False)
+class Tape:
+    """The calls of a body as graphs. ``given``: its tensors; ``made``: what it returns; ``nodes``: launches in all."""
+
+    given: dict[tuple[str, str], Handle]
+    made: Made
+    graphs: tuple[int, ...]
+    nodes: int
+
+    def fits(self, env: Env) -> bool:
+        return all(env.get(key) is handle for key, handle in self.given.items())
+
+
+@define(eq=False)
+class Graphs:
+    """Captures by the key of what is repeated.
+
+    ran:  phases that have run
+    seen: keys of bodies that have run, call by call
+    off:  keys of bodies that cannot be captured -> why
+    """
+
+    stream: Stream
+    ran: set[str] = field(factory=set)
+    seen: set[Hashable] = field(factory=set)
+    off: dict[Hashable, str] = field(factory=dict)
+    tapes: dict[Hashable, Tape] = field(factory=dict)
+    recording: list[tuple[int, int]] | None = None
+
+    def call(self, name: str, plain: Call, inputs: Sequence[Handle]) -> tuple[Handle, ...]:
+        """A phase's call: done, or during ``_record`` written down."""
+        if self.recording is not None:
+            return self._capture(plain, inputs, self.recording)
+        if name not in self.ran:
+            self.ran.add(name)
+            self.forget()
+        made = plain(inputs)
+        self._watch()
+        return made
+
+    def _watch(self) -> None:
+        """Drop all captures if the pool has given memory back, and gone on: their addresses may be others' now."""
+        if self.tapes and self.stream.last_error() == MEMORY_ALLOCATION:
+            self.forget()
+
+    def _capture(self, plain: Call, inputs: Sequence[Handle], to: list[tuple[int, int]]) -> tuple[Handle, ...]:
+        self.stream.begin()
+        try:
+            made = plain(inputs)
+        except BaseException:
+            self.stream.abandon()
+            raise
+        to.append(self.stream.end())
+        return made
+
+    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
+        """``Device.repeat``: the first time the calls are done, the second time they are captured."""
+        tape = self.tapes.get(key)
+        if tape is None or not tape.fits(env):
+            if key not in self.seen or key in self.off:
+                self.seen.add(key)
+                return body()
+            tape = self._record(key, dict(env), body)
+            if tape is None:
+                return body()
+        for graph in tape.graphs:
+            look()
+            self.stream.launch(graph)
+        return tape.made
+
+    def _record(self, key: Hashable, given: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
+        """The tape of ``body``, of which nothing is done; None where it cannot be captured."""
+        self._drop(key)
+        self.recording = made = []
+        try:
+            returned = body()
+            tape = Tape(given, returned, tuple(graph for graph, _ in made), sum(n for _, n in made))
+        except BaseException as error:
+            for graph, _ in made:
+                self.stream.destroy(graph)
+            if not isinstance(error, RunError) or error.code not in (DEVICE_CALL, DEVICE_FULL):
+                raise  # a signal, or a device that is no more
+            self.off[key] = error.what
+            self.forget()
+            return None
+        finally:
+            self.recording = None
+        self._watch()
+        self.tapes[key] = tape
+        return tape
+
+    def forget(self) -> None:
+        """Drop all captures: the next time of each is captured anew."""
+        for key in list(self.tapes):
+            self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        tape = self.tapes.pop(key, None)
+        for graph in tape.graphs if tape else ():
+            self.stream.destroy(graph)
+
+    def lines(self) -> list[str]:
+        """What was captured, and what could not be, for people."""
+        taken = [f"{_words(key)}: {len(t.graphs)} graphs of {t.nodes} launches" for key, t in self.tapes.items()]
+        return taken + [f"{_words(key)}: not captured, {why}" for key, why in self.off.items()]
+
+
+def _words(key: Any) -> str:
+    return " ".join(str(part) for part in key if part not in ("", 1)) if isinstance(key, tuple) else str(key)

@@ -1,0 +1,121 @@
+"""What compiled libraries have in common, whatever device their kernels run on: the artifact's own runtime and library
+are loaded from memory files that have no path to race for and leave nothing behind, and phases are called in them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import tensors
+from .device import Call, Plain
+from .errors import ART_VERSION, DEVICE_CALL, ENV_LIBRARY, ENV_PACKAGE, RunError
+from .manifest import Target
+from .tarball import Artifact
+
+POOLED = 2  # the runtime's pooled allocator, by its number in vm_initialization
+ALLOCATE = "runtime.TVMTensorAllocWithScope"
+CPU = 1  # DLPack's device type
+
+
+def memory_file(name: str, data: bytes) -> str:
+    """A path, good while this process lives, of an anonymous file that holds ``data``."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return f"/proc/self/fd/{fd}"
+
+
+def load_shared(name: str, data: bytes) -> ctypes.CDLL:
+    """``data`` as a shared library whose functions later ones find."""
+    return ctypes.CDLL(memory_file(name, data), ctypes.RTLD_GLOBAL)
+
+
+class LibraryDevice(Plain):
+    """A compiled library. Tensors are the runtime's own, aligned to 64 bytes as its vector code needs.
+
+    A process holds one runtime: the first device loads its artifact's, later ones use that.
+    """
+
+    def __init__(self, artifact: Artifact, target: Target, device: str, number: int) -> None:
+        """``device``: in the words of tvm_ffi, "cpu" or "cuda"; ``number``: which one."""
+        self._manifest = artifact.manifest
+        self._ffi = import_ffi(artifact.manifest.toolchain.tvm_ffi, artifact.path)
+        self._device = self._ffi.device(device, number)
+        self._machine = self._load(artifact, target)
+        self._allocate = self._ffi.get_global_func(ALLOCATE)
+        self._size, self._item = map(self._ffi.get_global_func, ("ffi.ArraySize", "ffi.ArrayGetItem"))
+        self._kinds: dict[Any, tuple[Any, Any]] = {}  # (shape, NumPy's dtype) -> the runtime's words for them
+
+    def _load(self, artifact: Artifact, target: Target) -> Any:
+        """The library's virtual machine. Loading runs native code: all files were verified by ``read``."""
+        try:
+            if self._ffi.get_global_func(ALLOCATE, allow_missing=True) is None:  # a second one would end the process
+                self._runtime = load_shared("runtime", artifact.read(artifact.manifest.runtime.library))
+            self._load_device(artifact, target)
+            load = self._ffi.get_global_func("ffi.Module.load_from_file.so")
+            self._module = load(memory_file("phases", artifact.read(target.library)), "so")
+            machine = self._module["vm_load_executable"]()
+            machine["vm_initialization"](*self._places())
+        except (OSError, RuntimeError, AttributeError, ValueError) as error:
+            raise RunError(ENV_LIBRARY, f"the library cannot be loaded: {first_line(error)}", artifact.path) from error
+        return machine
+
+    def _load_device(self, artifact: Artifact, target: Target) -> None:
+        """What the library needs beside the runtime."""
+
+    def _places(self) -> tuple[int, ...]:
+        """Device type, number and allocator of each device that the virtual machine uses; the host is the last."""
+        return (CPU, 0, POOLED)
+
+    def _empty(self, array: np.ndarray) -> Any:
+        """A tensor of the shape and dtype of ``array``."""
+        kind = array.shape, array.dtype
+        if kind not in self._kinds:
+            name = tensors.DTYPES[tensors.dtype_name(array)][0]
+            self._kinds[kind] = self._ffi.Shape(array.shape), self._ffi.dtype(name)
+        return self._allocate(*self._kinds[kind], self._device, None)
+
+    def phase(self, name: str) -> Call:
+        phase = self._manifest.phase(name)
+        assert phase is not None
+        try:
+            function = self._machine[phase.function]
+        except AttributeError:
+            raise RunError(ENV_LIBRARY, f"the library has no function {phase.function}") from None
+
+        size, item = self._size, self._item
+
+        def call(inputs: Sequence[Any]) -> tuple[Any, ...]:
+            try:
+                made = function(*inputs)
+                return tuple([item(made, i) for i in range(size(made))])  # made's own iterator takes ten times as long
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise self._fault(f"phase {name} failed", error) from error
+
+        return call
+
+    def _fault(self, what: str, error: Exception) -> RunError:
+        return RunError(DEVICE_CALL, f"{what}: {first_line(error)}")
+
+
+def import_ffi(wanted: str, where: str) -> Any:
+    """tvm_ffi, if it is of the version that the artifact's runtime was made for."""
+    hint = f"pip install apache-tvm-ffi=={wanted}"
+    try:
+        import tvm_ffi
+    except ImportError as error:
+        raise RunError(ENV_PACKAGE, f"tvm_ffi cannot be imported: {first_line(error)}", hint=hint) from None
+    if tvm_ffi.__version__ != wanted:
+        raise RunError(ART_VERSION, f"it needs tvm-ffi {wanted}, installed is {tvm_ffi.__version__}", where, hint)
+    return tvm_ffi
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
