@@ -132,18 +132,23 @@ def core() -> Path:
     return cached("core", ".so", lambda path: native(path, ("core.cc",)))
 
 
+WHEEL = "site/nvidia/cu13/lib"  # where the wheel of CUDA's runtime has it, below a folder of packages
+
+
 def driver() -> Path:
-    """A folder with libcuda.so.1 and libcudart.so.13, by those names, of a device that runs kernels on the CPU."""
+    """A folder with libcuda.so.1, and libcudart.so.13 in WHEEL, of a device that runs kernels on the CPU."""
 
     def make(folder: Path) -> None:
-        folder.mkdir()
+        wheel = folder / WHEEL
+        wheel.mkdir(parents=True)
+        (folder / "site/nvidia/__init__.py").touch()  # before any other package of the name
         parts = ("memory", "queue", "settings", "libcuda")
         sources = ["core.cc", *(f"driver/{part}.cc" for part in parts)]
         native(folder / "libcuda.so.1", sources, "-soname", "libcuda.so.1")
         versions = folder / "versions"
         versions.write_text("libcudart.so.13 { global: cuda*; fake_cuda_counters; local: *; };")
         flags = ("-soname", "libcudart.so.13", "--version-script", str(versions), str(folder / "libcuda.so.1"))
-        native(folder / "libcudart.so.13", ("driver/libcudart.cc",), *flags)
+        native(wheel / "libcudart.so.13", ("driver/libcudart.cc",), *flags)
 
     return cached("driver", "", make)
 

@@ -13,10 +13,10 @@ namespace fake {
 
 typedef int Error;  // numbered alike in both APIs
 const Error SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101,
-            INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, NO_DEVICE = 100, INVALID_HANDLE = 400,
+            INVALID_IMAGE = 200, NO_BINARY = 209, NO_DEVICE = 100, INVALID_HANDLE = 400, ILLEGAL_STATE = 401,
             NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801,
-            CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_WRONG_STREAM = 905;
-const char* name_of(Error);
+            CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901;
+const char* name_of(Error, bool runtime);  // as the runtime's or the driver's functions call it
 
 // From the environment: FAKE_CUDA_DEVICES, _DRIVER (13000), _CC (9.0), _MEMORY and _FREE (bytes), _ORDER (forward,
 // reverse, hashed), _EAGER (work runs when it is queued), _LOST_AFTER (launches), _COUNTERS (a file).

@@ -115,7 +115,7 @@ API cuDeviceTotalMem_v2(size_t* out, int device) {
   return SUCCESS;
 }
 API cuGetErrorName(Error error, const char** out) {
-  *out = name_of(error);
+  *out = name_of(error, false);
   return SUCCESS;
 }
 API cuGetErrorString(Error error, const char** out) { return cuGetErrorName(error, out); }

@@ -184,8 +184,12 @@ API cudaPeekAtLastError() {
   Lock lock;
   return sticky() ? sticky() : last;
 }
-extern "C" __attribute__((visibility("default"))) const char* cudaGetErrorName(Error error) { return name_of(error); }
-extern "C" __attribute__((visibility("default"))) const char* cudaGetErrorString(Error error) { return name_of(error); }
+extern "C" __attribute__((visibility("default"))) const char* cudaGetErrorName(Error error) {
+  return name_of(error, true);
+}
+extern "C" __attribute__((visibility("default"))) const char* cudaGetErrorString(Error error) {
+  return name_of(error, true);
+}
 // Launches outside of graphs and inside, launches of graphs, cudaMalloc, cudaFree, bytes now, most bytes, waits.
 extern "C" __attribute__((visibility("default"))) void fake_cuda_counters(unsigned long long* out) {
   memcpy(out, &counters(), 8 * sizeof *out);

@@ -7,7 +7,7 @@
 namespace fake {
 namespace {
 
-const size_t PAGE = 4096, GAP = 64 << 10, RANGE = (size_t)1 << 38, ALIGNMENT = 256;
+const size_t PAGE = 4096, GAP = 64 << 10, RANGE = (size_t)1 << 38, ALIGNMENT = 16;  // as close to the page as a vector allows
 const int POISON = 0xff;
 
 struct Block {

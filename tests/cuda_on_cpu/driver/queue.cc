@@ -310,7 +310,7 @@ Error begin_capture(Stream* handle, int mode) {
 Error end_capture(Stream* handle, Graph** out) {
   Stream* s = of(handle);
   *out = nullptr;
-  if (!s->capture) return CAPTURE_WRONG_STREAM;
+  if (!s->capture) return ILLEGAL_STATE;
   Graph* graph = s->capture;
   s->capture = nullptr;
   capturing.remove(s);

@@ -66,34 +66,45 @@ void write_counters() {
 Error sticky() { return lost; }
 
 Error lose(Error error, const char* why) {
-  fprintf(stderr, "fake CUDA device: %s: %s\n", name_of(error), why);
+  fprintf(stderr, "fake CUDA device: %s: %s\n", name_of(error, false), why);
   return lost = error;
 }
 
 Lock::Lock() { pthread_mutex_lock(&mutex); }
 Lock::~Lock() { pthread_mutex_unlock(&mutex); }
 
-const char* name_of(Error error) {
-  switch (error) {
-    case SUCCESS: return "CUDA_SUCCESS";
-    case INVALID_VALUE: return "CUDA_ERROR_INVALID_VALUE";
-    case OUT_OF_MEMORY: return "CUDA_ERROR_OUT_OF_MEMORY";
-    case NOT_INITIALIZED: return "CUDA_ERROR_NOT_INITIALIZED";
-    case NO_DEVICE: return "CUDA_ERROR_NO_DEVICE";
-    case INVALID_DEVICE: return "CUDA_ERROR_INVALID_DEVICE";
-    case INVALID_IMAGE: return "CUDA_ERROR_INVALID_IMAGE";
-    case INVALID_CONTEXT: return "CUDA_ERROR_INVALID_CONTEXT";
-    case NO_BINARY: return "CUDA_ERROR_NO_BINARY_FOR_GPU";
-    case INVALID_HANDLE: return "CUDA_ERROR_INVALID_HANDLE";
-    case NOT_FOUND: return "CUDA_ERROR_NOT_FOUND";
-    case ILLEGAL_ADDRESS: return "CUDA_ERROR_ILLEGAL_ADDRESS";
-    case LAUNCH_FAILED: return "CUDA_ERROR_LAUNCH_FAILED";
-    case NOT_SUPPORTED: return "CUDA_ERROR_NOT_SUPPORTED";
-    case CAPTURE_UNSUPPORTED: return "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
-    case CAPTURE_INVALIDATED: return "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
-    case CAPTURE_WRONG_STREAM: return "CUDA_ERROR_ILLEGAL_STATE";
-  }
-  return "CUDA_ERROR_UNKNOWN";
+namespace {
+
+struct Name {
+  Error error;
+  const char *driver, *runtime;
+};
+
+const Name NAMES[] = {
+    {SUCCESS, "CUDA_SUCCESS", "cudaSuccess"},
+    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "cudaErrorInvalidValue"},
+    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation"},
+    {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "cudaErrorInitializationError"},
+    {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "cudaErrorNoDevice"},
+    {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "cudaErrorInvalidDevice"},
+    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "cudaErrorInvalidKernelImage"},
+    {NO_BINARY, "CUDA_ERROR_NO_BINARY_FOR_GPU", "cudaErrorNoKernelImageForDevice"},
+    {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "cudaErrorInvalidResourceHandle"},
+    {ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "cudaErrorIllegalState"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "cudaErrorSymbolNotFound"},
+    {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "cudaErrorIllegalAddress"},
+    {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "cudaErrorLaunchFailure"},
+    {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "cudaErrorNotSupported"},
+    {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "cudaErrorStreamCaptureUnsupported"},
+    {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "cudaErrorStreamCaptureInvalidated"},
+};
+
+}  // namespace
+
+const char* name_of(Error error, bool runtime) {
+  for (const Name& name : NAMES)
+    if (name.error == error) return runtime ? name.runtime : name.driver;
+  return runtime ? "cudaErrorUnknown" : "CUDA_ERROR_UNKNOWN";
 }
 
 }  // namespace fake

@@ -1,0 +1,65 @@
+"""Artifacts for a GPU, built without NVIDIA's compiler and run without a GPU: the kernels in them are this CPU's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from . import compile as cuda
+
+REPO = Path(__file__).parents[2]
+
+
+def kernels(source: str, arch: str, names: tuple[str, ...]) -> tuple[bytes, float]:
+    """What stands for sexpgpu.build.compile_kernel: the fake driver's cubin or PTX, and the seconds it took."""
+    started = time.monotonic()
+    head = f"/PTX {arch}\n" if arch.startswith("compute_") else f"CUBIN {arch}\n"
+    data = head.encode() + cuda.library(source)
+    missing = set(names) - {kernel.name for kernel in cuda.kernels(source)}
+    assert not missing, missing
+    return data, time.monotonic() - started
+
+
+def environment(**fake: object) -> dict[str, str]:
+    """The environment of a process that finds the fake driver; ``devices=2`` is FAKE_CUDA_DEVICES=2."""
+    folder = cuda.driver()
+    paths = [str(folder / "site"), str(REPO), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(folder),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        **{f"FAKE_CUDA_{name.upper()}": str(value) for name, value in fake.items()},
+    }
+
+
+def build(run: Path, output: Path, *more: str, target: str = "nvidia-h100") -> Path:
+    """The artifact of a run file. The command line in a process of its own, with another compiler of kernels."""
+    command = [sys.executable, "-m", __name__, "build", run, "-o", output, "--target", target, *more]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=REPO)
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def run(artifact: Path, *arguments: object, **fake: object) -> subprocess.CompletedProcess[str]:
+    """The runner on the fake device."""
+    command = [sys.executable, "-m", "artifacts.run", str(artifact), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(**fake))
+
+
+def main() -> int:
+    """The command line ``sexpgpu`` with the kernels of this module."""
+    from sexpgpu import build as driver
+    from sexpgpu import cli
+
+    driver.compile_kernel = sys.modules["tests.cuda_on_cpu.artifact"].kernels
+    driver.need_cuda = lambda targets: None
+    return cli.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    import tests.cuda_on_cpu.artifact as named  # workers look for the function there
+
+    sys.exit(named.main())
