@@ -32,11 +32,12 @@ PART = 8  # kernels an object: few enough to share out evenly, enough that an ob
 class KernelFault(RuntimeError):
     """Kernels that would not run on the target's GPU, or wrongly.
 
-    ``unbound``: programs that no rule bound to threads; ``bool_vectors``: kernels that access bool by vectors
+    ``unbound``: programs that no rule bound to threads, and the failures of the rules that tried;
+    ``bool_vectors``: kernels that access bool by vectors
     """
 
-    def __init__(self, unbound: Sequence[str], bool_vectors: Sequence[str]) -> None:
-        self.unbound, self.bool_vectors = tuple(unbound), tuple(bool_vectors)
+    def __init__(self, unbound: Mapping[str, Sequence[str]], bool_vectors: Sequence[str]) -> None:
+        self.unbound, self.bool_vectors = dict(unbound), tuple(bool_vectors)
         super().__init__(f"not bound to threads: {self.unbound}; bool by vectors: {self.bool_vectors}")
 
 
@@ -152,7 +153,7 @@ def _write(module: tvm.IRModule, folder: Path) -> None:
 def join(lowered: Lowered, target: Any, made: Sequence[Part]) -> Compiled:
     """What the compiled parts of ``lowered`` for ``target`` come to, in the order of ``parts``. Raises KernelFault."""
     devices = tuple(part.device for part in made if part.device is not None)
-    unbound = sorted(name for part in made for name in part.unbound)
+    unbound = {name: part.told[name][1] for part in made for name in part.unbound}
     vectors = sorted(name for of in devices for name in device.bool_vectors(of.source))
     if unbound or vectors:
         raise KernelFault(unbound, vectors)

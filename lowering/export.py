@@ -21,6 +21,8 @@ EMULATION = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux"}
 # No build id, no symbol names, one hash table and no lazy binding: the bytes depend on the objects only.
 LINK = ("ld.lld", "-shared", "--build-id=none", "-s", "--hash-style=gnu", "-z", "now")
 RUNTIME = "libtvm_runtime.so"
+CUDA_RUNTIME = "libtvm_runtime_cuda.so"
+CUDA_NEEDS = (RUNTIME, "libcudart.so.13", "libcuda.so.1")  # the last is the driver's, the other one of a wheel
 # What it may need besides libtvm_ffi.so, by the beginning of the name: the C and C++ runtime of the machine.
 RUNTIME_NEEDS = (
     "libtvm_ffi.so",
@@ -130,12 +132,14 @@ def libm(data: bytes) -> tuple[str, ...]:
     return tuple(s for s in elf.read(data).undefined if may_call(s))
 
 
-def runtime_library(machine: str, given: str | Path | None = None) -> bytes:
-    """libtvm_runtime.so for ``machine``: the file ``given``, else that of the installed wheel.
+def runtime_library(machine: str, given: str | Path | None = None, name: str = RUNTIME) -> bytes:
+    """A library of TVM's runtime for ``machine``: ``name`` in the folder of ``given``, the path of RUNTIME, else in the
+    installed wheel.
 
     Raises RuntimeFault.
     """
-    path = Path(given) if given is not None else Path(tvm.__file__).parent / "lib" / RUNTIME
+    path = Path(tvm.__file__).parent / "lib" / name if given is None else Path(given)
+    path = path if name == RUNTIME else path.with_name(name)
     try:
         data = path.read_bytes()
         shared = elf.read(data)
@@ -144,8 +148,9 @@ def runtime_library(machine: str, given: str | Path | None = None) -> bytes:
     except elf.NotElf as fault:
         raise RuntimeFault(f"{path} is {fault}") from None
     if shared.machine != machine:
-        raise RuntimeFault(f"{path} is for {shared.machine}, and the target is {machine}: give its {RUNTIME}")
-    foreign = [n for n in shared.needed if not n.startswith(RUNTIME_NEEDS)]
+        raise RuntimeFault(f"{path} is for {shared.machine}, and the target is {machine}: give its {name}")
+    allowed = RUNTIME_NEEDS if name == RUNTIME else (*RUNTIME_NEEDS, *CUDA_NEEDS)
+    foreign = [n for n in shared.needed if not n.startswith(allowed)]
     if foreign or "libtvm_ffi.so" not in shared.needed:
         raise RuntimeFault(f"{path} needs {' '.join(shared.needed)}: it is not the runtime of the tvm wheel")
     return data

@@ -181,6 +181,34 @@ _CPUS = (_x86("v4", FLAGS_V4, 16, 32, _V4), _x86("v3", FLAGS_V3, 8, 16, _V3), _a
 TARGETS: dict[str, Target] = {target.name: target for target in (*_gpus(), *_CPUS)}
 
 
+@attrs.frozen
+class Library:
+    """One library of an artifact: ``target`` is whose schedules it has, ``of`` the targets that it is for."""
+
+    target: Target
+    of: tuple[Target, ...]
+
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        """What its kernels are compiled for: sm_90 is a cubin, compute_80 the PTX for GPUs that no cubin fits; () where
+        they run on the CPU."""
+        found = sorted({t.gpu.capability for t in self.of if t.gpu is not None}, reverse=True)
+        least = self.target.gpu
+        return (*(f"sm_{n}" for n in found), f"compute_{least.capability}") if least is not None else ()
+
+
 def default(machine: str = platform.machine()) -> tuple[Target, ...]:
     """The targets of a build that names none: all of the architecture, so that bytes depend on no CPU model."""
     return tuple(t for t in _CPUS if t.machine == ("aarch64" if machine == "aarch64" else "x86_64"))
+
+
+def libraries(targets: tuple[Target, ...]) -> tuple[Library, ...]:
+    """The libraries of an artifact for ``targets``, the one to prefer first: GPUs of a level share one."""
+    sets = dict.fromkeys(t.gpu.level if t.gpu is not None else t.name for t in targets)
+    return tuple(
+        Library(TARGETS[name], tuple(t for t in targets if name == (t.gpu.level if t.gpu else t.name))) for name in sets
+    )

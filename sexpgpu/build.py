@@ -18,10 +18,11 @@ from . import __version__, codes, interrupt
 from .cost import Rates
 from .diagnostics import UserError
 from .identity import document
+from .manifest_records import loader_record, phase_record, run_record, step_record, target_record, with_memory
 from .members import data_members, source_members
 from .memory import Memory, check_limit, estimate, measured
-from .phases import Phase, Plan, Port
-from .settings import Loader
+from .phases import Plan
+from .targets_report import default_row, row
 
 
 def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
@@ -33,14 +34,15 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     tarball.check_output(options.output, options.force, [options.file])
     check_limit(estimate(plan), options.memory_limit, options.file)
     data = data_members(plan)
-    runtime = runtime_library(targets, options.runtime)
+    runtime = runtime_members(targets, options.runtime)
     made = compile_plan(plan, targets, options)
     memory = run_memory(plan, made)
     members = {
         **source_members(plan),
         **{member: content for files in data.values() for member, content in files.items()},
         **{library_member(name): library for name, library in made.libraries.items()},
-        "runtime/libtvm_runtime.so": runtime,
+        **{member: content for of in made.kernels.values() for member, content in of.items()},
+        **runtime,
         "report.txt": report_text(plan, made, targets, memory).encode(),
         "identity.json": document(plan.run),
     }
@@ -59,8 +61,16 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+RUNTIME, CUDA_RUNTIME = "runtime/libtvm_runtime.so", "runtime/libtvm_runtime_cuda.so"
+
+
 def library_member(target: str) -> str:
     return f"code/{target}.so"
+
+
+def kernel_member(key: str, arch: str) -> str:
+    """The kernels of one CUDA text, which is what the runner is asked for by ``key``."""
+    return f"kernels/{key}.{arch}.{'ptx' if arch.startswith('compute_') else 'cubin'}"
 
 
 def need_extra() -> None:
@@ -74,8 +84,20 @@ def need_extra() -> None:
             ) from None
 
 
-def find_targets(names: str) -> tuple[Any, ...]:
-    """The targets of ``--target``, a list with commas, the one to prefer first. ``cpu``: all of this architecture."""
+def need_cuda(targets: Sequence[Any]) -> None:
+    """E-ENV-001 where a GPU is among ``targets`` and the compiler of its kernels is not installed."""
+    from schedules import nvrtc
+
+    gpus = [t.name for t in targets if t.gpu is not None]
+    lacking = nvrtc.lacking() if gpus else None
+    if lacking:
+        hint = "pip install 'sexpgpu[build,cuda]'"
+        raise UserError(codes.ENV_MISSING, None, f"building for {gpus[0]} needs {lacking}", hint=hint)
+
+
+def find_targets(names: str, compiles: bool = True) -> tuple[Any, ...]:
+    """The targets of ``--target``, a list with commas, the one to prefer first. ``cpu``: all of this architecture.
+    ``compiles``: whether what compiles for them has to be installed."""
     need_extra()
     from schedules import TARGETS, default
 
@@ -91,15 +113,18 @@ def find_targets(names: str) -> tuple[Any, ...]:
         raise UserError(
             codes.TARGET_MIXED, None, f"{names} is for {' and '.join(machines)}, and an artifact is for one"
         )
+    if compiles:
+        need_cuda(chosen)
     return chosen
 
 
-def targets() -> dict[str, str]:
+def targets() -> dict[str, dict[str, Any]]:
+    """``sexpgpu targets`` as data; see targets_report.py."""
     need_extra()
-    from schedules import TARGETS, default
+    from schedules import TARGETS, default, nvrtc
 
-    rows = {n: f"{t.machine}, needs {' '.join(t.cpu_flags)}" for n, t in TARGETS.items()}
-    return {"cpu": f"{' and '.join(t.name for t in default())} in one artifact: the default", **rows}
+    lacking = nvrtc.lacking()
+    return {"cpu": default_row(default()), **{name: row(t, lacking) for name, t in TARGETS.items()}}
 
 
 def rates_of(targets: Sequence[Any]) -> dict[str, Rates]:
@@ -107,9 +132,9 @@ def rates_of(targets: Sequence[Any]) -> dict[str, Rates]:
     return {t.name: Rates(**asdict(t.rates)) for t in targets}
 
 
-def rates_named(names: str) -> dict[str, Rates]:
-    """Those of the targets of ``--target``."""
-    return rates_of(find_targets(names))
+def rates_named(names: str, compiles: bool = True) -> dict[str, Rates]:
+    """Those of the targets of ``--target``; see find_targets."""
+    return rates_of(find_targets(names, compiles))
 
 
 @frozen
@@ -117,8 +142,9 @@ class Made:
     """What the lowering made of a plan.
 
     lowered:   lowering's Lowered, for all targets
-    compiled:  target -> lowering's Compiled
-    libraries: target -> the library's bytes
+    compiled:  library -> lowering's Compiled; a library's name is its target's, or the level's of its GPUs
+    libraries: library -> its bytes
+    kernels:   library for GPUs -> member -> the bytes of compiled kernels
     libm:      the C library's functions that they call
     spent:     seconds of processor by kind of work, those of all processes added up; of the link, by the clock
     """
@@ -126,6 +152,7 @@ class Made:
     lowered: Any
     compiled: Mapping[str, Any]
     libraries: Mapping[str, bytes]
+    kernels: Mapping[str, Mapping[str, bytes]]
     libm: tuple[str, ...]
     spent: Mapping[str, float]
 
@@ -142,20 +169,24 @@ class Made:
         return {f: size - sum(planned[f].outputs) for f, size in most.items()}
 
 
-def runtime_library(targets: Sequence[Any], given: str | None) -> bytes:
+def runtime_members(targets: Sequence[Any], given: str | None) -> dict[str, bytes]:
     """The runtime that the artifact will hold, E-TARGET if it is not that of the targets' machine."""
     from lowering import export
 
+    machine, on_gpu = targets[0].machine, any(t.gpu is not None for t in targets)
     try:
-        return export.runtime_library(targets[0].machine, given)
+        more = {CUDA_RUNTIME: export.runtime_library(machine, given, export.CUDA_RUNTIME)} if on_gpu else {}
+        return {RUNTIME: export.runtime_library(machine, given), **more}
     except export.RuntimeFault as fault:
         raise UserError(codes.TARGET_RUNTIME, None, str(fault)) from None
 
 
 def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace) -> Made:
-    """What is common to all targets once, then the kernels for each of them, then the libraries."""
-    started = time.process_time()
-    with compilers(plan, options.jobs) as compile_all:
+    """What is common to all targets once, then the kernels for each library, then the libraries."""
+    import schedules
+
+    started, wanted = time.process_time(), schedules.libraries(tuple(targets))
+    with compilers(plan, options.jobs) as run:
         from lowering import codegen, emit, export, pipeline
 
         pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
@@ -163,37 +194,70 @@ def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace
         interrupt.check()
         spent = {"lower": time.process_time() - started}
         parts = codegen.parts(lowered)
-        jobs = [(part, t.name, options.dump and f"{options.dump}/{t.name}") for t in targets for part in parts]
-        done = compile_all(jobs)
-    of = {t.name: done[n * len(parts) : (n + 1) * len(parts)] for n, t in enumerate(targets)}
-    compiled = {t.name: codegen.join(lowered, t.tvm, of[t.name]) for t in targets}
+        jobs = [(part, to.name, options.dump and f"{options.dump}/{to.name}") for to in wanted for part in parts]
+        done = run(compile_part, jobs)
+        of = {to.name: done[n * len(parts) : (n + 1) * len(parts)] for n, to in enumerate(wanted)}
+        compiled = {to.name: joined(lowered, to, of[to.name]) for to in wanted}
+        kernels, spent["kernels"] = compile_kernels(run, wanted, compiled)
     spent |= {what: sum(part.seconds[what] for part in done) for what in ("schedule", "compile")}
     started = time.monotonic()
-    libraries = {t.name: export.library(compiled[t.name], t.machine) for t in targets}
+    libraries = {to.name: export.library(compiled[to.name], to.target.machine) for to in wanted}
     spent["link"] = time.monotonic() - started
     libm = sorted({function for library in libraries.values() for function in export.libm(library)})
-    made = Made(lowered, compiled, libraries, tuple(libm), spent)
+    made = Made(lowered, compiled, libraries, kernels, tuple(libm), spent)
     if made.unscheduled and options.strict_schedules:
         raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(made.unscheduled)}")
     return made
+
+
+def joined(lowered: Any, library: Any, parts: Sequence[Any]) -> Any:
+    """lowering's Compiled; E-TARGET where its kernels would not run on the library's GPUs, or wrongly."""
+    from lowering import codegen
+
+    try:
+        return codegen.join(lowered, library.target.tvm, parts)
+    except codegen.KernelFault as fault:
+        if fault.unbound:
+            named = [f"{k} ({'; '.join(why)})" if why else k for k, why in fault.unbound.items()]
+            what = f"no schedule rule of {library.name} bound to threads: {', '.join(named)}"
+            raise UserError(codes.TARGET_UNBOUND, None, what) from None
+        what = f"{', '.join(fault.bool_vectors)} for {library.name}: bool by vectors"
+        raise UserError(codes.TARGET_BOOL, None, what) from None
+
+
+def compile_kernels(
+    run: Run, libraries: Sequence[Any], compiled: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, bytes]], float]:
+    """Library for GPUs -> member -> its kernels, compiled for each of its architectures, and the seconds it took."""
+    wanted = [
+        (to.name, device, arch) for to in libraries for device in compiled[to.name].devices for arch in to.archs
+    ]  # fmt: skip
+    made: dict[str, dict[str, bytes]] = {to.name: {} for to in libraries if to.archs}
+    done = run(compile_kernel, [(device.source, arch, device.kernels) for _, device, arch in wanted])
+    for (name, device, arch), (data, _) in zip(wanted, done, strict=True):
+        made[name][kernel_member(device.key, arch)] = data
+    return made, sum(seconds for _, seconds in done)
 
 
 MOST_JOBS = 8  # processes, where nobody says how many: each takes some 300 MB
 WORTH_IT = 100  # values in a plan's graphs, from which on a second process saves more than it takes to start
 
 
+Run = Callable[[Callable[..., Any], Sequence[Any]], list[Any]]  # a function, and a list of its arguments
+
+
 @contextlib.contextmanager
-def compilers(plan: Plan, jobs: int | None) -> Iterator[Callable[[Sequence[Any]], list[Any]]]:
-    """A function that does ``compile_part`` for a list of its arguments: here, or in processes, whose server loads the
-    compiler while this one lowers. The answers are the same."""
+def compilers(plan: Plan, jobs: int | None) -> Iterator[Run]:
+    """What calls a function for a list of its arguments: here, or in processes, whose server loads the compiler while
+    this one lowers. The answers are the same."""
     count = jobs or min(len(os.sched_getaffinity(0)), MOST_JOBS)
     if count == 1 or sum(len(p.graph.values()) for p in plan.phases) < WORTH_IT:
-        yield lambda all_jobs: [compile_part(*job) for job in all_jobs]
+        yield lambda call, all_jobs: [call(*job) for job in all_jobs]
         return
     from lowering.workers import Workers
 
     with Workers(count, ("lowering.codegen", "schedules", __name__)) as workers:
-        yield lambda all_jobs: workers.map(compile_part, all_jobs)
+        yield workers.map
 
 
 def compile_part(part: str, name: str, dump: str | None) -> Any:
@@ -212,6 +276,15 @@ def compile_part(part: str, name: str, dump: str | None) -> Any:
     return codegen.compile_part(part, target.tvm, choose, dump)
 
 
+def compile_kernel(source: str, arch: str, names: tuple[str, ...]) -> tuple[bytes, float]:
+    """The kernels of a CUDA text, in whatever process, and the seconds it took."""
+    from schedules import cubin
+
+    interrupt.check()
+    started = time.monotonic()
+    return cubin.kernels(source, arch, names), time.monotonic() - started
+
+
 def report_text(plan: Plan, made: Made, targets: Sequence[Any], memory: Memory) -> str:
     """report.txt: the plan, then what was made of it."""
     from .explain import explain
@@ -224,7 +297,7 @@ def explain_cost(plan: Plan, options: argparse.Namespace) -> str:
     """``sexpgpu explain --cost``: the cost model's figures, by default for all targets of this architecture."""
     from .cost_report import cost_data, cost_text
 
-    rates = rates_named(options.target or "cpu")
+    rates = rates_named(options.target or "cpu", compiles=False)
     return json.dumps(cost_data(plan, rates)) + "\n" if options.output_format == "json" else cost_text(plan, rates)
 
 
@@ -242,8 +315,10 @@ def explain_lowered(plan: Plan, options: argparse.Namespace) -> str:
 
 def make_manifest(plan: Plan, made: Made, targets: Sequence[Any], data: dict[str, dict[str, bytes]]) -> Any:
     """artifacts.manifest.Manifest, but for the list of files, which the writer makes."""
+    import schedules
     from artifacts import manifest as m
 
+    wanted = schedules.libraries(tuple(targets))
     tools = ("apache-tvm", "apache-tvm-ffi", "ziglang")
     tvm, ffi, zig = map(version, tools)
     return m.Manifest(
@@ -251,37 +326,13 @@ def make_manifest(plan: Plan, made: Made, targets: Sequence[Any], data: dict[str
         run=run_record(m, plan),
         parameters=tuple(m.Parameter(p.name, p.type.shape, p.type.dtype, p.is_frozen) for p in plan.parameters),
         optimizer=tuple(m.Tensor(e.name, e.type.shape, e.type.dtype) for e in plan.optimizer),
-        phases=tuple(phase_record(m, p, made) for p in plan.phases),
+        phases=tuple(phase_record(m, p, made.lowered.in_place.get(p.function, ())) for p in plan.phases),
         step=step_record(m, plan),
         loaders=tuple(loader_record(m, plan, loader, data) for loader in plan.settings.loaders.values()),
         memory=m.Memory(0, 0, 0, 0, 0, 0, 0),
-        targets=tuple(target_record(m, t) for t in targets),
-        runtime=m.Runtime("runtime/libtvm_runtime.so", None),
+        targets=tuple(target_record(m, to, library_member(to.name)) for to in wanted),
+        runtime=m.Runtime(RUNTIME, CUDA_RUNTIME if any(to.archs for to in wanted) else None),
         files=(),
-    )
-
-
-def target_record(m: Any, target: Any) -> Any:
-    flags = tuple(target.cpu_flags)
-    return m.Target(target.name, library_member(target.name), target.machine, flags, "cpu", (), False)
-
-
-def run_record(m: Any, plan: Plan) -> Any:
-    s, identity = plan.settings, m.Identity(**plan.identity)
-    return m.Run(
-        s.name, s.seed, s.steps, s.microbatches, s.precision, s.log_every, s.checkpoint_every, identity
-    )  # fmt: skip
-
-
-def step_record(m: Any, plan: Plan) -> Any:
-    s = plan.settings
-    made = {port.name for p in plan.phases for port in p.outputs if port.kind == "diagnostic"}
-    return m.Step(
-        plan.trips,
-        plan.generated,
-        tuple(m.Pass(p.name, p.loader, p.every, p.batches, plan.evaluates[p.name]) for p in s.passes),
-        tuple(m.Stage(t.name, t.steps, t.records, t.loader) for t in s.stages),
-        tuple(n for n in plan.diagnostics if n in made),
     )
 
 
@@ -292,23 +343,6 @@ def run_memory(plan: Plan, made: Made) -> Memory:
     manifest = make_manifest(plan, made, (), {})
     taken = [rehearse(manifest, asked(plan, compiled)) for compiled in made.compiled.values()]
     return measured(plan, made.inside, max(t.device for t in taken), max(t.thread for t in taken))
-
-
-def with_memory(manifest: Any, memory: Memory) -> Any:
-    import attrs
-
-    record = attrs.evolve(
-        manifest.memory,
-        parameters_bytes=memory.parameters,
-        optimizer_bytes=memory.optimizer,
-        gradients_bytes=memory.gradients,
-        train_bytes=memory.train,
-        generation_bytes=memory.generation or 0,
-        device_bytes=memory.total,
-        thread_bytes=memory.thread,
-    )
-    phases = tuple(attrs.evolve(p, memory_bytes=memory.phases[p.name]) for p in manifest.phases)
-    return attrs.evolve(manifest, memory=record, phases=phases)
 
 
 def asked_of_machine(manifest: Any) -> int:
@@ -327,40 +361,6 @@ def asked(plan: Plan, compiled: Any) -> dict[str, Any]:
         return Asked(call.blocks, tuple((w.own, w.task) for w in kernels))
 
     return {p.name: one(compiled.lowered.planned[p.function]) for p in plan.phases}
-
-
-def phase_record(m: Any, phase: Phase, made: Made) -> Any:
-    def port(p: Port) -> Any:
-        return m.Port(p.kind, p.name, p.type.shape, p.type.dtype)
-
-    done = tuple(tuple(pair) for pair in made.lowered.in_place.get(phase.function, ()))
-    return m.Phase(
-        phase.name,
-        phase.function,
-        phase.stack,
-        tuple(map(port, phase.inputs)),
-        tuple(map(port, phase.outputs)),
-        done,
-        0,
-    )
-
-
-def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, dict[str, bytes]]) -> Any:
-    members = tuple(data.get(loader.name, ()))
-    fields = tuple(
-        m.Field(n, t.shape, t.dtype, *plan.bounds.get((loader.name, n), (None, None))) for n, t in loader.fields.items()
-    )
-    return m.Loader(
-        loader.name,
-        "indices" if loader.count is not None else "files",
-        loader.sources,
-        members,
-        loader.count,
-        loader.batch,
-        loader.shuffle,
-        loader.epochs,
-        fields,
-    )
 
 
 def inspect(path: str, form: str) -> str:

@@ -75,7 +75,9 @@ def parser() -> Parser:
     build.add_argument(
         "--memory-limit", type=memory_size, metavar="SIZE", help="refuse a run that takes more than this, such as 4GiB"
     )
-    build.add_argument("--runtime", metavar="FILE", help="libtvm_runtime.so for a target of another machine")
+    build.add_argument(
+        "--runtime", metavar="FILE", help="libtvm_runtime.so for a target of another machine; of CUDA's, beside it"
+    )
     build.add_argument("--strict-schedules", action="store_true", help="refuse a kernel that no schedule rule took")
     build.add_argument("--dump", metavar="DIR", help="write the module after each pass")
     inspect = command("inspect", run_inspect, "Print what an artifact holds; loads no code of it.")
@@ -201,7 +203,8 @@ def run_explain(options: argparse.Namespace) -> int:
     if options.cost or options.target:
         from .build import explain_cost, explain_lowered, rates_named
 
-        plan = stacked(plan, options.stack, rates_named(options.target or "cpu").values())
+        rates = rates_named(options.target or "cpu", compiles=not options.cost)
+        plan = stacked(plan, options.stack, rates.values())
         print((explain_cost if options.cost else explain_lowered)(plan, options), end="")
         return 0
     plan = stacked(plan, options.stack)
@@ -260,11 +263,10 @@ def run_diff(options: argparse.Namespace) -> int:
 
 def run_targets(options: argparse.Namespace) -> int:
     from .build import targets
+    from .targets_report import text
 
     rows = targets()
-    print(
-        json.dumps(rows) if options.output_format == "json" else "\n".join(f"{n:16} {text}" for n, text in rows.items())
-    )
+    print(json.dumps(rows) if options.output_format == "json" else text(rows))
     return 0
 
 

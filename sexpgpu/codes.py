@@ -162,6 +162,12 @@ TARGET_RUNTIME = code(
 TARGET_MIXED = code(
     "E-TARGET-004", "the targets are of two machines", "Build an artifact for each: it holds one runtime library.", 2
 )
+TARGET_UNBOUND = code(
+    "E-TARGET-005", "a kernel is not bound to a GPU's threads", "Report the kernel, or build for a CPU."
+)
+TARGET_BOOL = code(
+    "E-TARGET-006", "a GPU kernel accesses bool by vectors", "Report the kernel: the code would be wrong."
+)
 MEM_LIMIT = code(
     "E-MEM-001",
     "the run takes more memory than --memory-limit allows",

@@ -112,12 +112,51 @@ def test_row_66_an_output_that_exists_or_is_the_input(good: Path, monkeypatch: p
 def test_an_unknown_target_is_refused_with_those_there_are(good: Path) -> None:
     done = called("build", good, "-o", good.with_name("x.tar"), "--target", "cpu-native")
     assert done.returncode == 2
-    assert done.stderr.startswith("error[E-TARGET-001]: there is no target cpu-native (one of cpu cpu-x86-64-v4 ")
-    for names in ("", "cpu-x86-64-v3,", "cpu-x86-64-v3, cpu-x86-64-v4"):
+    assert done.stderr.startswith("error[E-TARGET-001]: there is no target cpu-native (one of cpu nvidia-b200 ")
+    for names in ("", "cpu-x86-64-v3,", "cpu-x86-64-v3, cpu-x86-64-v4", "cuda-sm_60", "cuda-sm_999", "nvidia-v100"):
         done = called("build", good, "-o", good.with_name("x.tar"), "--target", names)
         assert done.returncode == 2 and done.stderr.startswith("error[E-TARGET-001]: ")
-    rows = called("targets").stdout.splitlines()
-    assert [row.split()[0] for row in rows] == ["cpu", "cpu-x86-64-v4", "cpu-x86-64-v3", "cpu-aarch64"]
+    rows = {row.split()[0]: row for row in called("targets").stdout.splitlines()}
+    assert {"cpu", "cpu-x86-64-v4", "cpu-x86-64-v3", "cpu-aarch64", "nvidia-h100", "cuda-sm_75"} <= set(rows)
+    assert "x86_64, needs compute capability 9.0, 80 GiB; sexpgpu[build,cuda] builds for it" in rows["nvidia-h100"]
+    found = json.loads(called("targets", "--output-format", "json").stdout)
+    assert list(found) == list(rows) and found["nvidia-l4"]["library"] == "cuda-sm_80"
+    assert found["cpu-aarch64"]["extras"] == ["build"] and found["nvidia-l4"]["extras"] == ["build", "cuda"]
+
+
+# Whatever is installed here, the packages are told as another release, or none.
+WITHOUT_CUDA = """
+import sys
+from importlib.metadata import PackageNotFoundError
+from schedules import nvrtc
+release = sys.argv.pop(1)
+def version(package):
+    if release == "none":
+        raise PackageNotFoundError(package)
+    return "12.9"
+nvrtc.version = version
+from sexpgpu.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.build
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("none", "nvidia-cuda-nvrtc 13.5.37 (pip"),
+        ("other", "nvidia-cuda-nvrtc 13.5.37, and 12.9 is installed (pip"),
+    ],
+)
+def test_a_gpu_needs_the_extra_cuda_before_any_work(good: Path, release: str, words: str) -> None:
+    def run(*options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", WITHOUT_CUDA, release, *map(str, options)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    done = run("build", good, "-o", good.with_name("x.tar"), "--target", "cpu,nvidia-h100")
+    assert done.returncode == 3 and not good.with_name("x.tar").exists()
+    assert done.stderr == f"error[E-ENV-001]: building for nvidia-h100 needs {words} install 'sexpgpu[build,cuda]')\n"
+    assert "ms h100" in run("explain", good, "--cost", "--target", "nvidia-h100").stdout
 
 
 @pytest.mark.build

@@ -14,6 +14,7 @@ from tvm.s_tir import SBlock
 
 STORAGE = "relax.memory.alloc_storage"  # planned, shared by intermediates whose lives do not overlap
 TENSOR = "relax.builtin.alloc_tensor"  # an output: never planned
+GLOBAL = ("", "global")  # storage scopes
 STACK = 1024  # bytes from which TVM's CPU runtime takes a kernel's own buffer from the heap
 COMPACT = (
     s_tir.transform.LowerInitBlock(),
@@ -101,12 +102,13 @@ def _workspace(stmt: Any) -> Workspace:
 
 
 def _taken(stmt: Any) -> list[int]:
-    """Bytes of each buffer that ``stmt`` itself takes from the heap; a schedule's smaller ones are on the stack."""
+    """Bytes of each buffer that ``stmt`` itself takes from the heap; a schedule's smaller ones are on the stack, and
+    those that a GPU's threads share or have for themselves are not there."""
     if isinstance(stmt, SBlock):
-        return [_buffer_bytes(buffer) for buffer in stmt.alloc_buffers]
+        return [_buffer_bytes(buffer) for buffer in stmt.alloc_buffers if buffer.scope() in GLOBAL]
     if isinstance(stmt, tirx.AllocBuffer):
         size = _buffer_bytes(stmt.buffer)
-        return [size] if size >= STACK else []
+        return [size] if size >= STACK and stmt.buffer.scope() in GLOBAL else []
     return []
 
 

@@ -162,12 +162,12 @@ def half_bound(x: TS.Buffer((128,), "float32"), y: TS.Buffer((128,), "float32"))
 
 
 def test_programs_that_no_rule_took_are_named() -> None:
-    caught = fault(lambda func, _: SimpleNamespace(func=None, rule="", failures=()))
-    assert (caught.unbound, caught.bool_vectors) == (("add",), ())
+    caught = fault(lambda func, _: SimpleNamespace(func=None, rule="", failures=("rule: Error: why",)))
+    assert (caught.unbound, caught.bool_vectors) == ({"add": ("rule: Error: why",)}, ())
 
 
 def test_so_is_one_of_which_a_part_is_not_bound() -> None:
-    assert fault(scheduled(half_bound)).unbound == ("add",)
+    assert fault(scheduled(half_bound)).unbound == {"add": ()}
 
 
 @TS.prim_func(s_tir=True)
@@ -180,7 +180,7 @@ def read_by_the_host(x: TS.Buffer((128,), "float32"), y: TS.Buffer((128,), "floa
 
 
 def test_and_one_that_the_host_reads_for() -> None:
-    assert fault(scheduled(read_by_the_host)).unbound == ("add",)
+    assert fault(scheduled(read_by_the_host)).unbound == {"add": ()}
 
 
 def test_a_kernel_that_is_bound_is_not() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import attrs
 import numpy as np
@@ -15,7 +14,7 @@ from artifacts import tarball
 from artifacts.data import Training, open_records
 from artifacts.device import HostDevice
 from artifacts.loop import Loop
-from sexpgpu import build
+from sexpgpu import manifest_records
 from sexpgpu.identity import document
 from sexpgpu.interpret import run
 from sexpgpu.phases import Phase, Plan
@@ -134,18 +133,14 @@ def watched(phase: Phase, made: m.Manifest, calls: list[Call]):
 
 def manifest(plan: Plan) -> m.Manifest:
     """What a build writes of the plan, but for what only a compiler knows."""
-    made = SimpleNamespace(
-        lowered=SimpleNamespace(in_place={p.function: p.in_place for p in plan.phases}),
-        memory={p.function: 0 for p in plan.phases},
-    )
     return attrs.evolve(
         toy.manifest(),
-        run=build.run_record(m, plan),
+        run=manifest_records.run_record(m, plan),
         parameters=tuple(m.Parameter(p.name, p.type.shape, p.type.dtype, p.is_frozen) for p in plan.parameters),
         optimizer=tuple(m.Tensor(e.name, e.type.shape, e.type.dtype) for e in plan.optimizer),
-        phases=tuple(build.phase_record(m, p, made) for p in plan.phases),  # type: ignore[arg-type]
-        step=build.step_record(m, plan),
-        loaders=tuple(build.loader_record(m, plan, loader, {}) for loader in plan.settings.loaders.values()),
+        phases=tuple(manifest_records.phase_record(m, p, p.in_place) for p in plan.phases),
+        step=manifest_records.step_record(m, plan),
+        loaders=tuple(manifest_records.loader_record(m, plan, loader, {}) for loader in plan.settings.loaders.values()),
     )
 
 

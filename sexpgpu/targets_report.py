@@ -1,0 +1,40 @@
+"""``sexpgpu targets``: what each target's machine must have, and what a build for it needs to be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def row(target: Any, lacking: str | None) -> dict[str, Any]:
+    """One of schedules.TARGETS. ``lacking``: what of the extra ``cuda`` is not installed.
+
+    needs:   what the machine must have, in the words of /proc/cpuinfo, or the GPU's compute capability
+    memory:  bytes of the card's memory, where the name says it
+    library: which of an artifact's libraries it uses
+    extras:  of the package, for a build; ``lacking``: what of them is not installed, None where all is
+    """
+    of_machine = {"machine": target.machine, "needs": list(target.cpu_flags)}
+    if target.gpu is None:
+        return {**of_machine, "library": target.name, "extras": ["build"], "lacking": None}
+    of_machine["needs"] = ["compute capability {}.{}".format(*divmod(target.gpu.capability, 10))]
+    memory = {"memory": target.gpu.memory} if target.gpu.memory else {}
+    return {**of_machine, **memory, "library": target.gpu.level, "extras": ["build", "cuda"], "lacking": lacking}
+
+
+def default_row(targets: Sequence[Any]) -> dict[str, Any]:
+    """``cpu``: those of this architecture."""
+    return {"machine": targets[0].machine, "targets": [t.name for t in targets], "extras": ["build"], "lacking": None}
+
+
+def text(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    return "\n".join(f"{name:16} {words(of)}" for name, of in rows.items())
+
+
+def words(of: Mapping[str, Any]) -> str:
+    if "targets" in of:
+        return f"{' and '.join(of['targets'])} in one artifact: the default"
+    memory = f", {of['memory'] // 2**30} GiB" if "memory" in of else ""
+    extras = f"; sexpgpu[{','.join(of['extras'])}] builds for it" if of["extras"] != ["build"] else ""
+    lacking = f"; not installed: {of['lacking']}" if of["lacking"] else ""
+    return f"{of['machine']}, needs {' '.join(of['needs'])}{memory}{extras}{lacking}"
