@@ -3,7 +3,7 @@ library's headers, no network. Cached by content."""
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import functools
 import hashlib
 import os
@@ -154,13 +154,16 @@ def driver() -> Path:
 
 
 def cached(key: str, suffix: str, make: Callable[[Path], None]) -> Path:
-    """The file of ``key``, made by ``make(path)`` if it is not there. Several processes may ask at once."""
+    """The file or folder of ``key``, made by ``make(path)`` if it is not there, by one of the processes that ask."""
     path = folder() / f"{hashlib.sha256((_toolchain() + key).encode()).hexdigest()[:32]}{suffix}"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder()) as work:
-            made = Path(work) / path.name
-            make(made)
-            with contextlib.suppress(OSError):  # another process was first, and a folder is not replaced
+    if path.exists():
+        return path
+    with open(path.with_name(f"{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=folder()) as work:
+                made = Path(work) / path.name
+                make(made)
                 made.rename(path)
     return path
 

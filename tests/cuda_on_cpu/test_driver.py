@@ -142,6 +142,16 @@ cu.cuGetErrorName(status, byref(text)); print(text.value.decode())"""
     assert script(tmp_path, code, head, cc=cc) == (f"CUDA_ERROR_{error}" if error else "CUDA_SUCCESS")
 
 
+def test_modules_are_told_apart(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"CUBIN sm_90\n" + cuda.library(ADD.replace("+=", "-=")))
+    code = f"""
+a, minus = memory(16), made(cu.cuModuleLoadData, open({str(other)!r}, "rb").read()); plus = module()
+ok(put(a, floats(1, 2, 3, 4))); ok(add(a, 10, 4, of=plus)); ok(add(a, 1, 4, of=minus)); print(got(a, 4))
+ok(cu.cuModuleUnload(minus)); ok(add(a, 10, 4, of=module())); print(got(a, 4))"""
+    assert script(tmp_path, code) == "[10.0, 11.0, 12.0, 13.0]\n[20.0, 21.0, 22.0, 23.0]"
+
+
 def test_memory_is_limited_and_counted(tmp_path: Path) -> None:
     counts = tmp_path / "counts"
     code = """

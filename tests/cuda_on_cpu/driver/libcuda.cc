@@ -16,6 +16,7 @@ bool initialized;
 
 struct Module {
   void* library;
+  int file;  // open as long as it is loaded: the loader knows libraries by their paths, which have its number
   List<Function*> functions;
 };
 
@@ -34,19 +35,17 @@ size_t length(const unsigned char* image) {
   return head->e_shoff + (size_t)head->e_shnum * head->e_shentsize;
 }
 
-void* loaded(const unsigned char* image) {
+bool load(Module* m, const unsigned char* image) {
   unsigned char head[sizeof(Elf64_Ehdr)];
   memcpy(head, image, sizeof head);  // the line before it leaves it unaligned
   size_t bytes = length(head);
-  int file = bytes ? memfd_create("cubin", 0) : -1;
-  if (file < 0) return nullptr;
-  void* library = nullptr;
+  m->file = bytes ? memfd_create("cubin", MFD_CLOEXEC) : -1;
+  if (m->file < 0) return false;
   char path[64];
-  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-  if (write(file, image, bytes) == (ssize_t)bytes) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (!library) fprintf(stderr, "fake CUDA device: %s\n", dlerror());
-  close(file);
-  return library;
+  snprintf(path, sizeof path, "/proc/self/fd/%d", m->file);
+  if (write(m->file, image, bytes) == (ssize_t)bytes) m->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!m->library) fprintf(stderr, "fake CUDA device: %s\n", dlerror());
+  return m->library;
 }
 
 }  // namespace
@@ -141,14 +140,12 @@ API cuModuleLoadData(Module** out, const void* image) {
   ENTER;
   if (Error e = unsafe_in_capture()) return e;
   if (Error e = fits((const char*)image)) return e;
-  void* library = loaded((const unsigned char*)strchr((const char*)image, '\n') + 1);
-  if (!library) return INVALID_IMAGE;
-  const cuda_on_cpu::Kernel* kernels = (const cuda_on_cpu::Kernel*)dlsym(library, "cuda_on_cpu_kernels");
-  void (*attach)(cuda_on_cpu::State*) = (void (*)(cuda_on_cpu::State*))dlsym(library, "cuda_on_cpu_attach");
+  Module* m = (Module*)calloc(1, sizeof(Module));
+  if (!load(m, (const unsigned char*)strchr((const char*)image, '\n') + 1)) return INVALID_IMAGE;
+  const cuda_on_cpu::Kernel* kernels = (const cuda_on_cpu::Kernel*)dlsym(m->library, "cuda_on_cpu_kernels");
+  void (*attach)(cuda_on_cpu::State*) = (void (*)(cuda_on_cpu::State*))dlsym(m->library, "cuda_on_cpu_attach");
   if (!kernels || !attach) return INVALID_IMAGE;
   attach(cuda_on_cpu_state());
-  Module* m = (Module*)calloc(1, sizeof(Module));
-  m->library = library;
   for (; kernels->name; kernels++) {
     Function* f = (Function*)calloc(1, sizeof(Function));
     f->kernel = kernels;
@@ -162,6 +159,7 @@ API cuModuleUnload(Module* m) {
   ENTER;
   if (Error e = everything()) return e;
   dlclose(m->library);
+  close(m->file);
   for (size_t i = 0; i < m->functions.size; i++) free(m->functions.items[i]);
   free(m->functions.items);
   free(m);
