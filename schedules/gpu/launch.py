@@ -18,7 +18,12 @@ UNROLL = 8  # turns of a loop that are written out
 
 def launch(blocks: int, threads: int, body: Callable[[Expr, Expr], Stmt]) -> Stmt:
     """``body(block, thread)`` on ``threads`` threads of each of ``blocks`` blocks."""
-    return _bound(blocks, "blockIdx.x", lambda b: _bound(threads, "threadIdx.x", lambda t: body(b, t)))
+    return _bound(blocks, "blockIdx.x", lambda b: _bound(threads, "threadIdx.x", lambda t: _as_pragma(body(b, t))))
+
+
+def _as_pragma(body: Stmt) -> Stmt:
+    """``body`` with its unrolled loops left as loops, for the compiler of kernels to write out."""
+    return tirx.AttrStmt(i64(0), "pragma_unroll_explicit", tirx.IntImm("bool", 0), in_buffers(body))
 
 
 def over(points: int, body: Callable[[Expr], Stmt], threads: int = THREADS) -> Stmt:
@@ -36,7 +41,7 @@ def over(points: int, body: Callable[[Expr], Stmt], threads: int = THREADS) -> S
 
 def barrier() -> Stmt:
     """All threads of a block wait for each other; what one wrote to shared memory before, all see after."""
-    return tirx.Evaluate(tirx.tvm_storage_sync("shared"))
+    return tirx.Evaluate(tirx.op.tvm_storage_sync("shared"))
 
 
 def shared(extents: list[int], dtype: str, name: str) -> Any:

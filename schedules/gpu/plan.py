@@ -23,6 +23,7 @@ from ..cpu.stages import Program, Stage, loads, read_program, stored
 from ..cpu.tree import collect
 from .launch import for_device
 from .maps import map_nest
+from .matmul import matmul_nest
 from .single import single_nest
 
 
@@ -56,11 +57,16 @@ def _maps(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
     return found and Nest("map", *found)
 
 
+def _matmul(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+    found = matmul_nest(ctx, stages)
+    return found and Nest("matmul", *found)
+
+
 def _single(ctx: Context, stages: Sequence[Stage]) -> Nest:
     return Nest("single", *single_nest(ctx, stages))
 
 
-FINDERS: tuple[Finder, ...] = (_maps, _single)  # the first that answers
+FINDERS: tuple[Finder, ...] = (_matmul, _maps, _single)  # the first that answers
 
 
 def make_plan(func: Any, target: Any) -> Plan:

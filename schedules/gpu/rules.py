@@ -35,5 +35,6 @@ class PlanRule:
 
 
 ELEMENTWISE = PlanRule("elementwise", lambda kinds: kinds == {"map"})
+MATMUL = PlanRule("matmul", lambda kinds: kinds == {"matmul"})
 MIXED = PlanRule("mixed", lambda kinds: True)
-RULES = (ELEMENTWISE, MIXED, ByHand(), Fallback())
+RULES = (ELEMENTWISE, MATMUL, MIXED, ByHand(), Fallback())

@@ -211,6 +211,7 @@ def translated(source: str) -> str:
         at = kernel.start
         table.append(_entry(n, kernel))
     text = "".join([*pieces, source[at:], "\n", *table, _table(kernels(source))])
+    text = re.sub(r"__shared__\s+(alignas\(\d+\))", r"\1 __shared__", text)  # C++ has attributes in this order only
     return re.sub(
         r"extern\s+__shared__\s[^;]*?(\w+)\[\];", r"unsigned char* const \1 = cuda_on_cpu_now->dynamic;", text
     )

@@ -1,0 +1,157 @@
+"""A factor of a matrix product on its way from global memory: by way of registers, into tiles [depth][lines] of shared
+memory. Lines are a factor's rows, or columns. Neighbouring threads read neighbours in memory, whichever way it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from ..cpu.access import Access, contiguous_axis
+from ..cpu.contraction import Contraction
+from ..cpu.emit import Expr, Load, Stmt, i64, load, seq, shape_of, store, unravel
+from ..cpu.inline import Point
+from ..cpu.maps import at
+from ..cpu.nests import Context
+from ..cpu.stages import Axis, loads, variables
+from .launch import registers, shared, unrolled
+
+FOUR = 4  # elements of 4 bytes that one thread loads at once
+SKEW = 4  # elements by which a line of shared memory is longer, where what lies along the depth is turned
+
+
+@attrs.frozen(eq=False)
+class Factor:
+    """One factor in tiles of ``lines`` by ``deep``. ``along``: its memory runs along the depth. ``wide``: elements of
+    one load. ``pad``: what stands for turns past the end of the depth; a product of both factors' changes no sum, not
+    even one of -0."""
+
+    ctx: Context
+    one: Contraction
+    value: Expr
+    axes: tuple[Axis, ...]
+    lines: int
+    deep: int
+    threads: int
+    along: bool
+    wide: int
+    pad: Expr
+    line: int  # elements from one turn of the depth to the next in a tile
+    tiles: tuple[Any, Any]  # [depth * line]: one is read while the other is filled
+    mine: Any  # what a thread has loaded
+
+    @property
+    def parts(self) -> int:
+        """Loads of a thread."""
+        return -(-self.lines * self.deep // (self.wide * self.threads))
+
+
+def factor(
+    ctx: Context, one: Contraction, value: Expr, axes: tuple[Axis, ...], lines: int, deep: int, threads: int, pad: float
+) -> Factor:
+    """``value`` over ``axes`` and the depth."""
+    dtype = str(one.stage.buffer.dtype)
+    along = runs_along(ctx, value, axes, one.stage.reduce)
+    side, run = (deep, one.stage.reduce) if along else (lines, axes)
+    wide = FOUR if side % FOUR == 0 and _in_fours(ctx, value, run, dtype) else 1
+    line = lines + (SKEW if along and lines > 1 else 0)
+    tiles = (shared([deep * line], dtype, "tile"), shared([deep * line], dtype, "tile"))
+    parts = -(-lines * deep // (wide * threads))
+    mine = registers([parts * wide], dtype, "next")
+    return Factor(ctx, one, value, axes, lines, deep, threads, along, wide, tirx.const(pad, dtype), line, tiles, mine)
+
+
+def runs_along(ctx: Context, value: Expr, axes: Sequence[Axis], reduce: Sequence[Axis]) -> bool:
+    """Does the widest read of memory run along the depth, and not along the factor's own axes?"""
+    point = Point(ctx.virtual)
+    done = point.write(value, {})
+    reads = [Access(x.source, tuple(x.indices)) for node in (*point.binds, done) for x in loads(node)]
+    return contiguous_axis(reads, [*axes, *reduce]) in tuple(reduce)
+
+
+def _in_fours(ctx: Context, value: Expr, axes: Sequence[Axis], dtype: str) -> bool:
+    """Is the factor a plain read of float32, four neighbours along the last of ``axes`` always within one aligned group
+    of four? Buffers begin at multiples of 64 bytes."""
+    if not isinstance(value, Load) or value.source in ctx.virtual.stages or dtype != "float32" or not axes:
+        return False
+    var, extents = axes[-1].var, shape_of(value.source)
+    if not value.indices[-1].same_as(var) or var in variables(list(value.indices[:-1])):
+        return False
+    return str(value.source.dtype) == dtype and axes[-1].extent % FOUR == 0 and extents[-1] % FOUR == 0
+
+
+def fetch(f: Factor, batch: dict[Any, Expr], first: Expr, extent: int, turn: Expr, thread: Expr) -> Stmt:
+    """The thread's part of the tile from line ``first`` and turn ``turn`` of the depth on, into its registers."""
+
+    def part(s: Expr) -> Stmt:
+        line, k = _place(f, s, thread)
+        row, depth = first + line, turn + k
+        inside = [row < i64(extent)] if extent % f.lines else []
+        inside += [depth < i64(f.one.k)] if f.one.k % f.deep else []
+        if f.lines * f.deep % (f.wide * f.threads):
+            inside.append(s * f.threads + thread < i64(f.lines * f.deep // f.wide))
+        read = _read(f, batch | at(f.axes, unravel(row, _extents(f.axes))) | _depths(f, depth), s)
+        if not inside:
+            return read
+        blank = store(f.mine, _all(f.pad, f.wide), _own(f, s))
+        return seq([blank, tirx.IfThenElse(tirx.all(*inside), read, None)])
+
+    return unrolled(f.parts, part, "s")
+
+
+def _read(f: Factor, here: dict[Any, Expr], s: Expr) -> Stmt:
+    point = Point(f.ctx.virtual)
+    value = point.write(f.value, here)
+    if f.wide > 1:
+        value = load(value.source, *value.indices[:-1], span_at(value.indices[-1], f.wide))
+    return seq([*point.binds, store(f.mine, value, _own(f, s))])
+
+
+def put(f: Factor, tile: Any, thread: Expr) -> Stmt:
+    """The thread's part from its registers into ``tile``."""
+
+    def part(s: Expr) -> Stmt:
+        line, k = _place(f, s, thread)
+        if f.along:
+            ends = [store(tile, load(f.mine, s * f.wide + j), (k + j) * f.line + line) for j in range(f.wide)]
+        else:
+            ends = [store(tile, load(f.mine, _own(f, s)), span_at(k * f.line + line, f.wide))]
+        if f.lines * f.deep % (f.wide * f.threads):
+            return tirx.IfThenElse(s * f.threads + thread < i64(f.lines * f.deep // f.wide), seq(ends), None)
+        return seq(ends)
+
+    return unrolled(f.parts, part, "s")
+
+
+def _place(f: Factor, s: Expr, thread: Expr) -> tuple[Expr, Expr]:
+    """Line and turn of the depth, within the tile, of load ``s``."""
+    flat = s * f.threads + thread
+    if f.along:
+        line, k = unravel(flat, [f.lines, f.deep // f.wide])
+        return line, k * f.wide
+    k, line = unravel(flat, [f.deep, f.lines // f.wide])
+    return line * f.wide, k
+
+
+def _own(f: Factor, s: Expr) -> Expr:
+    return span_at(s * f.wide, f.wide)
+
+
+def span_at(first: Expr, count: int) -> Expr:
+    """``count`` places in a row, as one vector; of one, itself."""
+    return first if count == 1 else tirx.Ramp(first, i64(1), tirx.IntImm("int32", count))
+
+
+def _all(value: Expr, count: int) -> Expr:
+    return value if count == 1 else tirx.Broadcast(value, tirx.IntImm("int32", count))
+
+
+def _extents(axes: Sequence[Axis]) -> list[int]:
+    return [a.extent for a in axes]
+
+
+def _depths(f: Factor, k: Expr) -> dict[Any, Expr]:
+    reduce = f.one.stage.reduce
+    return at(reduce, unravel(k, _extents(reduce)))
