@@ -97,6 +97,7 @@ class CpuDevice(LibraryDevice):
         memory.keep = handle  # type: ignore[attr-defined]
         return np.frombuffer(memory, kind).reshape(shape)  # type: ignore[call-overload]
 
-    def zero(self, handle: Any) -> None:
-        size = tensors.DTYPES[tensors.OF_NUMPY[str(handle.dtype)]][2]
-        ctypes.memset(handle.data_ptr(), 0, math.prod(handle.shape) * size)
+    def zero(self, handles: Sequence[Any]) -> None:
+        for handle in handles:
+            size = tensors.DTYPES[tensors.OF_NUMPY[str(handle.dtype)]][2]
+            ctypes.memset(handle.data_ptr(), 0, math.prod(handle.shape) * size)

@@ -16,7 +16,7 @@ from . import cudart, driver, memory, tensors
 from .cpu import cpu_flags, fitting
 from .device import Body, Call, Choice, Device, Env, Handle, Look, Made, Row
 from .driver import Gpu
-from .errors import DEVICE_MEMORY, ENV_LIBRARY, TARGET_ARCH, RunError
+from .errors import DEVICE_FULL, DEVICE_MEMORY, ENV_LIBRARY, TARGET_ARCH, RunError
 from .graphs import Graphs
 from .library import CPU, POOLED, LibraryDevice, first_line, load_shared
 from .manifest import Manifest, Target
@@ -28,6 +28,9 @@ KEY = re.compile(r"sexpgpu-kernels:([0-9a-f]{64})")
 # Bytes of the GPU beside the run's tensors and the context: the library's modules, graphs, and what allocations are
 # rounded up to. An estimate: no GPU was there to measure.
 OVERHEAD = 128 * 2**20
+# Of that, bytes that have to be left before a phase runs for the first time, and takes its memory. A kernel that gets
+# no workspace ends the process: the runtime's error cannot pass the code that asked for it.
+SPARE = 64 * 2**20
 
 
 @frozen
@@ -69,7 +72,11 @@ def wanted(manifest: Manifest, target: Target) -> int:
 
 
 def open_device(artifact: Artifact, choice: Choice, threads: int | None) -> Device:
-    return CudaDevice(artifact, choice.target, choice.number, choice.has.arch)
+    arch = choice.has.arch
+    texts = [entry.path for entry in artifact.manifest.files if entry.path.endswith(f".{arch}.ptx")]
+    for member in texts[:1]:  # one compiler made them all
+        driver.check_ptx(artifact.read(member), choice.has.gpu.driver, artifact.path)
+    return CudaDevice(artifact, choice.target, choice.number, arch)
 
 
 class CudaDevice(LibraryDevice):
@@ -121,8 +128,22 @@ class CudaDevice(LibraryDevice):
         self._stream.wait()
         return out
 
-    def zero(self, handle: Handle) -> None:
-        self._stream.zero(handle.data_ptr(), _nbytes(handle))
+    def zero(self, handles: Sequence[Handle]) -> None:
+        if self._graphs is None or not handles:
+            self._fill(handles)
+            return
+        graphs, given = self._graphs, {("zero", str(n)): handle for n, handle in enumerate(handles)}
+
+        def body() -> Made:
+            graphs.call("zero", self._fill, handles)
+            return {}
+
+        graphs.repeat(("zero",), given, lambda: None, body)
+
+    def _fill(self, handles: Sequence[Handle]) -> tuple[Handle, ...]:
+        for handle in handles:
+            self._stream.zero(handle.data_ptr(), _nbytes(handle))
+        return ()
 
     def place(self, key: Hashable, array: np.ndarray) -> Handle:
         """The same tensor each time, written anew: allocating on a GPU takes longer than a phase."""
@@ -142,8 +163,23 @@ class CudaDevice(LibraryDevice):
         return self._graphs.repeat(key, env, look, body) if self._graphs else body()
 
     def phase(self, name: str) -> Call:
-        plain, graphs = super().phase(name), self._graphs
+        plain, graphs = self._wary(name, super().phase(name)), self._graphs
         return plain if graphs is None else lambda inputs: graphs.call(name, plain, inputs)
+
+    def _wary(self, name: str, call: Call) -> Call:
+        """``call``, but E-DEVICE-015 at the first one if others have taken the memory that it was to have."""
+        ran: list[bool] = []
+
+        def wary(inputs: Sequence[Handle]) -> tuple[Handle, ...]:
+            if not ran:
+                have = self._stream.free()
+                if have < SPARE:
+                    what = f"phase {name} finds {memory.size(have)} of the GPU's memory free, not {memory.size(SPARE)}"
+                    raise RunError(DEVICE_FULL, what, hint="others have taken what was free at the start")
+                ran.append(True)
+            return call(inputs)
+
+        return wary
 
     def notes(self) -> list[str]:
         return self._graphs.lines() if self._graphs else []

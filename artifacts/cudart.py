@@ -18,7 +18,12 @@ RELAXED = 2
 MEMORY_ALLOCATION = 2
 
 _FULL = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
-_OLD = ("cudaErrorUnsupportedPtxVersion", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorInsufficientDriver")
+_PTX = "the driver compiles these kernels, and does not know their PTX: install a newer one"
+_OLD = {
+    "cudaErrorInsufficientDriver": "install a newer driver",
+    "cudaErrorUnsupportedPtxVersion": _PTX,
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": _PTX,
+}
 # What the call itself got wrong: the context is as it was. Any other error ends all that the process does on the GPU.
 _CALL = re.compile(r"cudaError(InvalidValue|InvalidConfiguration|StreamCapture\w+|LaunchOutOfResources)|"
                    r"CUDA_ERROR_(INVALID_VALUE|NOT_FOUND|STREAM_CAPTURE_\w+|LAUNCH_OUT_OF_RESOURCES)")  # fmt: skip
@@ -33,7 +38,7 @@ def fault(what: str, text: str) -> RunError:
     if name in _FULL:
         return RunError(DEVICE_FULL, message)
     if name in _OLD:
-        return RunError(DEVICE_OLD, message, hint="these kernels are compiled by the driver, which must know their PTX")
+        return RunError(DEVICE_OLD, message, hint=_OLD[name])
     return RunError(DEVICE_LOST if name and not _CALL.fullmatch(name) else DEVICE_CALL, message)
 
 
@@ -60,6 +65,7 @@ _ARGUMENTS = {
     "cudaStreamSynchronize": (_POINTER,),
     "cudaMemcpyAsync": (_POINTER, _POINTER, _SIZE, _INT, _POINTER),
     "cudaMemsetAsync": (_POINTER, _INT, _SIZE, _POINTER),
+    "cudaMemGetInfo": (_POINTER, _POINTER),
     "cudaStreamBeginCapture": (_POINTER, _INT),
     "cudaStreamEndCapture": (_POINTER, _POINTER),
     "cudaGraphInstantiate": (_POINTER, _POINTER, ctypes.c_ulonglong),
@@ -107,6 +113,12 @@ class Stream:
     def wait_for_default(self) -> None:
         """Until what TVM did in the default stream is done: the library's constants are copied there."""
         self.call("cudaStreamSynchronize", None)
+
+    def free(self) -> int:
+        """Bytes of the GPU's memory that nobody has."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return free.value
 
     def last_error(self) -> int:
         """The last failure of any call since this was asked, 0 for none."""

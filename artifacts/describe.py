@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import tarball
-from .manifest import Loader, Manifest, Phase, Port
+from .manifest import Loader, Manifest, Phase, Port, Target
 from .memory import OVERHEAD, size, wanted
 from .structure import plain
 
@@ -23,9 +23,7 @@ def describe(artifact: tarball.Artifact) -> str:
     lines += ["phases"] + [f"  {_phase(p)}" for p in m.phases]
     lines += ["loaders"] + [f"  {_loader(entry)}" for entry in m.loaders]
     lines += ["memory"] + [f"  {what:11} {size(n)}" for what, n in _memory(m)]
-    lines += ["targets"] + [
-        f"  {t.name}: {t.machine}, {' '.join(t.cpu_flags) or 'no special instructions'}" for t in m.targets
-    ]
+    lines += ["targets"] + [f"  {t.name}: {t.machine}, {_target(t)}" for t in m.targets]
     lines += ["members"] + [f"  {f.sha256[:16]}  {f.size:>12}  {f.path}" for f in m.files]
     return "\n".join(lines)
 
@@ -66,6 +64,12 @@ def _phase(p: Phase) -> str:
         return ", ".join(f"{n} {kind}" for kind, n in counts.items()) or "nothing"
 
     return f"{p.name}: {kinds(p.inputs)} -> {kinds(p.outputs)}; {size(p.memory_bytes)}"
+
+
+def _target(t: Target) -> str:
+    if t.device == "cpu":
+        return " ".join(t.cpu_flags) or "no special instructions"
+    return f"a GPU of CUDA with kernels for {' '.join(t.archs)}, {'' if t.graphs else 'not '}captured as graphs"
 
 
 def _memory(m: Manifest) -> list[tuple[str, int]]:

@@ -32,8 +32,8 @@ class Device(Protocol):
         """The values of a tensor: valid until the tensor is written or dropped."""
         ...
 
-    def zero(self, handle: Handle) -> None:
-        """Fill a tensor with zeros."""
+    def zero(self, handles: Sequence[Handle]) -> None:
+        """Fill tensors with zeros."""
         ...
 
     def phase(self, name: str) -> Call:
@@ -98,8 +98,9 @@ class HostDevice(Plain):
     def numpy(self, handle: np.ndarray) -> np.ndarray:
         return handle
 
-    def zero(self, handle: np.ndarray) -> None:
-        handle[...] = 0
+    def zero(self, handles: Sequence[np.ndarray]) -> None:
+        for handle in handles:
+            handle[...] = 0
 
     def phase(self, name: str) -> Call:
         phase = self._manifest.phase(name)
@@ -188,7 +189,7 @@ def choose(manifest: Manifest, where: str, target: str | None = None, device: st
             try:
                 choice = row.fit(targets, int(number or 0), where)
             except RunError as error:
-                if error.code not in ABSENT or all(t.device == row.name for t in offered) or kind:
+                if error.code not in ABSENT or all(t.device == row.name for t in offered):
                     raise
                 passed = error
                 continue

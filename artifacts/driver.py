@@ -116,11 +116,24 @@ def survey(number: int, driver: Driver | None = None) -> Gpu:
     driver = driver or Driver()
     have, count = driver.version(), driver.count()
     if have < NEEDS:
-        what = f"the NVIDIA driver is for CUDA {_cuda(have)}, the kernels need {_cuda(NEEDS)}"
-        raise RunError(DEVICE_OLD, what, hint=f"install the driver {DRIVER} or newer")
+        raise _old(have, "kernels need", NEEDS, f"install the driver {DRIVER} or newer")
     if number >= count:
         raise _none(number, count)
     return driver.gpu(number)
+
+
+def check_ptx(text: bytes, have: int, where: str) -> None:
+    """E-DEVICE-012 unless a driver of version ``have`` compiles this PTX. PTX 9.n is that of CUDA 13.n, and no driver
+    reads a newer one than its own ("PTX ISA", release history; "CUDA Compatibility", minor versions)."""
+    found = re.search(rb"^\.version (\d+)\.(\d+)", text, re.MULTILINE)
+    if found is not None and (need := 1000 * (int(found[1]) + 4) + 10 * int(found[2])) > have:
+        hint = "install a driver for it, or build with a target that has this GPU's own kernels"
+        raise _old(have, "PTX for this GPU needs", need, hint, where)
+
+
+def _old(have: int, what: str, need: int, hint: str, where: str = "") -> RunError:
+    text = f"the NVIDIA driver is for CUDA {_cuda(have)}, the {what} {_cuda(need)}"
+    return RunError(DEVICE_OLD, text, where, hint)
 
 
 def _cuda(version: int) -> str:

@@ -41,12 +41,14 @@ class Graphs:
     ran:  phases that have run
     seen: keys of bodies that have run, call by call
     off:  keys of bodies that cannot be captured -> why
+    took: keys of bodies that were captured -> (graphs, launches in them)
     """
 
     stream: Stream
     ran: set[str] = field(factory=set)
     seen: set[Hashable] = field(factory=set)
     off: dict[Hashable, str] = field(factory=dict)
+    took: dict[Hashable, tuple[int, int]] = field(factory=dict)
     tapes: dict[Hashable, Tape] = field(factory=dict)
     recording: list[tuple[int, int]] | None = None
 
@@ -109,7 +111,7 @@ class Graphs:
         finally:
             self.recording = None
         self._watch()
-        self.tapes[key] = tape
+        self.tapes[key], self.took[key] = tape, (len(tape.graphs), tape.nodes)
         return tape
 
     def forget(self) -> None:
@@ -124,7 +126,7 @@ class Graphs:
 
     def lines(self) -> list[str]:
         """What was captured, and what could not be, for people."""
-        taken = [f"{_words(key)}: {len(t.graphs)} graphs of {t.nodes} launches" for key, t in self.tapes.items()]
+        taken = [f"{_words(key)}: {count} graphs of {nodes} launches" for key, (count, nodes) in self.took.items()]
         return taken + [f"{_words(key)}: not captured, {why}" for key, why in self.off.items()]
 
 

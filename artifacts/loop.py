@@ -156,8 +156,7 @@ class Loop:
             from .tensors import dtype
 
             self._gradients = {p.name: self.device.tensor(np.zeros(p.shape, dtype(p.dtype))) for p in wanted}
-        for handle in self._gradients.values():
-            self.device.zero(handle)
+        self.device.zero(tuple(self._gradients.values()))
         return dict(self._gradients)
 
     def _kept(self, old: dict[str, Handle], new: dict[str, Handle]) -> dict[str, Handle]:

@@ -149,7 +149,7 @@ class _Counting(Plain):
     def numpy(self, handle: _Sized) -> np.ndarray:
         return _zeros(handle.shape, handle.dtype)
 
-    def zero(self, handle: _Sized) -> None:
+    def zero(self, handles: Sequence[_Sized]) -> None:
         pass
 
     def phase(self, name: str) -> Call:

@@ -315,18 +315,17 @@ class Session:
         return stopped.exit
 
     def _failed(self, now: State, error: RunError) -> RunError:
-        """``error``, its hint naming the checkpoint of the last finished step where that state is sound."""
+        """``error``, its hint naming the checkpoint to go on from: of the last finished step where that state is sound,
+        else the last one that was saved."""
         if error.code.name.startswith(("E-NUM", "E-DATA")):
             self.save(now)
-            error.hint = "; ".join(
-                filter(
-                    None,
-                    (
-                        error.hint,
-                        f"the state after step {now.cursor.step} is saved in {self.store.path(now.cursor.step)}",
-                    ),
-                )
-            )
+            hint = f"the state after step {now.cursor.step} is saved in {self.store.path(now.cursor.step)}"
+        elif error.code.name.startswith("E-DEVICE"):
+            last = f"the last checkpoint is {self.store.path(self.saved)}"
+            hint = last if self.saved >= 0 else "there is no checkpoint yet"
+        else:
+            return error
+        error.hint = "; ".join(filter(None, (error.hint, hint)))
         return error
 
     def _announce(self, now: State) -> None:

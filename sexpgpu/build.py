@@ -18,7 +18,15 @@ from . import __version__, codes, interrupt
 from .cost import Rates
 from .diagnostics import UserError
 from .identity import document
-from .manifest_records import loader_record, phase_record, run_record, step_record, target_record, with_memory
+from .manifest_records import (
+    loader_record,
+    phase_record,
+    run_record,
+    step_record,
+    target_record,
+    with_memory,
+    without_graphs,
+)
 from .members import data_members, source_members
 from .memory import Memory, check_limit, estimate, measured
 from .phases import Plan
@@ -47,6 +55,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         "identity.json": document(plan.run),
     }
     manifest = with_memory(make_manifest(plan, made, targets, data), memory)
+    manifest = manifest if options.graphs == "auto" else without_graphs(manifest)
     check_limit(memory, options.memory_limit, options.file, asked_of_machine(manifest))
     interrupt.check()
     digest = tarball.write(options.output, manifest, members, options.force, [options.file])

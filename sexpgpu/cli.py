@@ -78,6 +78,12 @@ def parser() -> Parser:
     build.add_argument(
         "--runtime", metavar="FILE", help="libtvm_runtime.so for a target of another machine; of CUDA's, beside it"
     )
+    build.add_argument(
+        "--graphs",
+        choices=("auto", "off"),
+        default="auto",
+        help="off: a run on a GPU launches its kernels one by one; default: as CUDA graphs, with the same bits",
+    )
     build.add_argument("--strict-schedules", action="store_true", help="refuse a kernel that no schedule rule took")
     build.add_argument("--dump", metavar="DIR", help="write the module after each pass")
     inspect = command("inspect", run_inspect, "Print what an artifact holds; loads no code of it.")

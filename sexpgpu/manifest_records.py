@@ -75,6 +75,11 @@ def target_record(m: Any, library: Any, member: str) -> Any:
     return m.Target(library.name, member, target.machine, flags, device, library.archs, bool(library.archs))
 
 
+def without_graphs(manifest: Any) -> Any:
+    """``manifest`` with the phases of GPUs launched kernel by kernel."""
+    return attrs.evolve(manifest, targets=tuple(attrs.evolve(t, graphs=False) for t in manifest.targets))
+
+
 def with_memory(manifest: Any, memory: Memory) -> Any:
     record = attrs.evolve(
         manifest.memory,

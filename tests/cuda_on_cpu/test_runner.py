@@ -1,0 +1,191 @@
+"""The runner on a GPU: whole runs on the fake device, with graphs and without, stopped, lost and resumed. Every run
+must leave the bits of the one that launched its kernels one by one and was never disturbed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+pytest.importorskip("ziglang")
+
+from artifacts import cuda, tarball
+from tests.runner.support import checkpoint, contents, metrics, one_error, steps
+
+from . import artifact as gpu
+
+pytestmark = pytest.mark.build
+
+RUN = Path(__file__).parents[1] / "runs/device.sx"
+CPU = "cpu-x86-64-v3"
+STEPS = 6
+Go = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def built(shared: Callable[..., Path]) -> Path:
+    """A folder with the run, its data, and its artifact for a GPU and a CPU: three microbatches, two a call."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        row = np.random.default_rng(3).integers(0, 8, (30, 6)).astype("i4")
+        np.savez(folder / "rows.npz", row=row)
+        gpu.build(RUN, folder / "run.tar", "--stack", "2", target=f"nvidia-h100,{CPU}")
+
+    return shared("device", make)
+
+
+@pytest.fixture
+def go(built: Path, tmp_path: Path) -> Go:
+    """(name of the run's directory, options, settings of the fake device) -> a run, whose counters are kept."""
+
+    def run(out: str, *more: object, **fake: object) -> subprocess.CompletedProcess[str]:
+        where = ("--out", tmp_path / out, "--data", built)
+        return gpu.run(built / "run.tar", *where, *more, counters=tmp_path / f"{out}.json", **fake)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def undisturbed(built: Path, shared: Callable[..., Path]) -> Path:
+    """The directory of a run without graphs, its counters beside it."""
+
+    def make(folder: Path) -> None:
+        where = ("--out", folder, "--data", built, "--graphs", "off", "-v")
+        done = gpu.run(built / "run.tar", *where, counters=folder.with_suffix(".json"))
+        assert done.returncode == 0 and "graphs of" not in done.stderr, done.stderr
+
+    return shared("undisturbed", make)
+
+
+def counted(out: Path) -> dict[str, Any]:
+    found = json.loads(out.with_suffix(".json").read_text())
+    assert not found["overwritten"]
+    return found
+
+
+def same(out: Path, other: Path, step: int = STEPS) -> bool:
+    names = ("params.safetensors", "optim.safetensors")
+    one, two = contents(out, step), contents(other, step)
+    return [one[n] for n in names] == [two[n] for n in names] and metrics(out)[-1] == metrics(other)[-1]
+
+
+@pytest.mark.parametrize("order", ["forward", "hashed"])
+def test_graphs_change_no_bit_and_launch_the_same_kernels(
+    go: Go, undisturbed: Path, tmp_path: Path, order: str
+) -> None:
+    done = go("out", "-v", order=order)
+    assert done.returncode == 0, done.stderr
+    assert "device cuda:0, Fake 9.0, kernels for sm_90" in done.stdout.splitlines()[0]
+    assert same(tmp_path / "out", undisturbed) and metrics(tmp_path / "out") == metrics(undisturbed)
+    with_graphs, without = counted(tmp_path / "out"), counted(undisturbed)
+    assert without["graph_launches"] == 0
+    assert with_graphs["launches"] + with_graphs["graph_launches_inside"] == without["launches"]
+    said = {
+        line.split(": ")[0]: line.split(": ")[1].split() for line in done.stderr.splitlines() if "graphs of" in line
+    }
+    assert set(said) == {"zero", "train 2", "train", "update", "eval held"}
+    assert [said[name][0] for name in ("train 2", "train", "update", "eval held")] == ["6", "6", "1", "6"]
+    # Steps 3 to 6 are all graphs, but that the first pass made all captures anew.
+    assert with_graphs["graph_launches"] >= 4 * (1 + 6 + 6 + 1) > with_graphs["launches"] / 40
+
+
+def test_stopped_by_a_signal_and_resumed(built: Path, go: Go, undisturbed: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "artifacts.run", built / "run.tar", "--out", tmp_path / "out", "--data", built]
+    with subprocess.Popen(command, env=gpu.environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        next(line for line in process.stdout if line.startswith("step 3/"))
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert max(steps(tmp_path / "out")) >= 3
+    assert go("out", "--resume").returncode == 0
+    assert same(tmp_path / "out", undisturbed)
+
+
+def test_row_71_a_lost_device_leaves_the_last_checkpoint(go: Go, undisturbed: Path, tmp_path: Path) -> None:
+    """Past the checkpoint of step 4 the device fails: nothing of steps 5 and 6 is kept, and nothing of it aborts."""
+    kernels = counted(undisturbed)["launches"]
+    done = go("out", lost_after=kernels * 5 // 6)
+    assert done.returncode == 3
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error[E-DEVICE-016]: ") and "cudaErrorIllegalAddress" in line
+    assert f"the last checkpoint is {checkpoint(tmp_path / 'out', 4)}" in line
+    assert steps(tmp_path / "out") == [2, 4] and same_weights(tmp_path / "out", undisturbed, 4)
+    assert go("out", "--resume").returncode == 0 and same(tmp_path / "out", undisturbed)
+
+
+def same_weights(out: Path, other: Path, step: int) -> bool:
+    return all(contents(out, step)[n] == contents(other, step)[n] for n in ("params.safetensors", "optim.safetensors"))
+
+
+# A runner that expects too little memory, one that does not look again either, and one whose captures may not allocate.
+CHANGED = {
+    "memory": "from artifacts import cuda; cuda.wanted = lambda *_: 0",
+    "spare": "from artifacts import cuda; cuda.wanted = lambda *_: 0; cuda.SPARE = 0",
+    "capture": "from artifacts import cudart; cudart.RELAXED = 0",
+}
+
+
+def changed(what: str, built: Path, out: Path, *more: object, **fake: object) -> subprocess.CompletedProcess[str]:
+    code = f"{CHANGED[what]}; import sys; from artifacts.run import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, built / "run.tar", "--out", out, "--data", built, *more]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=gpu.environment(**fake))
+
+
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        ("memory", "phase init finds"),
+        ("spare", "phase generate.step*2 failed: CUDA Runtime Error: cudaErrorMemory"),
+    ],
+)
+def test_row_71_memory_that_runs_out_in_the_run(
+    built: Path, undisturbed: Path, tmp_path: Path, what: str, words: str
+) -> None:
+    done = changed(what, built, tmp_path / "out", free=counted(undisturbed)["most"] * 6 // 10)
+    assert done.returncode == 3
+    assert words in one_error(done.stderr.splitlines()[-1], "E-DEVICE-015")
+
+
+def test_what_cannot_be_captured_runs_call_by_call(built: Path, undisturbed: Path, tmp_path: Path) -> None:
+    done = changed("capture", built, tmp_path / "out", "-v", counters=tmp_path / "out.json")
+    assert done.returncode == 0 and same(tmp_path / "out", undisturbed), done.stderr
+    assert "not captured, " in done.stderr and "cudaErrorStreamCapture" in done.stderr
+
+
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+def test_a_run_takes_no_more_memory_than_its_plan(go: Go, built: Path, tmp_path: Path, graphs: str) -> None:
+    assert go("out", "--graphs", graphs).returncode == 0
+    with tarball.open(str(built / "run.tar")) as artifact:
+        target = attrs.evolve(artifact.manifest.targets[0], graphs=graphs == "auto")
+        plan = cuda.wanted(artifact.manifest, target) - cuda.OVERHEAD
+    # The library's constants, a page each, are not in the plan but in what is added to it.
+    assert 0.5 * plan < counted(tmp_path / "out")["most"] <= plan + 2**20 < plan + cuda.OVERHEAD
+
+
+def test_a_gpus_checkpoint_goes_on_on_the_cpu(go: Go, tmp_path: Path) -> None:
+    """And the CPU stands in for a GPU that is not there, which is said."""
+    assert go("out", "--steps", "2").returncode == 0
+    done = go("out", "--resume", "--steps", "4", devices=0)
+    assert done.returncode == 0, done.stderr
+    first = f"device {CPU}, on the CPU, since the NVIDIA driver sees no GPU (E-DEVICE-011)"
+    assert done.stdout.splitlines()[0] == first
+    assert go("out", "--resume", "--device", "cuda", devices=0).returncode == 3
+    assert go("out", "--resume", "--device", "cpu").returncode == 0 and steps(tmp_path / "out") == [2, 4, 6]
+
+
+def test_another_gpu_by_its_number_and_by_ptx(go: Go, undisturbed: Path, tmp_path: Path) -> None:
+    done = go("out", "--device", "cuda:1", devices=2, cc="10.0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "device cuda:1, Fake 10.0, kernels for compute_80"
+    assert same(tmp_path / "out", undisturbed)

@@ -1,0 +1,183 @@
+"""When captures are made, replayed and dropped, on a stream that only writes down what is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from artifacts import errors
+from artifacts.errors import RunError
+from artifacts.graphs import Graphs
+from artifacts.signals import Stopped
+
+KEY = ("train", 1)
+
+
+@define
+class Stream:
+    """done: what ran, in order; alive: graphs that exist; begun: captures; error: the last one"""
+
+    done: list[str] = field(factory=list)
+    alive: dict[int, list[str]] = field(factory=dict)
+    captured: list[str] | None = None
+    begun: int = 0
+    made: int = 0
+    error: int = 0
+
+    def begin(self) -> None:
+        assert self.captured is None
+        self.captured = []
+        self.begun += 1
+
+    def end(self) -> tuple[int, int]:
+        assert self.captured is not None
+        self.made += 1
+        self.alive[self.made], self.captured = self.captured, None
+        return self.made, 2 * len(self.alive[self.made])
+
+    def abandon(self) -> None:
+        self.captured = None
+
+    def launch(self, graph: int) -> None:
+        self.done += self.alive[graph]
+
+    def destroy(self, graph: int) -> None:
+        del self.alive[graph]
+
+    def last_error(self) -> int:
+        error, self.error = self.error, 0
+        return error
+
+    def kernel(self, name: str) -> None:
+        (self.done if self.captured is None else self.captured).append(name)
+
+
+@define
+class Rig:
+    """A body of the phases ``names`` on the tensors of ``env``; ``fail``: what the last one raises while captured."""
+
+    names: tuple[str, ...] = ("step", "train")
+    stream: Stream = field(factory=Stream)
+    env: dict[tuple[str, str], Any] = field(factory=lambda: {("param", "w"): object()})
+    fail: Exception | None = None
+    looks: int = 0
+    stop_at: int = -1
+    graphs: Graphs = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.graphs = Graphs(self.stream)  # type: ignore[arg-type]
+
+    def look(self) -> None:
+        self.looks += 1
+        if self.looks == self.stop_at:
+            raise Stopped(15)
+
+    def plain(self, name: str) -> Callable[..., tuple[object, ...]]:
+        def call(inputs: object) -> tuple[object, ...]:
+            if self.fail is not None and name == self.names[-1] and self.stream.captured is not None:
+                raise self.fail
+            self.stream.kernel(name)
+            return (name,)
+
+        return call
+
+    def body(self) -> dict[tuple[str, str], Any]:
+        made: tuple[object, ...] = ()
+        for name in self.names:
+            self.look()
+            made = self.graphs.call(name, self.plain(name), [])
+        return {("metric", "loss"): made[0]}
+
+    def go(self, key: Any = KEY) -> dict[tuple[str, str], Any]:
+        return self.graphs.repeat(key, self.env, self.look, self.body)
+
+
+def test_call_by_call_then_captured_then_replayed() -> None:
+    rig = Rig()
+    made = [rig.go() for _ in range(4)]
+    assert rig.stream.done == ["step", "train"] * 4 and rig.stream.made == len(rig.stream.alive) == 2
+    assert made[1] is made[2] is made[3] and rig.looks == 2 + (2 + 2) + 2 + 2
+    assert rig.graphs.lines() == ["train: 2 graphs of 4 launches"]
+
+
+def test_other_tensors_are_captured_anew_and_the_old_graphs_given_back() -> None:
+    rig = Rig()
+    rig.go(), rig.go()
+    rig.env = {**rig.env, ("param", "w"): object()}
+    rig.go(), rig.go()
+    assert rig.stream.done == ["step", "train"] * 4 and rig.stream.made == 4 and set(rig.stream.alive) == {3, 4}
+
+
+def test_keys_have_their_own_captures() -> None:
+    rig = Rig()
+    for key in (KEY, ("train", 2), KEY, ("train", 2)):
+        rig.go(key)
+    assert rig.stream.made == len(rig.stream.alive) == 4
+    assert rig.graphs.lines() == ["train: 2 graphs of 4 launches", "train 2: 2 graphs of 4 launches"]
+
+
+def test_a_phase_that_never_ran_has_all_captures_made_anew() -> None:
+    """It may move a workspace, or the pool may give its memory back: addresses that captures have in them."""
+    rig = Rig()
+    rig.go(), rig.go()
+    rig.graphs.call("eval", rig.plain("eval"), [])
+    assert not rig.stream.alive
+    rig.graphs.call("eval", rig.plain("eval"), [])
+    rig.go()
+    assert rig.stream.made == 4 and rig.stream.done[-2:] == ["step", "train"]
+    rig.graphs.call("eval", rig.plain("eval"), [])
+    rig.go()
+    assert rig.stream.made == 4
+
+
+@pytest.mark.parametrize("while_capturing", [False, True])
+def test_memory_that_ran_out_and_was_found_after_all(while_capturing: bool) -> None:
+    rig = Rig()
+    rig.go("other"), rig.go("other")
+    assert set(rig.stream.alive) == {1, 2}
+    if while_capturing:
+        rig.go()
+        rig.stream.error = 2  # cudaErrorMemoryAllocation
+        rig.go()
+        assert set(rig.stream.alive) == {3, 4} and rig.stream.done == ["step", "train"] * 4
+    else:
+        rig.stream.error = 2
+        rig.graphs.call("step", rig.plain("step"), [])
+        assert not rig.stream.alive
+    rig.stream.error = 700
+    rig.graphs.call("step", rig.plain("step"), [])
+    assert while_capturing == bool(rig.stream.alive)  # any other error is for whoever asked
+
+
+def test_what_cannot_be_captured_is_done_call_by_call_and_said() -> None:
+    rig = Rig(fail=RunError(errors.DEVICE_CALL, "phase train failed: no"))
+    for _ in range(4):
+        rig.go()
+    assert rig.stream.done == ["step", "train"] * 4 and not rig.stream.alive and rig.stream.captured is None
+    assert rig.stream.begun == 2  # and never tried again
+    assert rig.graphs.lines() == ["train: not captured, phase train failed: no"]
+
+
+@pytest.mark.parametrize("error", [RunError(errors.DEVICE_LOST, "gone"), MemoryError()])
+def test_what_is_no_fault_of_the_capture_is_passed_on(error: Exception) -> None:
+    rig = Rig(fail=error)
+    rig.go()
+    with pytest.raises(type(error)):
+        rig.go()
+    assert not rig.stream.alive and rig.stream.captured is None and rig.graphs.recording is None
+
+
+@pytest.mark.parametrize("at, done", [(3, 2), (4, 2), (5, 2), (6, 3), (7, 4), (8, 5)])
+def test_a_stop_is_looked_for_before_each_call(at: int, done: int) -> None:
+    """While captured nothing is done; then each graph is one call."""
+    rig = Rig(stop_at=at)
+    rig.go()
+    with pytest.raises(Stopped):
+        while True:
+            rig.go()
+    assert len(rig.stream.done) == done and rig.graphs.recording is None
+    rig.go()
+    assert rig.stream.done[-2:] == ["step", "train"]
