@@ -66,9 +66,11 @@ def room(manifest: Manifest, threads: int | None, choice: Choice, where: str, da
 
 
 def wanted(manifest: Manifest, target: Target) -> int:
-    """Bytes of the GPU that a run takes: the memory plan, and what captured phases hold of their results."""
+    """Bytes of the GPU that a run takes: the memory plan, the library's constants, which are no more than itself, and
+    what captured phases hold of their results."""
+    constants = sum(entry.size for entry in manifest.files if entry.path == target.library)
     held = sum(memory.nbytes(p.shape, p.dtype) for phase in manifest.phases for p in phase.outputs)
-    return manifest.memory.device_bytes + (held if target.graphs else 0) + OVERHEAD
+    return manifest.memory.device_bytes + constants + (held if target.graphs else 0) + OVERHEAD
 
 
 def open_device(artifact: Artifact, choice: Choice, threads: int | None) -> Device:
