@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any
 
+import attrs
+import numpy as np
 import pytest
 from attrs import define, field
 
-from artifacts import errors
+from artifacts import errors, run
+from artifacts.device import HostDevice
 from artifacts.errors import RunError
 from artifacts.graphs import Graphs
+from artifacts.manifest import Manifest
 from artifacts.signals import Stopped
+
+from . import toy
+from .support import contents, metrics
 
 KEY = ("train", 1)
 
@@ -181,3 +189,90 @@ def test_a_stop_is_looked_for_before_each_call(at: int, done: int) -> None:
     assert len(rig.stream.done) == done and rig.graphs.recording is None
     rig.go()
     assert rig.stream.done[-2:] == ["step", "train"]
+
+
+class Replaying(HostDevice):
+    """What a GPU with captures does, in NumPy: tensors have their places, and what is repeated is done again with the
+    very arrays of the second time."""
+
+    def __init__(self, manifest: Manifest, functions: Any) -> None:
+        super().__init__(manifest, functions)
+        self.slots: dict[Any, np.ndarray] = {}
+        self.seen: set[Any] = set()
+        self.tapes: dict[Any, tuple[dict[Any, Any], list[Any], Any]] = {}
+        self.recorded: list[Any] = []
+        self.calls: list[Any] | None = None
+
+    def place(self, key: Hashable, array: np.ndarray) -> np.ndarray:
+        slot = self.slots.setdefault((key, array.shape, array.dtype), self.tensor(array))
+        slot[...] = array
+        return slot
+
+    def keep(self, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        old[...] = new
+        return old
+
+    def phase(self, name: str) -> Any:
+        call = super().phase(name)
+
+        def noting(inputs: Any) -> Any:
+            made = call(inputs)
+            if self.calls is not None:
+                self.calls.append((call, list(inputs), made))
+            return made
+
+        return noting
+
+    def repeat(self, key: Any, env: Any, look: Any, body: Any) -> Any:
+        given, calls, made = self.tapes.get(key, ({}, [], None))
+        if made is not None and all(env.get(k) is handle for k, handle in given.items()):
+            for call, inputs, outputs in calls:
+                look()
+                for array, value in zip(outputs, call(inputs), strict=True):
+                    array[...] = value
+            return made
+        if key not in self.seen:
+            self.seen.add(key)
+            return body()
+        self.recorded.append(key)
+        given, self.calls = dict(env), []
+        try:
+            made = body()
+            self.tapes[key] = given, self.calls, made
+        finally:
+            self.calls = None
+        return made
+
+
+def apart(made: Manifest) -> Manifest:
+    """``made`` with phases that write nothing in place."""
+    return attrs.evolve(made, phases=tuple(attrs.evolve(p, in_place=()) for p in made.phases))
+
+
+@pytest.mark.parametrize("change", [lambda m: m, apart, lambda m: toy.stacked(with_microbatches(m, 5), 2)])
+def test_the_loop_gives_what_it_repeats_the_same_tensors(
+    tmp_path: Path, change: Callable[[Manifest], Manifest]
+) -> None:
+    """And so each key is captured once, and every byte is that of a run without captures."""
+    artifact = toy.write(tmp_path, change(toy.manifest()))
+    devices: list[Replaying] = []
+
+    def replaying(opened: Any, threads: int | None) -> Replaying:
+        plain = toy.device(opened, threads)
+        devices.append(Replaying(opened.manifest, plain._functions))
+        return devices[-1]
+
+    def go(name: str, device: Any, *more: str) -> dict[str, str]:
+        out = tmp_path / name
+        assert run.main([artifact, "--out", str(out), "--data", str(tmp_path), "-q", *more], device=device) == 0
+        return contents(out, metrics(out)[-1]["step"]) | {"log": str(metrics(out))}
+
+    plain = go("plain", toy.device)
+    assert go("replayed", replaying) == plain
+    assert len(devices[-1].recorded) == len(set(devices[-1].recorded)) >= 3
+    go("resumed", replaying, "--steps", "3")
+    assert go("resumed", replaying, "--resume") == plain
+
+
+def with_microbatches(made: Manifest, microbatches: int) -> Manifest:
+    return attrs.evolve(made, run=attrs.evolve(made.run, microbatches=microbatches))
