@@ -1,5 +1,8 @@
 """Parts of tensor programs that are written as loops: pieces for threads, vectors with a tail, sums that wrap.
 
+The loops are a CPU's. The block says in ``by_hand`` which program it is, and what else a schedule for another machine
+needs that the tensors do not show.
+
 A program takes LANES elements in one vector on every target; a machine of fewer lanes takes several steps.
 """
 

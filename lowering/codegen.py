@@ -16,6 +16,7 @@ from tvm_ffi.serialization import from_json_graph_str
 
 from . import device, elementary, pipeline
 from .device import Device
+from .passes import products
 from .passes.in_place import Pair
 from .passes.memory import Workspace, workspaces
 from .passes.schedule import Kernel, Scheduler, schedule
@@ -128,11 +129,16 @@ def compile_part(part: str, target: Any, scheduler: Scheduler, dump: str | None 
     return Part(data, told, needed, seconds, kernels, unbound)
 
 
+def ready(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Scheduled programs as TVM may compile them. Fusion and schedules repeat a program's body, its let variables with
+    it; and what is rounded once is said."""
+    return products.explicit(tirx.transform.ConvertSSA()(module), target)
+
+
 def _build(module: tvm.IRModule, target: tvm.target.Target) -> tuple[bytes, Device | None]:
     """The object of scheduled programs, and the kernels that it launches."""
     with device.as_text():
-        # Fusion and schedules repeat a program's body, its let variables with it.
-        built = tirx.build(tirx.transform.ConvertSSA()(module), target=target)
+        built = tirx.build(ready(module, target), target=target)
     return _object(built), device.device(built)
 
 

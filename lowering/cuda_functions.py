@@ -23,6 +23,7 @@ UNSIGNED = {"int32": "unsigned int", "int64": "unsigned long long"}
 LLVM = {"fma": "fma", "minnum": "fmin", "maxnum": "fmax", "nearbyint": "nearbyint"}
 REINTERPRET = {
     ("float32", "int32"): "__float_as_int", ("int32", "float32"): "__int_as_float",
+    ("float32", "uint32"): "__float_as_uint", ("uint32", "float32"): "__uint_as_float",
     ("float64", "int64"): "__double_as_longlong", ("int64", "float64"): "__longlong_as_double",
 }  # fmt: skip
 INFIX = {
@@ -122,4 +123,13 @@ def rsqrt(call: Any) -> Any:
     return tirx.const(1.0, dtype_of(x)) / tirx.sqrt(x)
 
 
-OTHERS: dict[str, Callable[[Any], Any]] = {"fma": fused, "rsqrt": rsqrt}
+def reinterpret(call: Any) -> Any:
+    """By the functions for it, which take a constant, too; TVM would take its address."""
+    to, source = dtype_of(call), dtype_of(call.args[0])
+    name = REINTERPRET.get((source, to))
+    if name is None and {source.lstrip("u"), to.lstrip("u")} in ({"int32"}, {"int64"}):
+        return tirx.Cast(to, call.args[0])
+    return call if name is None else tirx.call_pure_extern(to, name, call.args[0])
+
+
+OTHERS: dict[str, Callable[[Any], Any]] = {"fma": fused, "rsqrt": rsqrt, "reinterpret": reinterpret}

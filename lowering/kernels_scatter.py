@@ -81,7 +81,8 @@ def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType) -> Any:
 
 
 def _program(args: list[te.Tensor], shape: Any, body: Callable[..., None], name: str) -> Any:
-    return te.extern([shape], args, lambda ins, outs: written(ins, outs, body), name, dtype_of(args[0]))
+    make = lambda ins, outs: written(ins, outs, body)  # noqa: E731
+    return te.extern([shape], args, make, name, dtype_of(args[0]), attrs={"by_hand": name})
 
 
 def _scatter(y: Any, start: Any, row: Any, update: Any, counts: tuple[int, int, int]) -> None:

@@ -10,7 +10,9 @@ import attrs
 
 from ..cpu.stages import NotStaged
 from .fallback import ByHand, Fallback
+from .places import SumsAlong, SumsAtPlaces
 from .plan import Plan, build, make_plan
+from .scan import Scan
 
 
 @functools.lru_cache(maxsize=1)
@@ -37,4 +39,4 @@ class PlanRule:
 ELEMENTWISE = PlanRule("elementwise", lambda kinds: kinds == {"map"})
 MATMUL = PlanRule("matmul", lambda kinds: kinds == {"matmul"})
 MIXED = PlanRule("mixed", lambda kinds: True)
-RULES = (ELEMENTWISE, MATMUL, MIXED, ByHand(), Fallback())
+RULES = (ELEMENTWISE, MATMUL, MIXED, Scan(), SumsAtPlaces(), SumsAlong(), ByHand(), Fallback())

@@ -14,11 +14,10 @@ import attrs
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import tirx
 
 import schedules
 from lowering import elementary
-from lowering.codegen import CONFIG
+from lowering.codegen import CONFIG, ready
 
 from . import compile as cuda
 
@@ -151,6 +150,14 @@ def _launcher(text: Text, name: str, tags: list[str], order: list[str]) -> Calla
     return call
 
 
+@contextmanager
+def in_place_of_cuda(order: str) -> Iterator[list[Text]]:
+    """While TVM builds for ``tvm_target``: kernels become global functions, which the host's code finds by name."""
+    texts: list[Text] = []
+    with _replaced("target.build.cuda", _device([order], texts)):
+        yield texts
+
+
 def tvm_target(name: str) -> Any:
     """The target's CUDA with the host's code for this CPU, as if tensors were the CPU's."""
     device = {**schedules.TARGETS[name].tvm, "target_device_type": 1}
@@ -250,8 +257,8 @@ def compile(func: Any, target: str = "cuda-sm_80") -> Compiled:
     elementary.install()
     digest = hashlib.sha256(tvm.ir.save_json(func).encode()).hexdigest()[:12]
     name = f"run_{digest}"  # the names of kernels begin with it, and global functions have one name space
-    module = tirx.transform.ConvertSSA()(tvm.IRModule({name: func.with_attr("global_symbol", name)}))
     order, texts, made_for = ["forward"], [], tvm_target(target)
+    module = ready(tvm.IRModule({name: func.with_attr("global_symbol", name)}), made_for)
     with made_for, tvm.transform.PassContext(config=CONFIG), _replaced("target.build.cuda", _device(order, texts)):
         library = tvm.compile(module, target=made_for)
     if not texts:

@@ -13,7 +13,7 @@ from tvm import relax, te, tirx
 
 import schedules
 from lowering import elementary
-from lowering.codegen import CONFIG
+from lowering.codegen import CONFIG, ready
 from lowering.emit import emit
 from sexpgpu.graph import Builder, Graph
 from sexpgpu.ops import OPS
@@ -149,7 +149,7 @@ def build(func: Any, target: str = V3, code: str | None = None) -> Built:
     module = tvm.IRModule({"main": done.func})
     made_for = tvm_target(code or target)
     with made_for, tvm.transform.PassContext(config=CONFIG):
-        library = tvm.compile(tirx.transform.ConvertSSA()(module), target=made_for)
+        library = tvm.compile(ready(module, made_for), target=made_for)
     params = tuple((tuple(map(int, p.shape)), str(p.dtype)) for p in func.params)
     return Built(done.rule, library["main"], params)
 

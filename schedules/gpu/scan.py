@@ -1,0 +1,93 @@
+"""Running sums, each in the order of its terms by one thread, which is what its bits follow from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from ..cpu.emit import Expr, Stmt, i64, load, loop, seq, store
+from .by_hand import Known, function, known, sizes, wrapped_sum
+from .launch import THREADS, barrier, launch, over, registers, shared, unrolled
+
+MANY = 4096  # sums from which on a block takes more of them, so that fewer threads look on
+
+
+@attrs.frozen
+class Scan:
+    """Sums along the last axis go through shared memory, so that neighbours in memory are read by neighbours."""
+
+    name: str = "scan"
+
+    def apply(self, func: Any, target: Any) -> Any:
+        program = known(func)
+        if program is None or program.name != "cumsum":
+            return None
+        _, _, inner = sizes(program.out)
+        return function(func, [_tiles(program) if inner == 1 else _columns(program)])
+
+
+def _place(program: Known, step: Expr) -> Expr:
+    """Where the term number ``step`` stands."""
+    n = sizes(program.out)[1]
+    return i64(n - 1) - step if int(program.said["reverse"]) else step
+
+
+def _columns(program: Known) -> Stmt:
+    """A thread a sum: neighbours have neighbouring columns."""
+    (x,), y = program.ins, program.out
+    outer, n, inner = sizes(y)
+    dtype = str(y.dtype)
+
+    def column(flat: Expr) -> Stmt:
+        acc, (o, c) = registers([1], dtype, "acc"), (flat // inner, flat % inner)
+
+        def step(k: Expr) -> Stmt:
+            at = (o, _place(program, k), c)
+            total = wrapped_sum(load(acc, i64(0)), load(x, *at))
+            return seq([store(acc, total, i64(0)), store(y, load(acc, i64(0)), *at)])
+
+        return seq([tirx.AllocBuffer(acc), store(acc, tirx.const(0, dtype), i64(0)), loop(n, step)])
+
+    return over(outer * inner, column)
+
+
+def _tiles(program: Known) -> Stmt:
+    """A block takes some rows, a piece of each at a time: all threads bring it in and out, one a row adds."""
+    (x,), y = program.ins, program.out
+    outer, n, _ = sizes(y)
+    dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MANY else (8, 128)
+    tile, acc = shared([rows, steps + 1], dtype, "tile"), registers([1], dtype, "acc")
+
+    def block(b: Expr, t: Expr) -> Stmt:
+        def each(body: Any, piece: Expr) -> Stmt:
+            """``body(row and step in the tile, place in memory)`` for the elements that there are."""
+
+            def one(u: Expr) -> Stmt:
+                e = u * THREADS + t
+                r, s = e // steps, e % steps
+                row, k = b * rows + r, piece * steps + s
+                inside = tirx.all(row < i64(outer), k < i64(n))
+                return tirx.IfThenElse(inside, body((r, s), (row, _place(program, k), i64(0))), None)
+
+            return unrolled(rows * steps // THREADS, one)
+
+        def add(s: Expr) -> Stmt:
+            return seq([store(acc, wrapped_sum(load(acc, i64(0)), load(tile, t, s)), i64(0)),
+                        store(tile, load(acc, i64(0)), t, s)])  # fmt: skip
+
+        def piece(p: Expr) -> Stmt:
+            return seq([
+                each(lambda at, place: store(tile, load(x, *place), *at), p),
+                barrier(),
+                tirx.IfThenElse(t < i64(rows), loop(steps, add), None),
+                barrier(),
+                each(lambda at, place: store(y, load(tile, *at), *place), p),
+                barrier(),
+            ])  # fmt: skip
+
+        made = [tirx.AllocBuffer(tile), tirx.AllocBuffer(acc)]
+        return seq([*made, store(acc, tirx.const(0, dtype), i64(0)), loop(-(-n // steps), piece)])
+
+    return launch(-(-outer // rows), THREADS, block)
