@@ -95,8 +95,7 @@ class Stream:
         """Call a function of the library; the coded error of ``fault`` if it fails."""
         status = getattr(self._library, name)(*arguments)
         if status:
-            number = status.value if hasattr(status, "value") else status
-            word, text = (f(number) or b"" for f in (self._library.cudaGetErrorName, self._library.cudaGetErrorString))
+            word, text = (f(status) or b"" for f in (self._library.cudaGetErrorName, self._library.cudaGetErrorString))
             raise fault(name, f"{word.decode()}: {text.decode()}")
 
     def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:

@@ -16,9 +16,10 @@ LIBRARY = "libcuda.so.1"
 NEEDS = 13000  # what cuDriverGetVersion answers for CUDA 13.0: kernels of any CUDA 13 run on a driver for it
 DRIVER = "580"  # the first driver for CUDA 13.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-NOT_PERMITTED, NO_DEVICE, UNAVAILABLE, OUT_OF_MEMORY, NOT_READY = 800, 100, 46, 2, 802
+OUT_OF_MEMORY, UNAVAILABLE, NO_DEVICE, NOT_READY = 2, 46, 100, 802
+SHARED = (805, 806, 807)  # the service that shares GPUs between processes does not answer
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-WAIT = (NOT_PERMITTED, UNAVAILABLE, NOT_READY)  # the driver's answers for a device that others have or that is not up
+WAIT = (UNAVAILABLE, NOT_READY, *SHARED)  # the driver's answers for a device that others have or that is not up
 
 
 @frozen

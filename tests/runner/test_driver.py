@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from artifacts import cudart, describe, device, driver, errors, library, memory, run, tarball
+from artifacts import cuda, cudart, describe, device, driver, errors, library, memory, run, tarball
 from artifacts import manifest as m
 from artifacts.errors import RunError
 
@@ -122,6 +122,23 @@ def test_row_70_a_driver_that_cannot_compile_the_ptx(
     assert words in one_error(capsys.readouterr().err, "E-DEVICE-012")
     driver.check_ptx(text, 13050, "")
     driver.check_ptx(b"no version", 13000, "")
+
+
+def test_kernels_are_served_by_their_key_and_nothing_else_is(tmp_path: Path) -> None:
+    key = "0123456789abcdef" * 4
+    kernels = {f"kernels/{key}.sm_90.cubin": b"\x7fELF", f"kernels/{key}.compute_80.ptx": b"// text"}
+    tarball.write(str(tmp_path / "a.tar"), manifest(H100), {**toy.MEMBERS, **kernels})
+    with tarball.open(str(tmp_path / "a.tar")) as artifact:
+        assert cuda._server(artifact, "sm_90")(f"sexpgpu-kernels:{key}\n") == b"\x7fELF"
+        assert cuda._server(artifact, "compute_80")(f"sexpgpu-kernels:{key}") == b"// text\0"
+        for source, code in (
+            ('extern "C" __global__ void k() {}', errors.ENV_LIBRARY),
+            (f"sexpgpu-kernels:../{key}", errors.ENV_LIBRARY),
+            (f"sexpgpu-kernels:{'0' * 64}", errors.ART_MEMBERS),
+        ):
+            with pytest.raises(RunError) as caught:
+                cuda._server(artifact, "sm_90")(source)
+            assert caught.value.code is code
 
 
 def test_row_70_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
