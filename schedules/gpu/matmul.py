@@ -20,7 +20,7 @@ from ..cpu.maps import at, finish
 from ..cpu.nests import Context, block
 from ..cpu.stages import Stage, variables
 from .launch import barrier, launch, registers, shared, unrolled
-from .product_loads import Factor, factor, fetch, put, span_at
+from .product_loads import Factor, factor, fetch, pieces, put, span_at
 from .product_tiles import Tile, choose_tile
 
 LANES = (
@@ -76,31 +76,22 @@ def _block(job: Job, places: Sequence[Expr], thread: Expr) -> Stmt:
     zero = tirx.const(job.one.stage.fold.init.value, str(job.sums.dtype)) if job.one.stage.fold else None
     clear = unrolled(job.tile.tm * job.tile.tn, lambda e: store(job.sums, zero, e), "e")
 
-    def step(t: Expr, into: int) -> Stmt:
-        """Piece ``t`` into one tile of each factor, the piece before it from the other."""
-        turn, more = t * job.tile.bk, t < i64(job.steps)
-        loads = seq([
+    def load_next(t: Expr) -> Stmt:
+        turn = t * job.tile.bk
+        return seq([
             fetch(job.a, batch, first[0], job.one.m, turn, thread),
             fetch(job.b, batch, first[1], job.one.n, turn, thread),
         ])  # fmt: skip
-        puts = seq([put(f, f.tiles[into], thread) for f in (job.a, job.b)])
-        before = [t > i64(0)] if not into else []
-        return seq([
-            tirx.IfThenElse(more, loads, None),
-            tirx.IfThenElse(_makes(job, thread, t <= i64(job.steps), *before), multiply(job, 1 - into, thread), None),
-            tirx.IfThenElse(more, puts, None),
-            barrier(),
-        ])  # fmt: skip
 
-    turns = loop(job.steps // 2 + 1, lambda t: seq([step(t * 2, 0), step(t * 2 + 1, 1)]), name="step")
+    put_next = lambda into: seq([put(f, f.tiles[into], thread) for f in (job.a, job.b)])  # noqa: E731
+    turns = pieces(job.steps, load_next, put_next, lambda half, _: multiply(job, half, thread), _makers(job, thread))
     buffers = [*job.a.tiles, *job.b.tiles, job.a.mine, job.b.mine, job.sums, job.out]
     return block([clear, turns, _ends(job, batch, first, thread)], buffers)
 
 
-def _makes(job: Job, thread: Expr, *also: Expr) -> Expr:
+def _makers(job: Job, thread: Expr) -> list[Expr]:
     """Is it one of the threads that multiply?"""
-    some = [thread < i64(job.tile.makers)] if job.tile.makers < job.tile.threads else []
-    return tirx.all(*some, *also)
+    return [thread < i64(job.tile.makers)] if job.tile.makers < job.tile.threads else []
 
 
 def spot(tile: Tile, thread: Expr) -> tuple[Expr, Expr]:
@@ -169,7 +160,8 @@ def _ends(job: Job, batch: dict[Any, Expr], first: tuple[Expr, Expr], thread: Ex
             return store(job.out, load(job.sums, i * tile.tn + j), down * width + column)
 
         every = unrolled(tile.tn, one, "j")
-        return tirx.IfThenElse(_makes(job, thread), every, None) if tile.makers < tile.threads else every
+        makers = _makers(job, thread)
+        return tirx.IfThenElse(tirx.all(*makers), every, None) if makers else every
 
     def take(i: Expr, s: Expr) -> Stmt:
         flat = s * tile.threads + thread

@@ -21,6 +21,7 @@ from ..cpu.plan import contractions_of
 from ..cpu.split import split_folds
 from ..cpu.stages import Program, Stage, loads, read_program, stored
 from ..cpu.tree import collect
+from .heads import heads_nest
 from .launch import for_device
 from .maps import map_nest
 from .matmul import matmul_nest
@@ -52,6 +53,11 @@ class Plan:
 Finder = Callable[[Context, Sequence[Stage]], Nest | None]
 
 
+def _heads(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+    found = heads_nest(ctx, stages)
+    return found and Nest("heads", *found)
+
+
 def _maps(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
     found = map_nest(ctx, stages)
     return found and Nest("map", *found)
@@ -66,7 +72,7 @@ def _single(ctx: Context, stages: Sequence[Stage]) -> Nest:
     return Nest("single", *single_nest(ctx, stages))
 
 
-FINDERS: tuple[Finder, ...] = (_matmul, _maps, _single)  # the first that answers
+FINDERS: tuple[Finder, ...] = (_heads, _matmul, _maps, _single)  # the first that answers
 
 
 def make_plan(func: Any, target: Any) -> Plan:

@@ -3,7 +3,7 @@ memory. Lines are a factor's rows, or columns. Neighbouring threads read neighbo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -11,12 +11,12 @@ from tvm import tirx
 
 from ..cpu.access import Access, contiguous_axis
 from ..cpu.contraction import Contraction
-from ..cpu.emit import Expr, Load, Stmt, i64, load, seq, shape_of, store, unravel
+from ..cpu.emit import Expr, Load, Stmt, i64, load, loop, seq, shape_of, store, unravel
 from ..cpu.inline import Point
 from ..cpu.maps import at
 from ..cpu.nests import Context
 from ..cpu.stages import Axis, loads, variables
-from .launch import registers, shared, unrolled
+from .launch import barrier, registers, shared, unrolled
 
 FOUR = 4  # elements of 4 bytes that one thread loads at once
 SKEW = 4  # elements by which a line of shared memory is longer, where what lies along the depth is turned
@@ -61,6 +61,30 @@ def factor(
     parts = -(-lines * deep // (wide * threads))
     mine = registers([parts * wide], dtype, "next")
     return Factor(ctx, one, value, axes, lines, deep, threads, along, wide, tirx.const(pad, dtype), line, tiles, mine)
+
+
+def pieces(
+    steps: int,
+    load_next: Callable[[Expr], Stmt],
+    put_next: Callable[[int], Stmt],
+    multiply: Callable[[int, Expr], Stmt],
+    makers: Sequence[Expr] = (),
+) -> Stmt:
+    """A depth of ``steps`` pieces: ``load_next(piece)`` into registers, ``put_next(tile)`` into tiles 0 and 1 in turn,
+    and from there ``multiply(tile, piece)``, by the threads for which ``makers`` hold."""
+
+    def step(t: Expr, into: int) -> Stmt:
+        """Piece ``t`` into one tile of each factor, the piece before it from the other."""
+        more, before = t < i64(steps), [t > i64(0)] if not into else []
+        ready = tirx.all(*makers, t <= i64(steps), *before)
+        return seq([
+            tirx.IfThenElse(more, load_next(t), None),
+            tirx.IfThenElse(ready, multiply(1 - into, t - 1), None),
+            tirx.IfThenElse(more, put_next(into), None),
+            barrier(),
+        ])  # fmt: skip
+
+    return loop(steps // 2 + 1, lambda t: seq([step(t * 2, 0), step(t * 2 + 1, 1)]), name="step")
 
 
 def runs_along(ctx: Context, value: Expr, axes: Sequence[Axis], reduce: Sequence[Axis]) -> bool:

@@ -37,6 +37,7 @@ class PlanRule:
 
 
 ELEMENTWISE = PlanRule("elementwise", lambda kinds: kinds == {"map"})
+HEADS = PlanRule("heads", lambda kinds: kinds == {"heads"})
 MATMUL = PlanRule("matmul", lambda kinds: kinds == {"matmul"})
 MIXED = PlanRule("mixed", lambda kinds: True)
-RULES = (ELEMENTWISE, MATMUL, MIXED, Scan(), SumsAtPlaces(), SumsAlong(), ByHand(), Fallback())
+RULES = (ELEMENTWISE, HEADS, MATMUL, MIXED, Scan(), SumsAtPlaces(), SumsAlong(), ByHand(), Fallback())

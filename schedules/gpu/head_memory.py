@@ -1,0 +1,140 @@
+"""What of some rows of attention lies in a block's shared memory, and how many rows a block has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import attrs
+
+from ..cpu.access import reads_of, same_indices
+from ..cpu.contraction import Contraction
+from ..cpu.emit import Load, shape_of
+from ..cpu.nests import Context
+from ..cpu.rows import RowGroup, local_buffers
+from ..cpu.stages import Axis, Stage, stage_loads, substitute
+
+THREADS = 256
+ROOM = 48 << 10  # bytes of a block
+ITEM = 4  # bytes of an element
+ROWS = (32, 16, 8, 4, 2, 1)  # rows of a block; a thread of a product has four of them
+COLUMNS = (256, 128, 64, 32)  # columns of a product that are made side by side
+BLOCKS = 128  # blocks that fill a GPU
+DEEP = 32  # rows of shared memory are whole multiples, as they are the depth of products
+PIECE = 1024  # elements of the other factor that are loaded at once
+LANES = 64  # the most partial results of a fold
+SKEW = 4
+
+
+@attrs.frozen(eq=False)
+class Product:
+    """A product of the group: ``left`` is the factor of its rows, ``right`` the other over ``columns``."""
+
+    one: Contraction
+    left: Any
+    right: Any
+    columns: tuple[Axis, ...]
+
+    @property
+    def n(self) -> int:
+        return prod(a.extent for a in self.columns)
+
+
+def as_product(one: Contraction, stage: Stage, lead: int) -> Product | None:
+    """The product with its batch and rows the first ``lead`` axes, None if it is not so."""
+    if str(stage.buffer.dtype) != "float32":
+        return None
+    for rows, columns, left, right in ((one.rows, one.columns, one.a, one.b), (one.columns, one.rows, one.b, one.a)):
+        if len(rows) < 2 and (*one.batch, *rows) == stage.space[:lead] and columns == stage.space[lead:]:
+            return Product(one, left, right, columns)
+    return None
+
+
+@attrs.frozen(eq=False)
+class Memory:
+    """``rows`` of a block and ``columns`` of its products side by side; ``lines``: buffer -> (which line of a row, its
+    elements), lines of one number lying in one place."""
+
+    rows: int
+    columns: int
+    lines: Mapping[Any, tuple[int, int]]
+
+    def deep(self, columns: int) -> int:
+        """Turns of the depth that are loaded at once."""
+        return max(8, min(DEEP, PIECE // columns))
+
+    def wide(self, n: int) -> int:
+        """Columns of a product of ``n`` that are made side by side."""
+        return min((c for c in COLUMNS if c >= n), default=self.columns) if n < self.columns else self.columns
+
+
+def padded(elements: int) -> int:
+    """Elements of a line that a product reads in whole pieces."""
+    return -(-elements // DEEP) * DEEP
+
+
+def length(buffer: Any, found: RowGroup) -> int:
+    """Elements that one row has of it."""
+    return prod(e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer])
+
+
+def plan_memory(ctx: Context, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int) -> Memory | None:
+    """The most rows that fit and leave enough blocks; None if not even one fits."""
+    lines = _lines(ctx, found)
+    kept = sum(dict(lines.values()).values()) + copied(found, lines, products) + LANES
+    for count in ROWS:
+        if count > 1 and (count >= 2 * rows or heads * -(-rows // count) < BLOCKS):
+            continue
+        for columns in COLUMNS:
+            plan = Memory(count, columns, lines)
+            tiles = max(2 * plan.deep(c) * (c + SKEW) for c in (plan.wide(p.n) for p in products.values()))
+            if (count * kept + tiles) * ITEM <= ROOM:
+                return plan
+    return None
+
+
+def lies_there(found: RowGroup, lines: Mapping[Any, Any], product: Product) -> bool:
+    """Is the factor of the rows a buffer of the block's, along the depth?"""
+    value, reduce = product.left, product.one.stage.reduce
+    if not isinstance(value, Load) or value.source not in lines or len(reduce) != 1 or lines[value.source][1] == 1:
+        return False
+    along = [i for d, i in enumerate(value.indices) if d not in found.places[value.source]]
+    return len(along) == 1 and along[0].same_as(reduce[0].var)
+
+
+def copied(found: RowGroup, lines: Mapping[Any, Any], products: Mapping[Any, Product]) -> int:
+    """Elements of a row for the factors that do not lie in the block: of one product at a time."""
+    return max((padded(p.one.k) for p in products.values() if not lies_there(found, lines, p)), default=1)
+
+
+def _lines(ctx: Context, found: RowGroup) -> dict[Any, tuple[int, int]]:
+    """A line for each buffer that nothing outside needs. A map writes over what it alone reads, at its own point."""
+    local, lines = local_buffers(ctx, found), {}
+    for place, stage in enumerate(found.stages):
+        if stage.buffer not in local:
+            continue
+        over = next((b for b in lines if stage.is_map and _dies(ctx, found, place, b)), None)
+        mine = length(stage.buffer, found)
+        lines[stage.buffer] = lines[over] if over is not None else (place, padded(mine) if mine > 1 else 1)
+    return lines
+
+
+def _dies(ctx: Context, found: RowGroup, place: int, buffer: Any) -> bool:
+    """Is the stage at ``place`` the last that reads ``buffer``, and reads it where it writes its own?"""
+    stage, later = found.stages[place], found.stages[place + 1 :]
+    source = next(s for s in found.stages if s.buffer.same_as(buffer))
+    if [a.extent for a in source.space] != [a.extent for a in stage.space]:
+        return False
+    names = {a.var: b.var for a, b in zip(source.space, stage.space, strict=True)}
+    here = [substitute(index, names) for index in source.indices]
+    mine = [r for r in reads_of(ctx, stage) if r.buffer.same_as(buffer)]
+    if not mine or any(not same_indices(r.indices, here) for r in mine) or str(buffer.dtype) != str(stage.buffer.dtype):
+        return False
+    return not any(_reads(ctx, s, buffer) for s in later)
+
+
+def _reads(ctx: Context, stage: Stage, buffer: Any) -> bool:
+    return any(r.buffer.same_as(buffer) for r in reads_of(ctx, stage)) or any(
+        x.source.same_as(buffer) for x in stage_loads(stage)
+    )

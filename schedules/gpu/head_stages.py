@@ -1,0 +1,238 @@
+"""The stages of some rows of attention, one after the other, by all threads of a block: products, folds and maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from ..cpu.accumulators import Partial, fused, in_type, partial_type
+from ..cpu.emit import Expr, Load, Stmt, i64, load, loop, scratch, seq, shape_of, store, unravel
+from ..cpu.folds import LONG, walks_rows
+from ..cpu.inline import Point
+from ..cpu.maps import at, point_stores
+from ..cpu.names import in_buffers
+from ..cpu.nests import TREE, Context, block
+from ..cpu.rows import RowGroup
+from ..cpu.stages import Stage
+from ..cpu.tree import rewrite
+from .head_memory import THREADS, Memory, Product, lies_there, padded
+from .launch import barrier, registers, unrolled
+from .product_loads import FOUR, factor, fetch, pieces, put, span_at
+
+MOST = 4  # rows of a product that one thread makes
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """A block's rows: ``rows`` of ``whole`` from ``first`` on, at ``batch``. ``held``: the shared buffers of what stays
+    in the block. ``tiles``, ``left`` and ``partial`` are of all stages in turn."""
+
+    ctx: Context
+    found: RowGroup
+    memory: Memory
+    held: dict[Any, Any]
+    batch: Sequence[Expr]
+    first: Expr
+    whole: int
+    thread: Expr
+    tiles: tuple[Any, Any]
+    left: Any
+    partial: Any
+
+    def places(self, slot: Expr) -> list[Expr]:
+        """Where row ``slot`` stands; past the last row, that of the last, which is read and not stored again."""
+        if len(self.batch) == self.found.lead:
+            return [*self.batch]
+        row = self.first + slot
+        ragged = self.whole % self.memory.rows
+        return [*self.batch, tirx.Min(row, i64(self.whole - 1)) if ragged else row]
+
+    def stored(self, stage: Stage, stmt: Stmt, slot: Expr, *inside: Expr) -> Stmt:
+        """``stmt``, which stores what ``stage`` makes of row ``slot``: in the block, or where the row is one."""
+        ragged = stage.buffer not in self.held and self.whole % self.memory.rows
+        conditions = [*inside, *([self.first + slot < i64(self.whole)] if ragged else [])]
+        stmt = self.local(in_buffers(stmt), slot)
+        return tirx.IfThenElse(tirx.all(*conditions), stmt, None) if conditions else stmt
+
+    def line(self, buffer: Any) -> int:
+        """Elements from one row to the next."""
+        return self.memory.lines[buffer][1]
+
+    def local(self, stmt: Stmt, slot: Expr) -> Stmt:
+        """Accesses of what stays in the block."""
+
+        def place(buffer: Any, indices: Sequence[Expr]) -> Expr:
+            flat: Expr = i64(0)
+            for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
+                flat = flat if d in self.found.places[buffer] else flat * extent + index
+            return slot * self.line(buffer) + flat
+
+        def read(node: Any) -> Expr:
+            held = self.held.get(node.source)
+            return node if held is None else load(held, place(node.source, node.indices))
+
+        def write(node: Any) -> Stmt:
+            held = self.held.get(node.buffer)
+            return node if held is None else store(held, node.value, place(node.buffer, node.indices))
+
+        return rewrite(stmt, [(Load, read), (tirx.BufferStore, write)])
+
+    def each(self, inner: int, body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        """``body(slot, i)`` for every row and i below ``inner``, neighbours in neighbouring threads."""
+        count = self.memory.rows * inner
+
+        def one(s: Expr) -> Stmt:
+            flat = s * THREADS + self.thread
+            slot, i = unravel(flat, [self.memory.rows, inner])
+            done = in_buffers(body(slot, i))
+            return done if count % THREADS == 0 else tirx.IfThenElse(flat < i64(count), done, None)
+
+        return loop(-(-count // THREADS), one, name="s")
+
+
+def result(rows: Rows, stage: Stage, here: dict[Any, Expr], value: Expr, slot: Expr, *inside: Expr) -> Stmt:
+    """One finished element of a fold to its place."""
+    point = Point(rows.ctx.virtual)
+    indices = point.indices(stage.indices, here)
+    put_it = store(stage.buffer, in_type(value, str(stage.buffer.dtype)), *indices)
+    return rows.stored(stage, seq([*point.binds, put_it]), slot, *inside)
+
+
+def map_rows(rows: Rows, stage: Stage) -> list[Stmt]:
+    free = [a.extent for a in stage.space[rows.found.lead :]]
+
+    def one(slot: Expr, f: Expr) -> Stmt:
+        places = [*rows.places(slot), *unravel(f, free)]
+        return rows.stored(stage, point_stores(rows.ctx, [stage], places, {}, [stage]), slot)
+
+    return [rows.each(prod(free), one), barrier()]
+
+
+def fold_width(ctx: Context, stage: Stage) -> int:
+    """The lanes of the fold's tree, as on a CPU (``cpu/folds.py``)."""
+    if stage.depth < TREE or stage.in_order or not walks_rows(ctx, stage):
+        return 1
+    return TREE if stage.depth < LONG else 4 * TREE
+
+
+def fold_rows(rows: Rows, stage: Stage) -> list[Stmt]:
+    """A thread a lane of each row's tree; then half of the lanes meet the others, until one is left."""
+    width, (axis,) = fold_width(rows.ctx, stage), stage.reduce
+    full, rest = divmod(axis.extent, width)
+    all_lanes = Partial(stage, rows.partial)
+
+    def lane_sum(slot: Expr, lane: Expr) -> Stmt:
+        acc = Partial(stage, scratch([1], partial_type(stage), "acc"))
+        here = at(stage.space, rows.places(slot))
+        add = lambda f: acc.add(rows.ctx, here | at([axis], [f]), i64(0))  # noqa: E731
+        turns = [loop(full, lambda o: add(o * width + lane), name="k")] if full else []
+        if rest:
+            turns.append(tirx.IfThenElse(lane < i64(rest), in_buffers(add(lane + full * width)), None))
+        end = store(rows.partial, load(acc.acc, i64(0)), slot * width + lane)
+        return rows.local(block([acc.start(i64(0), i64(0)), *turns, end], acc.buffers), slot)
+
+    done, half = [rows.each(width, lane_sum), barrier()], width
+    while half > 1:
+        half //= 2
+        meet = lambda slot, lane, h=half: all_lanes.meet(slot * width + lane, slot * width + lane + h)  # noqa: E731
+        done += [rows.each(half, meet), barrier()]
+
+    def end(slot: Expr, _: Expr) -> Stmt:
+        return result(rows, stage, at(stage.space, rows.places(slot)), load(rows.partial, slot * width), slot)
+
+    return [*done, rows.each(1, end), barrier()]
+
+
+def product_rows(rows: Rows, stage: Stage, product: Product) -> list[Stmt]:
+    """The product of the rows with all columns, some columns side by side at a time."""
+    prepared, left, line = _left(rows, product)
+    columns, n = rows.memory.wide(product.n), product.n
+    strip = lambda c: seq([*_strip(rows, stage, product, left, line, c * columns), barrier()])  # noqa: E731
+    return [*prepared, loop(-(-n // columns), strip, name="strip")]
+
+
+def _left(rows: Rows, product: Product) -> tuple[list[Stmt], Any, int]:
+    """The factor of the rows in shared memory, as it lies there or copied; and the elements from row to row."""
+    one, value = product.one, product.left
+    reduce = one.stage.reduce
+    if lies_there(rows.found, rows.memory.lines, product):
+        return [], rows.held[value.source], rows.line(value.source)
+    line = padded(one.k)
+
+    def copy(slot: Expr, k: Expr) -> Stmt:
+        point = Point(rows.ctx.virtual)
+        here = at(one.stage.space[: rows.found.lead], rows.places(slot))
+        here |= at(reduce, unravel(k, [a.extent for a in reduce]))
+        made = store(rows.left, point.write(value, here), slot * line + k)
+        read = rows.local(in_buffers(seq([*point.binds, made])), slot)
+        blank = store(rows.left, tirx.const(0, "float32"), slot * line + k)
+        return read if line == one.k else tirx.IfThenElse(k < i64(one.k), read, blank)
+
+    return [rows.each(line, copy), barrier()], rows.left, line
+
+
+def _strip(rows: Rows, stage: Stage, product: Product, left: Any, line: int, start: Expr) -> list[Stmt]:
+    one, wide = product.one, rows.memory.wide(product.n)
+    deep, tm = rows.memory.deep(wide), min(MOST, rows.memory.rows)
+    down = rows.memory.rows // tm
+    tn = max(1, wide * down // THREADS)
+    across = wide // tn
+    f = factor(rows.ctx, one, product.right, product.columns, wide, deep, THREADS, -0.0)
+    f = attrs.evolve(f, tiles=rows.tiles)
+    y, x = tirx.floordiv(rows.thread, i64(across)), tirx.floormod(rows.thread, i64(across))
+    makers = [rows.thread < i64(down * across)] if down * across < THREADS else []
+    sums = registers([tm * tn], "float32", "sums")
+    batch = at(one.batch, rows.batch[: len(one.batch)])
+
+    def multiply(half: int, piece: Expr) -> Stmt:
+        return _multiply(sums, (left, line, y * tm, piece * deep), (f.tiles[half], f.line, x, across), (tm, tn, deep))
+
+    turns = pieces(
+        -(-one.k // deep),
+        lambda t: fetch(f, batch, start, product.n, t * deep, rows.thread),
+        lambda into: put(f, f.tiles[into], rows.thread),
+        multiply, makers,
+    )  # fmt: skip
+
+    def element(i: Expr, j: Expr) -> Stmt:
+        slot, column = y * tm + i, start + x + j * across
+        here = at(stage.space[: rows.found.lead], rows.places(slot))
+        here |= at(product.columns, unravel(column, [a.extent for a in product.columns]))
+        inside = [column < i64(product.n)] if product.n % wide else []
+        return result(rows, stage, here, load(sums, i * tn + j), slot, *makers, *inside)
+
+    clear = unrolled(tm * tn, lambda e: store(sums, tirx.const(0, "float32"), e), "e")
+    ends = unrolled(tm, lambda i: unrolled(tn, lambda j: element(i, j), "j"), "i")
+    return [block([clear, turns, ends], [f.mine, sums])]
+
+
+def _multiply(
+    sums: Any, a: tuple[Any, int, Expr, Expr], b: tuple[Any, int, Expr, int], sizes: tuple[int, int, int]
+) -> Stmt:
+    """One piece of the depth: of ``a`` (buffer, line, first row, first turn) four turns are read at once, of ``b``
+    (tile, line, first column, columns between a thread's own) one."""
+    (left, line, first, turn), (tile, across_line, x, across), (tm, tn, deep) = a, b, sizes
+    mine, theirs = registers([tm * FOUR], "float32", "left"), registers([tn], "float32", "right")
+
+    def four(k: Expr) -> Stmt:
+        def row(i: Expr) -> Stmt:
+            place = (first + i) * line + turn + k * FOUR
+            return store(mine, load(left, span_at(place, FOUR)), span_at(i * FOUR, FOUR))
+
+        def one(q: Expr) -> Stmt:
+            read = lambda j: store(theirs, load(tile, (k * FOUR + q) * across_line + x + j * across), j)  # noqa: E731
+            return seq(
+                [unrolled(tn, read, "j"), unrolled(tm, lambda i: unrolled(tn, lambda j: add(i, j, q), "j"), "i")]
+            )
+
+        def add(i: Expr, j: Expr, q: Expr) -> Stmt:
+            place = i * tn + j
+            return store(sums, fused(load(mine, i * FOUR + q), load(theirs, j), load(sums, place)), place)
+
+        return seq([unrolled(tm, row, "i"), unrolled(FOUR, one, "q")])
+
+    return block([unrolled(deep // FOUR, four, "k")], [mine, theirs])
