@@ -25,9 +25,9 @@ from .tarball import Artifact
 CUDA = 2  # DLPack's device type
 SERVE = "tvm_callback_cuda_compile"  # what TVM's part for CUDA calls with the text that stands for a kernel's source
 KEY = re.compile(r"sexpgpu-kernels:([0-9a-f]{64})")
-# Bytes of the GPU beside the run's tensors and the context: the library's modules, graphs, and what allocations are
-# rounded up to. An estimate: no GPU was there to measure.
-OVERHEAD = 128 * 2**20
+# Bytes of the GPU beside the run's tensors and the context: the library's modules, what its threads keep beside their
+# registers, graphs, and what allocations are rounded up to. An estimate: no GPU was there to measure.
+OVERHEAD = 256 * 2**20
 # Of that, bytes that have to be left before a phase runs for the first time, and takes its memory. A kernel that gets
 # no workspace ends the process: the runtime's error cannot pass the code that asked for it.
 SPARE = 64 * 2**20

@@ -89,7 +89,7 @@ REFUSED = {
     "memory": (
         {"FAKE_CUDA_FREE": str(100 * 2**20)},
         "E-DEVICE-013",
-        "the run takes 128.0 MiB of Fake GPU's memory, 100.0 MiB are free; its largest phase is init with 1.0 KiB",
+        "the run takes 256.0 MiB of Fake GPU's memory, 100.0 MiB are free; its largest phase is init with 1.0 KiB",
     ),
     "no memory at all": ({"FAKE_CUDA_CONTEXT": "2"}, "E-DEVICE-013", "not even for a context"),
     "exclusive": ({"FAKE_CUDA_CONTEXT": "46"}, "E-DEVICE-014", "GPU 0 cannot be used: CUDA_ERROR_DEVICE_UNAVAILABLE"),
