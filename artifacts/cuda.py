@@ -166,7 +166,9 @@ class CudaDevice(LibraryDevice):
 
     def phase(self, name: str) -> Call:
         plain, graphs = self._wary(name, super().phase(name)), self._graphs
-        return plain if graphs is None else lambda inputs: graphs.call(name, plain, inputs)
+        if graphs is None:
+            return lambda inputs: self._stream.paced(lambda: plain(inputs))
+        return lambda inputs: graphs.call(name, plain, inputs)
 
     def _wary(self, name: str, call: Call) -> Call:
         """``call``, but E-DEVICE-015 at the first one if others have taken the memory that it was to have."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import DEVICE_CALL, DEVICE_FULL, DEVICE_LOST, DEVICE_OLD, ENV_LIBRARY, RunError
 
+Result = TypeVar("Result")
 NAME = "libcudart.so.13"
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 NON_BLOCKING = 1  # a stream that does not wait for the default one
 # Other calls of this thread stay allowed during a capture. Memory that a call still wants then is really allocated.
 RELAXED = 2
 MEMORY_ALLOCATION = 2
+AHEAD = 2  # pieces of work, each a call of a phase, that may wait in a stream
 
 _FULL = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 _PTX = "the driver compiles these kernels, and does not know their PTX: install a newer one"
@@ -65,6 +68,9 @@ _ARGUMENTS = {
     "cudaStreamSynchronize": (_POINTER,),
     "cudaMemcpyAsync": (_POINTER, _POINTER, _SIZE, _INT, _POINTER),
     "cudaMemsetAsync": (_POINTER, _INT, _SIZE, _POINTER),
+    "cudaEventCreate": (_POINTER,),
+    "cudaEventRecord": (_POINTER, _POINTER),
+    "cudaEventSynchronize": (_POINTER,),
     "cudaMemGetInfo": (_POINTER, _POINTER),
     "cudaStreamBeginCapture": (_POINTER, _INT),
     "cudaStreamEndCapture": (_POINTER, _POINTER),
@@ -87,9 +93,14 @@ class Stream:
         library.cudaGetErrorName.restype = ctypes.c_char_p
         library.cudaGetErrorString.restype = ctypes.c_char_p
         self.call("cudaSetDevice", number)
-        made = ctypes.c_void_p()
-        self.call("cudaStreamCreateWithFlags", ctypes.byref(made), NON_BLOCKING)
-        self.handle = made.value or 0
+        self.handle = self._made("cudaStreamCreateWithFlags", NON_BLOCKING)
+        self._events = [self._made("cudaEventCreate") for _ in range(AHEAD)]  # after the last pieces of work
+        self._pieces = 0
+
+    def _made(self, function: str, *arguments: Any) -> int:
+        out = ctypes.c_void_p()
+        self.call(function, ctypes.byref(out), *arguments)
+        return out.value or 0
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function of the library; the coded error of ``fault`` if it fails."""
@@ -97,6 +108,18 @@ class Stream:
         if status:
             word, text = (f(status) or b"" for f in (self._library.cudaGetErrorName, self._library.cudaGetErrorString))
             raise fault(name, f"{word.decode()}: {text.decode()}")
+
+    def paced(self, work: Callable[[], Result]) -> Result:
+        """``work`` puts a piece of work into the stream, once all but the last AHEAD - 1 pieces before it are done. So
+        the host is never far ahead of the GPU, and what it looks at between two pieces, such as a signal, it sees when
+        it counts; and the GPU still finds the next piece waiting."""
+        event = self._events[self._pieces % AHEAD]
+        if self._pieces >= AHEAD:
+            self.call("cudaEventSynchronize", event)
+        done = work()
+        self.call("cudaEventRecord", event, self.handle)
+        self._pieces += 1
+        return done
 
     def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
         """Copy between addresses. Memory of the host may be used again at once: CUDA stages what is not page-locked."""
@@ -146,7 +169,7 @@ class Stream:
         self.last_error()
 
     def launch(self, graph: int) -> None:
-        self.call("cudaGraphLaunch", graph, self.handle)
+        self.paced(lambda: self.call("cudaGraphLaunch", graph, self.handle))
 
     def destroy(self, graph: int) -> None:
         self.call("cudaGraphExecDestroy", graph)

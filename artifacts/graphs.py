@@ -59,7 +59,7 @@ class Graphs:
         if name not in self.ran:
             self.ran.add(name)
             self.forget()
-        made = plain(inputs)
+        made = self.stream.paced(lambda: plain(inputs))
         self._watch()
         return made
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from artifacts import errors, run
+from artifacts import cudart, errors, run
 from artifacts.device import HostDevice
 from artifacts.errors import RunError
 from artifacts.graphs import Graphs
@@ -48,6 +48,10 @@ class Stream:
 
     def abandon(self) -> None:
         self.captured = None
+
+    def paced(self, work: Callable[[], Any]) -> Any:
+        assert self.captured is None
+        return work()
 
     def launch(self, graph: int) -> None:
         self.done += self.alive[graph]
@@ -189,6 +193,41 @@ def test_a_stop_is_looked_for_before_each_call(at: int, done: int) -> None:
     assert len(rig.stream.done) == done and rig.graphs.recording is None
     rig.go()
     assert rig.stream.done[-2:] == ["step", "train"]
+
+
+class Library:
+    """CUDA's runtime, which answers every call and writes down those that pace a stream."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.made = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            if name in ("cudaEventCreate", "cudaStreamCreateWithFlags"):
+                self.made += 1
+                arguments[0]._obj.value = self.made
+            if name.startswith("cudaEvent") or name == "cudaGraphLaunch":
+                self.said.append((name.removeprefix("cuda"), *arguments))
+            return 0
+
+        call.argtypes = call.restype = None  # type: ignore[attr-defined]
+        return call
+
+
+def test_the_host_is_never_more_than_two_calls_ahead() -> None:
+    library = Library()
+    stream = cudart.Stream(library, 0)  # type: ignore[arg-type]
+    library.said.clear()
+    for graph in range(10, 14):
+        stream.launch(graph)
+    said = [(name, *(a for a in rest if a != stream.handle)) for name, *rest in library.said]
+    first, second = (event for name, event in said[1:4:2] if name == "EventRecord")
+    assert first != second and said == [
+        ("GraphLaunch", 10), ("EventRecord", first), ("GraphLaunch", 11), ("EventRecord", second),
+        ("EventSynchronize", first), ("GraphLaunch", 12), ("EventRecord", first),
+        ("EventSynchronize", second), ("GraphLaunch", 13), ("EventRecord", second),
+    ]  # fmt: skip
 
 
 class Replaying(HostDevice):
