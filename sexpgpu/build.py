@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from . import __version__, codes, interrupt
+from . import __version__, codes, interrupt, tuning
 from .cost import Rates
 from .diagnostics import UserError
 from .identity import document
@@ -53,6 +53,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         **runtime,
         "report.txt": report_text(plan, made, targets, memory).encode(),
         "identity.json": document(plan.run),
+        **tuning.members(made.tuning),
     }
     manifest = with_memory(make_manifest(plan, made, targets, data), memory)
     manifest = manifest if options.graphs == "auto" else without_graphs(manifest)
@@ -64,6 +65,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         "targets": [t.name for t in targets],
         "kernels": len(made.lowered.programs),
         "unscheduled": made.unscheduled,
+        "tuning": tuning.data(made.tuning),
         "bytes": Path(options.output).stat().st_size,
         "seconds": round(time.monotonic() - started, 1),
         "spent": {what: round(seconds, 2) for what, seconds in made.spent.items()},
@@ -155,6 +157,7 @@ class Made:
     libraries: library -> its bytes
     kernels:   library for GPUs -> member -> the bytes of compiled kernels
     libm:      the C library's functions that they call
+    tuning:    library -> what was made of its records (tuning.py's Use); empty without --records
     spent:     seconds of processor by kind of work, those of all processes added up; of the link, by the clock
     """
 
@@ -163,6 +166,7 @@ class Made:
     libraries: Mapping[str, bytes]
     kernels: Mapping[str, Mapping[str, bytes]]
     libm: tuple[str, ...]
+    tuning: Mapping[str, tuning.Use]
     spent: Mapping[str, float]
 
     @property
@@ -195,6 +199,7 @@ def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace
     import schedules
 
     started, wanted = time.process_time(), schedules.libraries(tuple(targets))
+    found = tuning.found([to.name for to in wanted], options)
     with compilers(plan, options.jobs) as run:
         from lowering import codegen, emit, export, pipeline
 
@@ -203,17 +208,18 @@ def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace
         interrupt.check()
         spent = {"lower": time.process_time() - started}
         parts = codegen.parts(lowered)
-        jobs = [(part, to.name, options.dump and f"{options.dump}/{to.name}") for to in wanted for part in parts]
-        done = run(compile_part, jobs)
+        uses = tuning.matched(found, lowered.programs, options.require_tuned)
+        done = run(compile_part, tuning.jobs(parts, [to.name for to in wanted], uses, options.dump))
         of = {to.name: done[n * len(parts) : (n + 1) * len(parts)] for n, to in enumerate(wanted)}
         compiled = {to.name: joined(lowered, to, of[to.name]) for to in wanted}
         kernels, spent["kernels"] = compile_kernels(run, wanted, compiled)
     spent |= {what: sum(part.seconds[what] for part in done) for what in ("schedule", "compile")}
+    tuning.check_fit(uses, compiled)
     started = time.monotonic()
     libraries = {to.name: export.library(compiled[to.name], to.target.machine) for to in wanted}
     spent["link"] = time.monotonic() - started
     libm = sorted({function for library in libraries.values() for function in export.libm(library)})
-    made = Made(lowered, compiled, libraries, kernels, tuple(libm), spent)
+    made = Made(lowered, compiled, libraries, kernels, tuple(libm), uses, spent)
     if made.unscheduled and options.strict_schedules:
         raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(made.unscheduled)}")
     return made
@@ -250,8 +256,6 @@ def compile_kernels(
 
 MOST_JOBS = 8  # processes, where nobody says how many: each takes some 300 MB
 WORTH_IT = 100  # values in a plan's graphs, from which on a second process saves more than it takes to start
-
-
 Run = Callable[[Callable[..., Any], Sequence[Any]], list[Any]]  # a function, and a list of its arguments
 
 
@@ -269,14 +273,14 @@ def compilers(plan: Plan, jobs: int | None) -> Iterator[Run]:
         yield workers.map
 
 
-def compile_part(part: str, name: str, dump: str | None) -> Any:
-    """Some kernels for the target ``name``, in whatever process: lowering's Part."""
+def compile_part(part: str, name: str, dump: str | None, records: Any = None) -> Any:
+    """Some kernels for the target ``name``, those with ``records`` by these, in whatever process: lowering's Part."""
     import attrs
 
     import schedules
     from lowering import codegen, elementary
 
-    target = attrs.evolve(schedules.TARGETS[name], functions=elementary.STEPS)
+    target = tuning.replaying(attrs.evolve(schedules.TARGETS[name], functions=elementary.STEPS), records)
 
     def choose(func: Any, _: Any) -> Any:
         interrupt.check()

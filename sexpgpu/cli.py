@@ -59,7 +59,7 @@ def parser() -> Parser:
         "--target", metavar="T[,T]", help="compile, and print what a build would report; see --cost too"
     )
     explain.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: one a core)")
-    explain.set_defaults(dump=None, strict_schedules=False)
+    explain.set_defaults(dump=None, strict_schedules=False, records=None, require_tuned=False)
     build = command("build", run_build, "Compile a run file into one artifact.")
     build.add_argument("file")
     build.add_argument("-o", "--output", required=True, metavar="RUN.tar")
@@ -85,7 +85,10 @@ def parser() -> Parser:
         help="off: a run on a GPU launches its kernels one by one; default: as CUDA graphs, with the same bits",
     )
     build.add_argument("--strict-schedules", action="store_true", help="refuse a kernel that no schedule rule took")
+    build.add_argument("--records", metavar="DIR", help="replay these tuning records; shipped: ours")
+    build.add_argument("--require-tuned", action="store_true", help="refuse a kernel without a tuning record")
     build.add_argument("--dump", metavar="DIR", help="write the module after each pass")
+    tune_options(command("tune", run_tune, "Measure schedules of a run's kernels, for builds to replay."))
     inspect = command("inspect", run_inspect, "Print what an artifact holds; loads no code of it.")
     inspect.add_argument("artifact")
     verify = command("verify", run_verify, "Check every byte of an artifact against its manifest.")
@@ -97,6 +100,21 @@ def parser() -> Parser:
     return top
 
 
+def tune_options(tune: Parser) -> None:
+    tune.add_argument("file")
+    tune.add_argument("--target", required=True, metavar="T", help="see sexpgpu targets")
+    place = tune.add_mutually_exclusive_group(required=True)
+    place.add_argument("--local", action="store_true", help="measure on this machine's CPU")
+    place.add_argument("--tracker", type=address, metavar="HOST:PORT", help="measure on servers of this tracker")
+    tune.add_argument("--key", help="the servers' key")
+    tune.add_argument("--trials", type=trials, required=True, metavar="N", help="candidates of each kernel")
+    tune.add_argument("--out", required=True, metavar="DIR", help="where records go, and those of before are kept")
+    tune.add_argument("--seed", type=count, default=1, metavar="N", help="of the search (default: 1)")
+    tune.add_argument("--only", metavar="PATTERN", help="kernels by name, such as '*matmul*'")
+    tune.add_argument("--threads", type=count, metavar="N", help="of this machine that measure (default: all)")
+    tune.add_argument("--stack", type=degree, metavar="auto|N", help=STACK)
+
+
 def degree(text: str) -> int | None:
     """A stacking degree; None for auto."""
     return None if text == "auto" else count(text)
@@ -106,6 +124,19 @@ def count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 256:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 256")
     return int(text)
+
+
+def trials(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 100000")
+    return int(text)
+
+
+def address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not HOST:PORT")
+    return text
 
 
 def memory_size(text: str) -> int:
@@ -237,6 +268,29 @@ def run_build(options: argparse.Namespace) -> int:
             f"{built['bytes']:,} bytes, {built['seconds']} s"
             + (f"; no schedule rule took {', '.join(built['unscheduled'])}" if built["unscheduled"] else "")
         )
+    return 0
+
+
+def run_tune(options: argparse.Namespace) -> int:
+    if options.tracker and not options.key:
+        return complain("error[E-CLI-001]: sexpgpu tune: --tracker needs --key", EXIT_USAGE)
+    if options.tracker and options.threads:
+        what = "--threads is for --local; a server has as many as its TVM_NUM_THREADS says"
+        return complain(f"error[E-CLI-001]: sexpgpu tune: {what}", EXIT_USAGE)
+    from .build import rates_named
+    from .stack import stacked
+    from .tune import tune
+
+    report = Report()
+    plan = plan_of(options.file, report)
+    if report:
+        return show(report.errors, options)
+    made = tune(stacked(plan, options.stack, rates_named(options.target).values()), options)
+    if options.output_format == "json":
+        print(json.dumps(made))
+    else:
+        tuned = f", {len(made['tuned'])} of them tuned: {', '.join(made['tuned'])}" if made["tuned"] else ", none tuned"
+        print(f"{printable(made['records'])}: {made['kernels']} kernels{tuned}")
     return 0
 
 

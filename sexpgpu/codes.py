@@ -168,6 +168,17 @@ TARGET_UNBOUND = code(
 TARGET_BOOL = code(
     "E-TARGET-006", "a GPU kernel accesses bool by vectors", "Report the kernel: the code would be wrong."
 )
+TUNE_RECORDS = code(
+    "E-TUNE-001", "tuning records cannot be used", "Take the file as sexpgpu tune wrote it, or tune again."
+)
+TUNE_MISSING = code("E-TUNE-002", "a kernel has no tuning record", "Tune the run, or leave --require-tuned out.")
+TUNE_PLACE = code(
+    "E-TUNE-003",
+    "there is nothing to measure kernels on",
+    "Start a tracker and a server, as docs/tuning.md shows, or tune for this machine's CPU.",
+    3,
+)
+TUNE_TARGET = code("E-TUNE-004", "tuning is for one target", "Name one; see sexpgpu targets.", 2)
 MEM_LIMIT = code(
     "E-MEM-001",
     "the run takes more memory than --memory-limit allows",

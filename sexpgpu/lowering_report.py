@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import tuning
 from .cost import Rates
 from .cost_report import Row, as_data, cost_table, rows
 from .memory import Memory
@@ -36,6 +37,7 @@ def lowering_text(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Mem
     ]
     if made.libm:
         lines += [f"libm         the machine's C library decides the bits of {' '.join(made.libm)}"]
+    lines += tuning.lines(made.tuning)
     lines += ["", "kernels of a call, by schedule rule"]
     for phase in plan.phases:
         lines += [f"{phase.name}: {launches[phase.function]}", *rule_lines(made, phase.function)]
@@ -139,4 +141,5 @@ def lowering_data(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Mem
         "phases": [as_data(r) for r in lowered_rows(plan, made, rates, memory)],
         "kernels": kernels,
         "libm": list(made.libm),
+        "tuning": tuning.data(made.tuning),
     }

@@ -1,0 +1,79 @@
+"""One scheduled program as a library of its own, to be measured: the code that a build would make of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+from attrs import frozen
+from tvm import tirx
+
+from . import codegen, export, imports
+from .device import FORMAT, Device
+
+CUBIN = "cubin"  # TVM's word for a module whose code a GPU's driver loads as it is
+
+
+def library(
+    module: str, target: Any, machine: str, kernels: Callable[..., bytes] | None = None, arch: str = ""
+) -> bytes:
+    """The shared library for ``machine`` ("x86_64" or "aarch64"), with everything in it: no compiler is needed there.
+
+    module:  the program, under its name, as TVM's JSON
+    target:  a tvm.target.Target or the dictionary of one
+    kernels: for a GPU, what makes of CUDA text, ``arch`` and the functions' names what its driver loads
+    Raises what TVM raises for a program that it cannot compile, KernelFault, LinkFault.
+    """
+    part = codegen.compile_part(module, target, _as_it_is)
+    vectors = codegen.device.bool_vectors(part.device.source) if part.device else ()
+    if part.unbound or vectors:
+        raise codegen.KernelFault(dict.fromkeys(part.unbound, ()), vectors)
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder) / "kernel.o"
+        code.write_bytes(part.object)
+        objects = [code]
+        if part.device and kernels:
+            objects.append(
+                _carried(part.device, kernels(part.device.source, arch, part.device.kernels), target, folder)
+            )
+        return _linked(objects, machine, Path(folder) / "kernel.so")
+
+
+def _carried(device: Device, cubin: bytes, target: Any, folder: str) -> Path:
+    """The object that has the GPU's module: the kernels as they are, where a build has their key."""
+    head = imports.string(CUBIN.encode()) + device.head.removeprefix(imports.string(FORMAT.encode()))
+    root = imports.Entry(imports.CODE, None, (1,))
+    data = imports.write([root, imports.Entry("cuda", head + imports.string(cubin), ())])
+    host = codegen.hosted(target).host
+    triple = json.dumps({"kind": "llvm", "mtriple": host.attrs["mtriple"]})
+    path = Path(folder) / "carried.o"
+    made = tvm.get_global_func("codegen.codegen_blob")(data, False, triple, "")
+    made.write_to_file(str(path), "o")
+    return path
+
+
+def _linked(objects: list[Path], machine: str, path: Path) -> bytes:
+    command = [*export.LINK, "-m", export.EMULATION[machine], "-o", str(path), *map(str, objects)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ziglang", *command], env={"PATH": "", "HOME": ""}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise export.LinkFault(f"ld.lld: {done.stderr.strip()[-2000:]}")
+    return path.read_bytes()
+
+
+@frozen
+class _Answer:
+    func: Any
+    rule: str = "given"
+    failures: tuple[str, ...] = ()
+
+
+def _as_it_is(func: tirx.PrimFunc, _: Any) -> _Answer:
+    return _Answer(func)
