@@ -4,6 +4,7 @@ must leave the bits of the one that launched its kernels one by one and was neve
 from __future__ import annotations
 
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -23,7 +24,10 @@ from tests.runner.support import checkpoint, contents, metrics, one_error, steps
 
 from . import artifact as gpu
 
-pytestmark = pytest.mark.build
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the host code of a GPU's library is for x86-64"),
+]
 
 RUN = Path(__file__).parents[1] / "runs/device.sx"
 CPU = "cpu-x86-64-v3"
