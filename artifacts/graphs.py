@@ -121,8 +121,10 @@ class Graphs:
 
     def _drop(self, key: Hashable) -> None:
         tape = self.tapes.pop(key, None)
-        for graph in tape.graphs if tape else ():
-            self.stream.destroy(graph)
+        if tape is not None:
+            self.stream.wait()  # the last launches may be under way
+            for graph in tape.graphs:
+                self.stream.destroy(graph)
 
     def lines(self) -> list[str]:
         """What was captured, and what could not be, for people."""

@@ -31,6 +31,7 @@ class Stream:
     done: list[str] = field(factory=list)
     alive: dict[int, list[str]] = field(factory=dict)
     captured: list[str] | None = None
+    under_way: set[int] = field(factory=set)
     begun: int = 0
     made: int = 0
     error: int = 0
@@ -55,8 +56,14 @@ class Stream:
 
     def launch(self, graph: int) -> None:
         self.done += self.alive[graph]
+        self.under_way.add(graph)
+
+    def wait(self) -> None:
+        assert self.captured is None
+        self.under_way.clear()
 
     def destroy(self, graph: int) -> None:
+        assert graph not in self.under_way
         del self.alive[graph]
 
     def last_error(self) -> int:
