@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class KernelFault(RuntimeError):
 class Part:
     """Some kernels for one target: their object file, name -> (rule, failures) and workspace, and the seconds of
     processor it took, by kind of work. For a GPU the object launches them, and ``device`` is what they are; where some
-    are ``unbound`` to threads, nothing was compiled."""
+    are ``unbound`` to threads, nothing was compiled. ``launches``: program -> what the audit says of each launch."""
 
     object: bytes
     told: Mapping[str, tuple[str, tuple[str, ...]]]
@@ -54,6 +54,7 @@ class Part:
     seconds: Mapping[str, float]
     device: Device | None = None
     unbound: tuple[str, ...] = ()
+    launches: Mapping[str, tuple[Mapping[str, Any], ...]] = {}
 
 
 @frozen
@@ -106,12 +107,18 @@ def hosted(target: Any) -> tvm.target.Target:
     return made if made.host is not None else made.with_host(made)
 
 
-def compile_part(part: str, target: Any, scheduler: Scheduler, dump: str | None = None) -> Part:
+Audit = Callable[[tirx.PrimFunc], Sequence[Mapping[str, Any]]]
+
+
+def compile_part(
+    part: str, target: Any, scheduler: Scheduler, dump: str | None = None, audit: Audit | None = None
+) -> Part:
     """Schedule and compile ``part``, one of ``parts``.
 
     target:    a tvm.target.Target or the dictionary of one
     scheduler: asked once for each program, see passes/schedule.py
     dump:      a folder that gets each program as it was scheduled
+    audit:     asked once for each scheduled program of a GPU, for the report
     """
     started = time.process_time()
     elementary.install()
@@ -124,9 +131,15 @@ def compile_part(part: str, target: Any, scheduler: Scheduler, dump: str | None 
             _write(module, Path(dump))
         scheduled = time.process_time()
         unbound = device.unbound(module) if target.kind.name == "cuda" else ()
+        launches = _audited(module, audit) if audit is not None and not unbound else {}
         data, kernels = (b"", None) if unbound else _build(module, target)
     seconds = {"schedule": scheduled - started, "compile": time.process_time() - scheduled}
-    return Part(data, told, needed, seconds, kernels, unbound)
+    return Part(data, told, needed, seconds, kernels, unbound, launches)
+
+
+def _audited(module: tvm.IRModule, audit: Audit) -> dict[str, tuple[Mapping[str, Any], ...]]:
+    programs = ((gv.name_hint, f) for gv, f in module.functions_items() if isinstance(f, tirx.PrimFunc))
+    return {name: tuple(audit(func)) for name, func in programs}
 
 
 def ready(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
@@ -165,8 +178,16 @@ def join(lowered: Lowered, target: Any, made: Sequence[Part]) -> Compiled:
         raise KernelFault(unbound, vectors)
     told = {name: answer for part in made for name, answer in part.told.items()}
     needed = {name: workspace for part in made for name, workspace in part.workspaces.items()}
+    launches = {name: found for part in made for name, found in part.launches.items()}
     kernels = tuple(
-        Kernel(name, rule, failures, dict(sorted(lowered.calls.get(name, {}).items())), needed[name].bytes)
+        Kernel(
+            name,
+            rule,
+            failures,
+            dict(sorted(lowered.calls.get(name, {}).items())),
+            needed[name].bytes,
+            launches.get(name, ()),
+        )
         for name, (rule, failures) in sorted(told.items())
     )
     return Compiled(hosted(target), lowered, tuple(part.object for part in made), needed, kernels, devices)

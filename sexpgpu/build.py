@@ -278,6 +278,7 @@ def compile_part(part: str, name: str, dump: str | None, records: Any = None) ->
     import attrs
 
     import schedules
+    import schedules.gpu.audit
     from lowering import codegen, elementary
 
     target = tuning.replaying(attrs.evolve(schedules.TARGETS[name], functions=elementary.STEPS), records)
@@ -286,7 +287,10 @@ def compile_part(part: str, name: str, dump: str | None, records: Any = None) ->
         interrupt.check()
         return schedules.first(func, target)
 
-    return codegen.compile_part(part, target.tvm, choose, dump)
+    def audit(func: Any) -> list[Any]:
+        return [launch.data for launch in schedules.gpu.audit.audit(func)]
+
+    return codegen.compile_part(part, target.tvm, choose, dump, audit if target.gpu is not None else None)
 
 
 def compile_kernel(source: str, arch: str, names: tuple[str, ...]) -> tuple[bytes, float]:

@@ -14,6 +14,8 @@ from typing import Any
 from . import tuning
 from .cost import Rates
 from .cost_report import Row, as_data, cost_table, rows
+from .gpu_report import data as gpu_data
+from .gpu_report import lines as gpu_lines
 from .memory import Memory
 from .memory import data as memory_data
 from .memory import lines as memory_lines
@@ -41,7 +43,7 @@ def lowering_text(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Mem
     lines += ["", "kernels of a call, by schedule rule"]
     for phase in plan.phases:
         lines += [f"{phase.name}: {launches[phase.function]}", *rule_lines(made, phase.function)]
-    lines += notes(made)
+    lines += [*notes(made), *gpu_lines(plan, made)]
     return "\n".join(lines) + "\n"
 
 
@@ -106,9 +108,10 @@ def family(kernel: str, most: int = 36) -> str:
 def notes(made: Any) -> list[str]:
     """Kernels that no rule took, that targets' rules differ on, and faults of rules: nothing in a good build."""
     lines = [f"no schedule rule took {name}" for name in made.unscheduled]
-    for same in zip(*(c.kernels for c in made.compiled.values()), strict=True):
+    alike = {name: c for name, c in made.compiled.items() if name not in made.kernels}  # GPUs have rules of their own
+    for same in zip(*(c.kernels for c in alike.values()), strict=True):
         if len({row.rule for row in same}) > 1:
-            by = zip(made.compiled, same, strict=True)
+            by = zip(alike, same, strict=True)
             lines.append(f"{same[0].kernel}: " + ", ".join(f"{row.rule or 'NONE'} for {target}" for target, row in by))
     lines += [
         f"{target}: {row.kernel}: {failure}"
@@ -132,6 +135,7 @@ def lowering_data(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Mem
                 "calls": {phase_of[function]: n for function, n in same[0].calls.items()},
                 "workspace": max(row.workspace for row in same),
                 "failures": [failure for row in same for failure in row.failures],
+                **({"launches": launches} if (launches := launches_by(made, same)) else {}),
             }
         )
     return {
@@ -142,4 +146,10 @@ def lowering_data(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Mem
         "kernels": kernels,
         "libm": list(made.libm),
         "tuning": tuning.data(made.tuning),
+        **({"gpu": gpu_data(plan, made)} if made.kernels else {}),
     }
+
+
+def launches_by(made: Any, same: Sequence[Any]) -> dict[str, list[Any]]:
+    """Library for GPUs -> what each launch of one kernel asks of it."""
+    return {library: list(row.launches) for library, row in zip(made.compiled, same, strict=True) if row.launches}

@@ -22,6 +22,7 @@ class Kernel:
     failures: what went wrong in rules that were tried
     calls:    function symbol -> how many times one call of it runs this kernel
     workspace: bytes it allocates for itself on the heap, before the compiler shrinks them
+    launches: on a GPU: what each launch asks of it, as the audit says
     """
 
     kernel: str
@@ -29,6 +30,7 @@ class Kernel:
     failures: tuple[str, ...]
     calls: Mapping[str, int]
     workspace: int
+    launches: tuple[Mapping[str, Any], ...] = ()
 
 
 def schedule(

@@ -28,7 +28,7 @@ def lowered(plan: Plan) -> Any:
     calls = {"fused_matmul3_add1": {"train": 3, "eval_p": 1}, "copy7": {"init": 2, "generate_step": 2, "train": 1}}
 
     def kernel(name: str, rule: str) -> Any:
-        return SimpleNamespace(kernel=name, rule=rule, calls=calls[name], workspace=64, failures=())
+        return SimpleNamespace(kernel=name, rule=rule, calls=calls[name], workspace=64, failures=(), launches=())
 
     same = kernel("fused_matmul3_add1", "matmul")
     compiled = {
@@ -37,7 +37,7 @@ def lowered(plan: Plan) -> Any:
     }
     functions = dict.fromkeys((p.function for p in plan.phases), 2**20)
     graph = SimpleNamespace(programs=dict.fromkeys(calls), calls=calls, planned=functions)
-    return SimpleNamespace(compiled=compiled, lowered=graph, libm=("erf",), unscheduled=["copy7"])
+    return SimpleNamespace(compiled=compiled, lowered=graph, libm=("erf",), unscheduled=["copy7"], kernels={})
 
 
 def taken(plan: Plan) -> Memory:

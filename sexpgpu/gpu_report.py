@@ -1,0 +1,87 @@
+"""What a build made for GPUs: its compiled kernels, and what each launch asks of the GPU.
+
+``made`` is build.py's Made throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import cost
+from .explain import table
+from .phases import Plan
+
+SHOWN = 40  # launches that the report names
+HEAD = ["moves the most", "blocks", "threads", "shared B", "turns", "stride", "moved MiB", "Mflop"]
+NAME = 38  # columns for a launch's name
+
+
+def data(plan: Plan, made: Any) -> dict[str, Any]:
+    """Library -> its CUDA texts, their kernels and bytes, bytes of what these were compiled to, launches of a step."""
+    return {
+        library: {**of_library(made.compiled[library].devices, of), "launches": of_step(plan, made.compiled[library])}
+        for library, of in made.kernels.items()
+    }
+
+
+def of_step(plan: Plan, compiled: Any) -> int:
+    """Launches of a training step."""
+    calls = {p.function: cost.calls(p, plan.phases, plan.settings, plan.trips) for p in plan.phases}
+    return sum(len(k.launches) * n * calls[function] for k in compiled.kernels for function, n in k.calls.items())
+
+
+def of_library(devices: Any, members: Mapping[str, bytes]) -> dict[str, Any]:
+    sizes: dict[str, int] = {}
+    for member, content in members.items():
+        arch = member.split(".")[1]
+        sizes[arch] = sizes.get(arch, 0) + len(content)
+    return {
+        "texts": len(devices),
+        "kernels": sum(len(d.kernels) for d in devices),
+        "source": sum(len(d.source) for d in devices),
+        "bytes": sizes,
+    }
+
+
+def launches(compiled: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """(name, launch) of all kernels, those that move the most first."""
+    found = [
+        (short(k.kernel, f" {n + 1}/{len(k.launches)}" if len(k.launches) > 1 else ""), launch)
+        for k in compiled.kernels
+        for n, launch in enumerate(k.launches)
+    ]
+    return sorted(found, key=lambda item: (-item[1]["bytes"], item[0]))
+
+
+def short(kernel: str, place: str) -> str:
+    """A kernel's name in NAME columns, with the place of a launch among its launches."""
+    most = NAME - len(place)
+    return (kernel if len(kernel) <= most else kernel[: most - 3] + "...") + place
+
+
+def lines(plan: Plan, made: Any) -> list[str]:
+    """Nothing where all libraries are for CPUs."""
+    return [line for library, of in data(plan, made).items() for line in library_lines(made, library, of)]
+
+
+def library_lines(made: Any, library: str, of: Mapping[str, Any]) -> list[str]:
+    sizes = ", ".join(f"{arch} {size:,} bytes" for arch, size in of["bytes"].items())
+    found = launches(made.compiled[library])
+    faults = [f"{name}: {fault}" for name, launch in found for fault in launch["faults"]]
+    return [
+        "",
+        f"{library}: {of['kernels']} kernels of {of['texts']} CUDA texts ({of['source']:,} bytes), made ahead of time",
+        f"  {sizes}; {of['launches']} launches a step",
+        *table([HEAD, *(cells(name, launch) for name, launch in found[:SHOWN])]),
+        *([f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []),
+        *faults,
+    ]
+
+
+def cells(name: str, launch: Mapping[str, Any]) -> list[str]:
+    """``stride``: elements between neighbouring threads in the largest operand, ? where data say it."""
+    strides = [stride for _, stride in launch["operands"].values()]
+    stride = "" if not strides else "?" if strides[0] is None else str(strides[0])
+    counts = [str(launch[key]) for key in ("blocks", "threads", "shared", "serial")]
+    return [name, *counts, stride, f"{launch['bytes'] / 2**20:.2f}", f"{launch['flops'] / 1e6:.2f}"]

@@ -1,0 +1,128 @@
+"""Artifacts for GPUs, built on a machine that need not have one: what they hold, and that their bytes are one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tvm", reason="needs the extra `build`")
+
+from artifacts import tarball
+from schedules import nvrtc
+from tests.conftest import EXAMPLES, sexpgpu
+
+RUNS = Path(__file__).parent / "runs"
+ROOT = EXAMPLES.parent
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(nvrtc.lacking() is not None, reason="needs the extra `cuda`"),
+]
+NAMES = "cpu-x86-64-v3,nvidia-h100,cuda-sm_75,nvidia-a100"
+
+
+@pytest.fixture(scope="module")
+def several(shared: Callable[..., Path]) -> Path:
+    """An artifact for a CPU and for cards of both levels."""
+
+    def make(output: Path) -> None:
+        done = sexpgpu("build", RUNS / "long-sum.sx", "-o", output, "--target", NAMES)
+        assert done.returncode == 0, done.stderr
+
+    return shared("several.tar", make)
+
+
+def test_cards_of_a_level_share_a_library_and_each_has_its_kernels(several: Path) -> None:
+    with tarball.open(str(several)) as artifact:
+        targets = {t.name: t for t in artifact.manifest.targets}
+        assert {n: (t.device, t.archs) for n, t in targets.items()} == {
+            "cuda-sm_80": ("cuda", ("sm_90", "sm_80", "compute_80")),
+            "cuda-sm_75": ("cuda", ("sm_75", "compute_75")),
+            "cpu-x86-64-v3": ("cpu", ()),
+        }
+        assert artifact.manifest.runtime.cuda == "runtime/libtvm_runtime_cuda.so"
+        members = {f.path for f in artifact.manifest.files}
+        held = {n: keys(artifact.read(t.library)) for n, t in targets.items()}
+        report = artifact.read("report.txt").decode()
+    assert held["cpu-x86-64-v3"] == set() and held["cuda-sm_80"] and held["cuda-sm_75"]
+    endings = {"sm_90": "cubin", "sm_80": "cubin", "sm_75": "cubin", "compute_80": "ptx", "compute_75": "ptx"}
+    wanted = {f"kernels/{key}.{a}.{endings[a]}" for n, t in targets.items() for key in held[n] for a in t.archs}
+    assert {m for m in members if m.startswith("kernels/")} == wanted
+    assert re.search(r"^cuda-sm_80: \d+ kernels of \d+ CUDA texts .*\n  sm_90 [\d,]+ bytes, sm_80 ", report, re.M)
+    assert max(map(len, report.splitlines())) <= 100
+
+
+def keys(library: bytes) -> set[str]:
+    return {key.decode() for key in re.findall(rb"sexpgpu-kernels:([0-9a-f]{64})", library)}
+
+
+def test_nothing_of_the_text_the_machine_or_its_folders_is_in_it(several: Path) -> None:
+    with tarball.open(str(several)) as artifact:
+        paths = [f.path for f in artifact.manifest.files]
+        made = {path: artifact.read(path) for path in paths if path.startswith(("code/", "kernels/"))}
+    for path, data in made.items():
+        for word in (
+            b"__global__",
+            b"blockIdx.x *",
+            b"debug_line",
+            b"kernels.cu",
+            sys.prefix.encode(),
+            b"/tmp",
+            b"/home",
+        ):
+            assert word not in data, (path, word)
+        assert data.startswith(b"/" if path.endswith(".ptx") else b"\x7fELF")
+
+
+def test_builds_in_other_surroundings_and_with_any_cache_have_one_hash(tmp_path: Path) -> None:
+    cache, digests = tmp_path / "cache", set()
+    surroundings = (
+        ("a", {"PYTHONHASHSEED": "1", "XDG_CACHE_HOME": str(cache)}, "1"),  # compiles
+        ("a longer name ö", {"PYTHONHASHSEED": "99", "XDG_CACHE_HOME": "/nonexistent", "LC_ALL": "C"}, "2"),  # as well
+        ("b", {"PYTHONHASHSEED": "3", "XDG_CACHE_HOME": str(cache), "HOME": "/nonexistent"}, "2"),  # finds all
+    )
+    for name, more, jobs in surroundings:
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(RUNS / "bandit.sx", folder)
+        env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT), **more}
+        options = ["-o", "x.tar", "--target", "nvidia-h100", "--jobs", jobs, "--output-format", "json"]
+        command = [sys.executable, "-m", "sexpgpu", "build", "bandit.sx", *options]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        spent = json.loads(done.stdout)["spent"]["kernels"]
+        assert spent < 0.5 if name == "b" else spent > 0.5
+        digests.add(hashlib.sha256((folder / "x.tar").read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+BROKEN = """
+import sys, schedules
+from schedules.rule import Scheduled
+real = schedules.first
+def first(func, target):
+    mine = target.gpu and "philox" in str(func.attrs["global_symbol"])
+    return Scheduled(None, "", ("maps: ValueError: odd",)) if mine else real(func, target)
+schedules.first = first
+from sexpgpu.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("target", ["nvidia-l4", "cpu-x86-64-v3,cuda-sm_75"])
+def test_a_kernel_that_no_rule_binds_to_threads_fails_the_build(tmp_path: Path, target: str) -> None:
+    command = [sys.executable, "-c", BROKEN, "build", str(RUNS / "long-sum.sx"), "-o", str(tmp_path / "x.tar")]
+    done = subprocess.run([*command, "--target", target, "--jobs", "1"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "x.tar").exists()
+    level = "cuda-sm_80" if target == "nvidia-l4" else "cuda-sm_75"
+    start = f"error[E-TARGET-005]: no schedule rule of {level} bound to threads: "
+    assert done.stderr.startswith(start) and done.stderr.count("\n") == 1
+    assert re.search(r"\w*philox\w* \(maps: ValueError: odd\)", done.stderr)
