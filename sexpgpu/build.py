@@ -17,6 +17,7 @@ from attrs import asdict, frozen
 from . import __version__, codes, interrupt, tuning
 from .cost import Rates
 from .diagnostics import UserError
+from .gpu_report import kernel_fault, kernel_member
 from .identity import document
 from .manifest_records import (
     loader_record,
@@ -77,11 +78,6 @@ RUNTIME, CUDA_RUNTIME = "runtime/libtvm_runtime.so", "runtime/libtvm_runtime_cud
 
 def library_member(target: str) -> str:
     return f"code/{target}.so"
-
-
-def kernel_member(key: str, arch: str) -> str:
-    """The kernels of one CUDA text, which is what the runner is asked for by ``key``."""
-    return f"kernels/{key}.{arch}.{'ptx' if arch.startswith('compute_') else 'cubin'}"
 
 
 def need_extra() -> None:
@@ -232,12 +228,7 @@ def joined(lowered: Any, library: Any, parts: Sequence[Any]) -> Any:
     try:
         return codegen.join(lowered, library.target.tvm, parts)
     except codegen.KernelFault as fault:
-        if fault.unbound:
-            named = [f"{k} ({'; '.join(why)})" if why else k for k, why in fault.unbound.items()]
-            what = f"no schedule rule of {library.name} bound to threads: {', '.join(named)}"
-            raise UserError(codes.TARGET_UNBOUND, None, what) from None
-        what = f"{', '.join(fault.bool_vectors)} for {library.name}: bool by vectors"
-        raise UserError(codes.TARGET_BOOL, None, what) from None
+        raise kernel_fault(library.name, fault) from None
 
 
 def compile_kernels(

@@ -8,13 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import cost
+from . import codes, cost
+from .diagnostics import UserError
 from .explain import table
 from .phases import Plan
 
 SHOWN = 40  # launches that the report names
 HEAD = ["moves the most", "blocks", "threads", "shared B", "turns", "stride", "moved MiB", "Mflop"]
 NAME = 38  # columns for a launch's name
+
+
+def kernel_member(key: str, arch: str) -> str:
+    """The kernels of one CUDA text, which is what the runner is asked for by ``key``."""
+    return f"kernels/{key}.{arch}.{'ptx' if arch.startswith('compute_') else 'cubin'}"
+
+
+def kernel_fault(library: str, fault: Any) -> UserError:
+    """What lowering's KernelFault says to the user."""
+    if fault.unbound:
+        named = [f"{k} ({'; '.join(why)})" if why else k for k, why in fault.unbound.items()]
+        what = f"no schedule rule of {library} bound to threads: {', '.join(named)}"
+        return UserError(codes.TARGET_UNBOUND, None, what)
+    return UserError(codes.TARGET_BOOL, None, f"{', '.join(fault.bool_vectors)} for {library}: bool by vectors")
 
 
 def data(plan: Plan, made: Any) -> dict[str, Any]:
