@@ -37,7 +37,9 @@ def lowered(plan: Plan) -> Any:
     }
     functions = dict.fromkeys((p.function for p in plan.phases), 2**20)
     graph = SimpleNamespace(programs=dict.fromkeys(calls), calls=calls, planned=functions)
-    return SimpleNamespace(compiled=compiled, lowered=graph, libm=("erf",), unscheduled=["copy7"], kernels={})
+    return SimpleNamespace(
+        compiled=compiled, lowered=graph, libm=("erf",), unscheduled=["copy7"], kernels={}, tuning={}
+    )
 
 
 def taken(plan: Plan) -> Memory:
