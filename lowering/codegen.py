@@ -117,7 +117,7 @@ def compile_part(
 
     target:    a tvm.target.Target or the dictionary of one
     scheduler: asked once for each program, see passes/schedule.py
-    dump:      a folder that gets each program as it was scheduled
+    dump:      a folder that gets each program as it was scheduled, and the CUDA text
     audit:     asked once for each scheduled program of a GPU, for the report
     """
     started = time.process_time()
@@ -133,6 +133,8 @@ def compile_part(
         unbound = device.unbound(module) if target.kind.name == "cuda" else ()
         launches = _audited(module, audit) if audit is not None and not unbound else {}
         data, kernels = (b"", None) if unbound else _build(module, target)
+    if dump is not None and kernels is not None:
+        (Path(dump) / f"{kernels.key}.cu").write_text(kernels.source, encoding="utf-8")
     seconds = {"schedule": scheduled - started, "compile": time.process_time() - scheduled}
     return Part(data, told, needed, seconds, kernels, unbound, launches)
 

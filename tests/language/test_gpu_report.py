@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sexpgpu.gpu_report import data, lines, short
+from sexpgpu.codes import TARGET_BOOL, TARGET_UNBOUND
+from sexpgpu.gpu_report import data, kernel_fault, kernel_member, lines, short
 from sexpgpu.lowering_report import lowering_data
 from tests.language.test_cost_report import RATES, TWO, WRITES, lowered, taken
 from tests.support import plan_of
@@ -68,6 +69,20 @@ def test_the_data_have_each_launch() -> None:
     found = lowering_data(PLAN, made(), RATES, taken(PLAN))
     assert found["gpu"]["cuda-sm_80"]["launches"] == 26
     assert [len(k["launches"]["cuda-sm_80"]) for k in found["kernels"]] == [1, 2]
+
+
+def test_kernels_that_a_gpu_cannot_run_are_named() -> None:
+    unbound = SimpleNamespace(unbound={"a": ("maps: ValueError: odd",), "b": ()}, bool_vectors=("c_kernel",))
+    fault = kernel_fault("cuda-sm_80", unbound)
+    assert (fault.code, fault.code.exit) == (TARGET_UNBOUND, 1)
+    assert fault.message == "no schedule rule of cuda-sm_80 bound to threads: a (maps: ValueError: odd), b"
+    fault = kernel_fault("cuda-sm_80", SimpleNamespace(unbound={}, bool_vectors=("c_kernel",)))
+    assert fault.code == TARGET_BOOL and fault.message == "c_kernel for cuda-sm_80: bool by vectors"
+
+
+def test_a_member_is_named_after_its_text_and_what_it_is_for() -> None:
+    assert kernel_member("ab", "sm_90") == "kernels/ab.sm_90.cubin"
+    assert kernel_member("ab", "compute_80") == "kernels/ab.compute_80.ptx"
 
 
 def test_a_long_name_is_cut_before_its_place() -> None:

@@ -22,7 +22,8 @@ pytest.importorskip("ziglang", reason="needs the extra `build`")
 from tvm.script import tirx as TS  # noqa: E402
 
 import schedules  # noqa: E402
-from lowering import codegen, device, emit, export, imports, pipeline  # noqa: E402, F401
+from lowering import codegen, device, emit, export, imports, pipeline  # noqa: E402
+from lowering.passes.memory import workspaces  # noqa: E402
 
 pytestmark = pytest.mark.build
 HERE = Path(__file__).parent
@@ -161,6 +162,12 @@ def half_bound(x: TS.Buffer((128,), "float32"), y: TS.Buffer((128,), "float32"))
             y[i] = y[i] + x[i]
 
 
+def test_the_text_can_be_looked_at(tmp_path: Path) -> None:
+    (part,) = codegen.parts(pipeline.lower(emit.emit([twice()])))
+    made = codegen.compile_part(part, GPU, plain, str(tmp_path))
+    assert made.device is not None and (tmp_path / f"{made.device.key}.cu").read_text() == made.device.source
+
+
 def test_programs_that_no_rule_took_are_named() -> None:
     caught = fault(lambda func, _: SimpleNamespace(func=None, rule="", failures=("rule: Error: why",)))
     assert (caught.unbound, caught.bool_vectors) == ({"add": ("rule: Error: why",)}, ())
@@ -247,3 +254,31 @@ def test_cuda_stays_text_on_a_machine_that_has_cuda(monkeypatch: pytest.MonkeyPa
     with device.as_text():
         assert os.environ[device.PLAIN] == "1"
     assert os.environ[device.PLAIN] == "0"
+
+
+@TS.prim_func(s_tir=True)
+def two_launches(x: TS.Buffer((2048,), "float32"), y: TS.Buffer((2048,), "float32")):
+    between = TS.sblock_alloc_buffer((2048,), "float32")
+    for _ in TS.thread_binding(1, thread="blockIdx.x"):
+        with TS.sblock("whole"):
+            held = TS.sblock_alloc_buffer((2048,), "float32", scope="shared")
+            for t in TS.thread_binding(1024, thread="threadIdx.x"):
+                for v in range(2):
+                    with TS.sblock("first"):
+                        i = TS.axis.spatial(2048, t * 2 + v)
+                        held[i] = x[i] * x[i]
+            for t in TS.thread_binding(1024, thread="threadIdx.x"):
+                for v in range(2):
+                    with TS.sblock("second"):
+                        i = TS.axis.spatial(2048, t + v * 1024)
+                        between[i] = held[2047 - i]
+    for t in TS.thread_binding(1024, thread="threadIdx.x"):
+        for v in range(2):
+            with TS.sblock("third"):
+                i = TS.axis.spatial(2048, t + v * 1024)
+                y[i] = between[i] + between[2047 - i]
+
+
+def test_what_one_launch_leaves_for_the_next_is_workspace_and_what_threads_share_is_not() -> None:
+    found = workspaces(tvm.IRModule({"two": two_launches}))["two"]
+    assert (found.own, found.task) == ((4 * 2048,), ())
