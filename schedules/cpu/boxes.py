@@ -50,7 +50,7 @@ def boxes(ctx: Context, stages: Sequence[Stage]) -> list[Box]:
     cuts: dict[Any, set[int]] = {axis.var: {0, axis.extent} for axis in axes}
     for stage in stages:
         names = {a.var: b.var for a, b in zip(stage.space, axes, strict=True)}
-        for test in _tests(ctx, stage, whole):
+        for test in conditions(ctx, stage, whole):
             _cut(substitute(test, names), cuts, axes)
     parts = [list(pairwise(sorted(cuts[axis.var]))) for axis in axes]
     count = prod(map(len, parts))
@@ -59,7 +59,7 @@ def boxes(ctx: Context, stages: Sequence[Stage]) -> list[Box]:
     return [Box(tuple(a for a, _ in box), tuple(b - a for a, b in box), False) for box in product(*parts)]
 
 
-def _tests(ctx: Context, stage: Stage, whole: Box) -> list[Expr]:
+def conditions(ctx: Context, stage: Stage, whole: Box) -> list[Expr]:
     """Every condition that the stage's value takes, in its own axes."""
     point = Point(ctx.virtual, analyzer=whole.analyzer([axis.var for axis in stage.space]))
     point.write(stage.value, {})

@@ -106,7 +106,7 @@ def map_nest(ctx: Context, stages: Sequence[Stage]) -> Stmt:
 
 def _box_nest(ctx: Context, stages: Sequence[Stage], box: Box) -> Stmt:
     """The last axes merged as far as memory allows, vectors along them, tasks over the rest; or tiles."""
-    accesses = _common_accesses(ctx, stages, box)
+    accesses = common_accesses(ctx, stages, box)
     axes = [Axis(axis.var, extent) for axis, extent in zip(stages[0].space, box.extents, strict=True)]
     work = prod(box.extents) * sum(ctx.virtual.cost(s) + 1 for s in stages)
     stores = _stores(ctx, stages, box)
@@ -164,7 +164,7 @@ def _either(c: Expr, full: int, whole: Stmt, last: Stmt) -> Stmt:
     return tirx.IfThenElse(c < full, whole, last)
 
 
-def _common_accesses(ctx: Context, stages: Sequence[Stage], box: Box) -> list[Access]:
+def common_accesses(ctx: Context, stages: Sequence[Stage], box: Box) -> list[Access]:
     """All accesses of a group inside ``box``, in the first stage's axes."""
     found = []
     for stage in stages:

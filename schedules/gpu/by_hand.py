@@ -48,5 +48,5 @@ def wrapped_sum(x: Expr, y: Expr) -> Expr:
     dtype = str(x.ty.dtype)
     if dtype not in ("int32", "int64"):
         return x + y
-    total = tirx.reinterpret("u" + dtype, x) + tirx.reinterpret("u" + dtype, y)
-    return tirx.reinterpret(dtype, total)
+    total: Any = tirx.reinterpret("u" + dtype, x)
+    return tirx.reinterpret(dtype, total + tirx.reinterpret("u" + dtype, y))

@@ -21,6 +21,7 @@ from ..cpu.plan import contractions_of
 from ..cpu.split import split_folds
 from ..cpu.stages import Program, Stage, loads, read_program, stored
 from ..cpu.tree import collect
+from .draws import draw_nest
 from .heads import heads_nest
 from .launch import for_device
 from .maps import map_nest
@@ -63,6 +64,11 @@ def _maps(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
     return found and Nest("map", *found)
 
 
+def _draws(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+    found = draw_nest(ctx, stages)
+    return found and Nest("draws", *found)
+
+
 def _matmul(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
     found = matmul_nest(ctx, stages)
     return found and Nest("matmul", *found)
@@ -72,7 +78,7 @@ def _single(ctx: Context, stages: Sequence[Stage]) -> Nest:
     return Nest("single", *single_nest(ctx, stages))
 
 
-FINDERS: tuple[Finder, ...] = (_heads, _matmul, _maps, _single)  # the first that answers
+FINDERS: tuple[Finder, ...] = (_draws, _heads, _matmul, _maps, _single)  # the first that answers
 
 
 def make_plan(func: Any, target: Any) -> Plan:

@@ -39,5 +39,6 @@ class PlanRule:
 ELEMENTWISE = PlanRule("elementwise", lambda kinds: kinds == {"map"})
 HEADS = PlanRule("heads", lambda kinds: kinds == {"heads"})
 MATMUL = PlanRule("matmul", lambda kinds: kinds == {"matmul"})
+DRAWS = PlanRule("draws", lambda kinds: kinds == {"draws"})
 MIXED = PlanRule("mixed", lambda kinds: True)
-RULES = (ELEMENTWISE, HEADS, MATMUL, MIXED, Scan(), SumsAtPlaces(), SumsAlong(), ByHand(), Fallback())
+RULES = (ELEMENTWISE, HEADS, MATMUL, DRAWS, MIXED, Scan(), SumsAtPlaces(), SumsAlong(), ByHand(), Fallback())

@@ -185,7 +185,7 @@ class Compiled:
         its tensors, its shared memory or its own arrays.
         """
         rest = [(shape, dtype, None) for shape, dtype in self.params[len(arrays) :]]
-        given = [(a.shape, str(a.dtype), a) for a in map(np.ascontiguousarray, arrays)]
+        given = [(a.shape, str(a.dtype), np.asarray(a, order="C")) for a in arrays]
         for (shape, dtype, _), want in zip(given, self.params, strict=False):
             assert (tuple(shape), dtype) == want, f"given {dtype}{list(shape)}, wanted {want}"
         tensors = [Guarded.make(*what) for what in [*given, *rest]]
