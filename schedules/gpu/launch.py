@@ -39,6 +39,11 @@ def over(points: int, body: Callable[[Expr], Stmt], threads: int = THREADS) -> S
     return launch(blocks, threads, one)
 
 
+def spread(points: int) -> int:
+    """Threads of a block where each is long at work: a warp where there are few, so that all multiprocessors have some."""
+    return THREADS if points >= 2**16 else WARP
+
+
 def barrier() -> Stmt:
     """All threads of a block wait for each other; what one wrote to shared memory before, all see after."""
     return tirx.Evaluate(tirx.op.tvm_storage_sync("shared"))

@@ -17,7 +17,7 @@ from tvm import tirx
 
 from ..cpu.emit import Expr, Stmt, i64, load, loop, scratch, seq, store
 from .by_hand import Known, function, known, sizes, wrapped_sum
-from .launch import barrier, launch, over, registers, shared, unrolled
+from .launch import barrier, launch, over, registers, shared, spread, unrolled
 
 CHUNK = 1024  # indices that one block orders, a thread each
 AHEAD = 8  # additions whose terms are read at once

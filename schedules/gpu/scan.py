@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ..cpu.emit import Expr, Stmt, i64, load, loop, seq, store
 from .by_hand import Known, function, known, sizes, wrapped_sum
-from .launch import THREADS, barrier, launch, over, registers, shared, unrolled
+from .launch import THREADS, barrier, launch, over, registers, shared, spread, unrolled
 
 MANY = 4096  # sums from which on a block takes more of them, so that fewer threads look on
 
@@ -50,7 +50,7 @@ def _columns(program: Known) -> Stmt:
 
         return seq([tirx.AllocBuffer(acc), store(acc, tirx.const(0, dtype), i64(0)), loop(n, step)])
 
-    return over(outer * inner, column)
+    return over(outer * inner, column, spread(outer * inner))
 
 
 def _tiles(program: Known) -> Stmt:
