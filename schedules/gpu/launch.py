@@ -40,7 +40,7 @@ def over(points: int, body: Callable[[Expr], Stmt], threads: int = THREADS) -> S
 
 
 def spread(points: int) -> int:
-    """Threads of a block where each is long at work: a warp where there are few, so that all multiprocessors have some."""
+    """Threads of a block where each is long at work: a warp where there are few, so that all processors have some."""
     return THREADS if points >= 2**16 else WARP
 
 

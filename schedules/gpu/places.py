@@ -243,4 +243,4 @@ class SumsAlong:
 
             return loop(many, one)
 
-        return function(func, [over(outer * n * inner, begin), over(outer * inner, column)])
+        return function(func, [over(outer * n * inner, begin), over(outer * inner, column, spread(outer * inner))])
