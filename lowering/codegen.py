@@ -108,6 +108,7 @@ def hosted(target: Any) -> tvm.target.Target:
 
 
 Audit = Callable[[tirx.PrimFunc], Sequence[Mapping[str, Any]]]
+Told = dict[str, tuple[str, tuple[str, ...]]]  # program -> the rule that took it, and what failed on the way
 
 
 def compile_part(
@@ -131,7 +132,7 @@ def compile_part(
             _write(module, Path(dump))
         scheduled = time.process_time()
         unbound = device.unbound(module) if target.kind.name == "cuda" else ()
-        launches = _audited(module, audit) if audit is not None and not unbound else {}
+        launches = _audited(module, audit, told) if audit is not None and not unbound else {}
         data, kernels = (b"", None) if unbound else _build(module, target)
     if dump is not None and kernels is not None:
         (Path(dump) / f"{kernels.key}.cu").write_text(kernels.source, encoding="utf-8")
@@ -139,9 +140,17 @@ def compile_part(
     return Part(data, told, needed, seconds, kernels, unbound, launches)
 
 
-def _audited(module: tvm.IRModule, audit: Audit) -> dict[str, tuple[Mapping[str, Any], ...]]:
-    programs = ((gv.name_hint, f) for gv, f in module.functions_items() if isinstance(f, tirx.PrimFunc))
-    return {name: tuple(audit(func)) for name, func in programs}
+def _audited(module: tvm.IRModule, audit: Audit, told: Told) -> dict[str, tuple[Mapping[str, Any], ...]]:
+    """Program -> what ``audit`` says. Where it fails, ``told`` says so: a report may lack a line."""
+    found = {}
+    for gv, func in module.functions_items():
+        try:
+            found[gv.name_hint] = tuple(audit(func))
+        except Exception as fault:  # noqa: BLE001  (whatever it does not foresee)
+            rule, failures = told[gv.name_hint]
+            why = f"audit: {type(fault).__name__}: {' '.join(str(fault).split())[-200:]}"
+            told[gv.name_hint] = rule, (*failures, why)
+    return found
 
 
 def ready(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:

@@ -128,12 +128,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("target", ["nvidia-l4", "cpu-x86-64-v3,cuda-sm_75"])
-def test_a_kernel_that_no_rule_binds_to_threads_fails_the_build(tmp_path: Path, target: str) -> None:
+def test_a_kernel_that_no_rule_binds_to_threads_fails_the_build(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BROKEN, "build", str(RUNS / "long-sum.sx"), "-o", str(tmp_path / "x.tar")]
-    done = subprocess.run([*command, "--target", target, "--jobs", "1"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--target", "cpu-x86-64-v3,nvidia-l4", "--jobs", "1"], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "x.tar").exists()
-    level = "cuda-sm_80" if target == "nvidia-l4" else "cuda-sm_75"
-    start = f"error[E-TARGET-005]: no schedule rule of {level} bound to threads: "
+    start = "error[E-TARGET-005]: no schedule rule of cuda-sm_80 bound to threads: "
     assert done.stderr.startswith(start) and done.stderr.count("\n") == 1
     assert re.search(r"\w*sqrt\w* \(maps: ValueError: odd\)", done.stderr)

@@ -168,6 +168,17 @@ def test_the_text_can_be_looked_at(tmp_path: Path) -> None:
     assert made.device is not None and (tmp_path / f"{made.device.key}.cu").read_text() == made.device.source
 
 
+def test_what_each_launch_is_is_kept_and_an_audit_that_fails_is_told() -> None:
+    lowered = pipeline.lower(emit.emit([twice()]))
+    (part,) = codegen.parts(lowered)
+    made = codegen.compile_part(part, GPU, plain, audit=lambda func: [{"blocks": 2}])
+    (kernel,) = codegen.join(lowered, GPU, [made]).kernels
+    assert (kernel.launches, kernel.failures) == (({"blocks": 2},), ())
+    made = codegen.compile_part(part, GPU, plain, audit=lambda func: [][0])
+    (kernel,) = codegen.join(lowered, GPU, [made]).kernels
+    assert (kernel.launches, kernel.failures) == ((), ("audit: IndexError: list index out of range",))
+
+
 def test_programs_that_no_rule_took_are_named() -> None:
     caught = fault(lambda func, _: SimpleNamespace(func=None, rule="", failures=("rule: Error: why",)))
     assert (caught.unbound, caught.bool_vectors) == ({"add": ("rule: Error: why",)}, ())
