@@ -15,7 +15,8 @@ from .stacking import as_given, attended, pointwise, summed
 HINT = "cast it to a float dtype first"
 X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))
-HEADS, LARGEST_SCORES = 4, 1 << 15  # heads from which, and scores of a head up to which, attention is one kernel
+HEADS = 4  # heads from which attention is one kernel
+LARGEST_SCORES = 1 << 15  # and scores of a head up to which it is for bf16 and f16
 FAR = -1e30  # a score that no finite one comes near: exp(FAR - score) is exactly 0
 F = [("f32", (3, 5))]
 FLOAT_CASES = ((F, {}), ([("f32", (40,), -30.0, 30.0)], {}), ([("f64", (2, 3))], {}), ([("bf16", (3, 7))], {}),
@@ -235,9 +236,10 @@ def attention(b: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = F
 
 
 def attends(q: TensorType, k: TensorType, v: TensorType) -> bool:
-    """Is attend's one kernel worth more than the parts: many heads, whose scores fit in the cache of a core?"""
+    """Is attend's one kernel worth more than the parts? It leaves no scores behind, and the gradient makes them again;
+    of halves it makes all in f32, which for long rows costs more than the scores did."""
     heads = q.shape[:-2]
-    small = q.shape[-2] * k.shape[-2] <= LARGEST_SCORES
+    small = q.dtype not in HALVES or q.shape[-2] * k.shape[-2] <= LARGEST_SCORES
     return heads == k.shape[:-2] == v.shape[:-2] and math.prod(heads) >= HEADS and small
 
 
@@ -274,7 +276,7 @@ ATTEND_CASES = (([("f32", (2, 4, 3, 4)), ("f32", (2, 4, 5, 4)), ("f32", (2, 4, 5
                 ([("f64", (8, 5, 4))] * 3, {"causal": True}), ([("bf16", (8, 20, 16))] * 3, {"causal": True}),
                 ([("f16", (8, 5, 4))] * 3 + [("bool", (8, 1, 5))], {"causal": False}))
 
-op("attend", "attention of many small heads as one kernel: q [.. q d], k [.. k d], v [.. k e] with equal leading axes; "
+op("attend", "attention of many heads as one kernel: q [.. q d], k [.. k d], v [.. k e] with equal leading axes; "
    "the mask, if there is one, is the last argument.",
    group="neural", internal=True, args=(tensor("q"), tensor("k"), tensor("v"), key("causal", "bool")),
    type=lambda q, k, v, *mask, causal: TensorType((*q.shape[:-1], v.shape[-1]), q.dtype),
