@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import attrs
 from tvm import tirx
 
 from .access import contiguous_axis, merged_tail, reads_of
@@ -93,14 +94,34 @@ def _finish(ctx: Context, stage: Stage, here: dict[Any, Expr], value: Expr) -> S
     return seq([*point.binds, store(stage.buffer, value, *indices)])
 
 
-def _tree(ctx: Context, stage: Stage, here: dict[Any, Expr]) -> Stmt:
-    """One reduced element: lanes along the last reduced axes, the other reduced axes one after the other."""
+@attrs.frozen
+class Order:
+    """How one element is reduced: for each turn of ``outer``, one after the other, lane n of ``width`` takes every
+    width-th element of ``tail`` from the n-th on; then the lanes halve. A width of 1: one element after the other."""
+
+    outer: tuple[Axis, ...]
+    tail: tuple[Axis, ...]
+    width: int
+
+    @property
+    def depth(self) -> int:
+        return prod(axis.extent for axis in self.tail)
+
+
+def order_of(ctx: Context, stage: Stage) -> Order:
+    """The order of a fold that walks along rows, or is part of a row nest. It follows from the shape alone."""
     inner = merged_tail(stage.reduce, reads_of(ctx, stage))
     outer, tail = stage.reduce[: len(stage.reduce) - inner], stage.reduce[len(stage.reduce) - inner :]
-    extents = [a.extent for a in tail]
-    depth = prod(extents)
+    depth = prod(a.extent for a in tail)
     in_order = depth < TREE or stage.in_order or not walks_rows(ctx, stage)  # columns are, whatever nest they are in
-    width = 1 if in_order else TREE if depth < LONG or is_pick(stage) else 4 * TREE
+    return Order(outer, tail, 1 if in_order else TREE if depth < LONG or is_pick(stage) else 4 * TREE)
+
+
+def _tree(ctx: Context, stage: Stage, here: dict[Any, Expr]) -> Stmt:
+    """One reduced element: lanes along the last reduced axes, the other reduced axes one after the other."""
+    order = order_of(ctx, stage)
+    outer, tail, width, depth = order.outer, order.tail, order.width, order.depth
+    extents = [a.extent for a in tail]
     acc = accumulator(stage, width)
 
     def add(ks: list[Expr], f: Expr, slot: Expr) -> Stmt:

@@ -126,7 +126,8 @@ def as_bits(stmt: Stmt, buffers: Iterable[Any]) -> Stmt:
 
     TVM turns a kernel's own bfloat16 buffers into float32, and with them the meaning of the bits read from them.
     """
-    new = {b: tirx.decl_buffer(list(b.shape), "uint16", b.name) for b in buffers if str(b.dtype) == BF16}
+    halves = [b for b in buffers if str(b.dtype) == BF16]
+    new = {b: tirx.decl_buffer(list(b.shape), "uint16", b.name, scope=b.scope()) for b in halves}
     if not new:
         return stmt
 

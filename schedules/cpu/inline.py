@@ -54,7 +54,7 @@ class Virtual:
         self.stages: dict[Any, Stage] = {}
         self._costs: dict[Any, int] = {}
         for stage in program.stages:
-            if stage.is_map and program.owns(stage.buffer) and _is_plain_store(stage) and not _has_names(stage):
+            if stage.is_map and program.owns(stage.buffer) and is_plain_store(stage) and not _has_names(stage):
                 self._decide(program, stage, contractions)
 
     def cost(self, stage: Stage) -> int:
@@ -81,7 +81,7 @@ def _has_names(stage: Stage) -> bool:
     return isinstance(stage.value, tirx.Let)
 
 
-def _is_plain_store(stage: Stage) -> bool:
+def is_plain_store(stage: Stage) -> bool:
     """Every axis stands alone at one place of the index, every other place is 0."""
     places = [index for index in stage.indices if not is_int(index, 0)]
     axes = {axis.var for axis in stage.space}

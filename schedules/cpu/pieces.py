@@ -51,7 +51,7 @@ def _nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
     groups: list[Group] = []
     for form in dict.fromkeys(m.form for m in found.members):
         members = [m for m in found.members if m.form is form]
-        groups.append(_group(program, target, form, members, groups[-1].end if groups else 0))
+        groups.append(make_group(program, target, form, members, groups[-1].end if groups else 0))
     if any(g.partial and g.outputs for g in groups):
         return None
     work = sum(m.length * g.cost for g in groups for m in g.members)
@@ -207,9 +207,12 @@ def _load_once(buffer: Any, binds: list[Stmt], known: dict[Any, Known]) -> None:
     known[buffer] = lambda _: tirx.NE(var, tirx.const(0, "int32")) if is_bool else var
 
 
-def _group(program: Program, target: Any, form: Form, members: Sequence[Member], begin: int) -> Group:
+def make_group(
+    program: Program, target: Any, form: Form, members: Sequence[Member], begin: int, map_piece: int = MAP_PIECE
+) -> Group:
+    """``map_piece``: elements of a task where nothing is summed."""
     folds = [s for s in form.stages if s.fold is not None]
-    piece = FOLD_PIECE if folds else MAP_PIECE
+    piece = FOLD_PIECE if folds else map_piece
     counts = [-(-m.length // piece) for m in members]
     firsts = tuple(sum(counts[:n]) for n in range(len(counts)))
     results = [form.buffers.index(s.buffer) for s in folds]

@@ -32,14 +32,14 @@ class RowGroup:
     places: dict[Any, tuple[int, ...]]
 
 
-def row_group(ctx: Context, stages: Sequence[Stage], accept: Any) -> RowGroup | None:
+def row_group(ctx: Context, stages: Sequence[Stage], accept: Any, worth: Any = None) -> RowGroup | None:
     """The longest start of ``stages`` that fits in one loop over ``lead`` axes; ``accept(stage, lead)``: may it be part
-    of one?"""
+    of one? ``worth(ctx, group)``: would it be run well?"""
     most = max((len(s.space) for s in stages[:1]), default=0)
     best: RowGroup | None = None
     for lead in range(most, -1, -1):
         found = _collect(ctx, stages, lead, accept)
-        if found is None or not _worth(ctx, found):
+        if found is None or not (worth or _worth)(ctx, found):
             continue
         if best is None or len(found.stages) > len(best.stages):
             best = found

@@ -19,6 +19,9 @@ from ..cpu.tree import collect
 from .lanes import Lanes, Value
 
 MIB = 1 << 20
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
+FUNCTIONS = ("fma", "fmaf", "tirx.exp", "tirx.log", "tirx.sqrt", "tirx.tanh", "tirx.pow", "tirx.sigmoid", "tirx.sin",
+             "tirx.cos", "tirx.erf")  # fmt: skip
 WORK, RESULTS, BLOCKS = 1 << 18, 64, 64  # work and results from which a launch must have this many blocks
 
 
@@ -129,6 +132,7 @@ class _Reader:
         self.shared, self.serial, self.flops = 0, 1, 0.0
         self.trips, self.part = 1, 1.0  # turns of the loops around, and the part of the lanes that get here
         self.vectors: list[tuple[Any, int]] = []
+        self.views: set[Any] = set()  # of memory whose size the program does not say
 
     def stmt(self, node: Any) -> None:
         if isinstance(node, tirx.SeqStmt):
@@ -142,6 +146,8 @@ class _Reader:
             self._store(node)
         elif isinstance(node, tirx.AllocBuffer):
             self._alloc(node.buffer)
+        elif isinstance(node, tirx.DeclBuffer):
+            self.views.add(node.buffer)
         elif isinstance(node, tirx.Bind):
             self.expr(node.value)
             self.lanes.bind(node.var, node.value)
@@ -207,15 +213,15 @@ class _Reader:
             self.lanes.store(node.buffer, node.indices, node.value)
 
     def expr(self, node: Any) -> None:
-        for let in collect(node, tirx.Let, order="pre"):
+        found = collect(node, (tirx.Let, Load, Call, *ARITHMETIC))
+        for let in reversed([n for n in found if isinstance(n, tirx.Let)]):  # outer ones first
             self.lanes.bind(let.var, let.value)
-        for read in collect(node, Load):
-            if _is_memory(read.source):
-                self._site(read.source, read.indices, False)
-        heavy = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
-        arithmetic = [n for n in collect(node, heavy) if str(n.ty.dtype).startswith(("float", "bfloat"))]
-        calls = [c for c in collect(node, Call) if "fma" in str(c.args[0] if c.args else "") or _is_function(c)]
-        self.flops += self.trips * self.part * (len(arithmetic) + len(calls))
+        for part in found:
+            if isinstance(part, Load):
+                if _is_memory(part.source):
+                    self._site(part.source, part.indices, False)
+            elif _is_operation(part):
+                self.flops += self.trips * self.part
 
     def _site(self, buffer: Any, indices: Sequence[Any], store: bool) -> None:
         wide = 1
@@ -231,8 +237,10 @@ class _Reader:
         by_buffer: dict[Any, list[_Site]] = {}
         for site in self.sites:
             by_buffer.setdefault(site.buffer, []).append(site)
-        operands = sorted((_operand(b, s, every) for b, s in by_buffer.items()), key=lambda o: (-o.bytes, o.name))
-        written = [_elements(b, [x for x in s if x.store], every) for b, s in by_buffer.items()]
+        size = {b: math.inf if b in self.views else math.prod(shape_of(b)) for b in by_buffer}
+        operands = [_operand(b, s, every, size[b]) for b, s in by_buffer.items()]
+        operands.sort(key=lambda o: (-o.bytes, o.name))
+        written = [_elements([x for x in s if x.store], every, size[b]) for b, s in by_buffer.items()]
         return Audit(
             blocks, threads, self.serial, self.shared, sum(o.bytes for o in operands), round(self.flops * every),
             round(sum(s.times for s in self.sites) * every), max(written, default=0), tuple(operands),
@@ -243,17 +251,22 @@ def _is_memory(buffer: Any) -> bool:
     return buffer.scope() in ("", "global")
 
 
-def _is_function(call: Any) -> bool:
-    return str(call.op.name) in ("tirx.exp", "tirx.log", "tirx.sqrt", "tirx.tanh", "tirx.pow", "tirx.sigmoid")
+def _is_operation(node: Any) -> bool:
+    """Arithmetic on floats, or a function of one that is worked out."""
+    if isinstance(node, ARITHMETIC):
+        return "float" in str(node.ty.dtype)
+    name = str(node.op.name) if isinstance(node, Call) else ""
+    return (str(node.args[0].value) if name == "tirx.call_pure_extern" else name) in FUNCTIONS
 
 
-def _elements(buffer: Any, sites: Sequence[_Site], threads: int) -> int:
-    return min(math.prod(shape_of(buffer)), round(sum(s.times for s in sites) * threads))
+def _elements(sites: Sequence[_Site], threads: int, size: float) -> int:
+    """That ``threads`` threads touch, of a tensor of ``size`` elements."""
+    return round(min(size, sum(s.times for s in sites) * threads))
 
 
-def _operand(buffer: Any, sites: Sequence[_Site], threads: int) -> Operand:
-    size = tvm.DataType(str(buffer.dtype)).itemsize
+def _operand(buffer: Any, sites: Sequence[_Site], threads: int, size: float) -> Operand:
     most = max(s.times for s in sites)
     strides = [s.at.stride(s.wide) for s in sites if s.times == most]
     known = [s for s in strides if s is not None]
-    return Operand(buffer.name, _elements(buffer, sites, threads) * size, max(known) if known else None)
+    moved = _elements(sites, threads, size) * tvm.DataType(str(buffer.dtype)).itemsize
+    return Operand(buffer.name, moved, max(known) if known else None)

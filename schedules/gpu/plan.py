@@ -21,11 +21,13 @@ from ..cpu.plan import contractions_of
 from ..cpu.split import split_folds
 from ..cpu.stages import Program, Stage, loads, read_program, stored
 from ..cpu.tree import collect
+from .columns import columns_nest
 from .draws import draw_nest
 from .heads import heads_nest
 from .launch import for_device
 from .maps import map_nest
 from .matmul import matmul_nest
+from .rows import rows_nest
 from .single import single_nest
 
 
@@ -74,11 +76,21 @@ def _matmul(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
     return found and Nest("matmul", *found)
 
 
+def _rows(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+    found = rows_nest(ctx, stages)
+    return found and Nest("rows", *found)
+
+
+def _columns(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+    found = columns_nest(ctx, stages)
+    return found and Nest("columns", *found)
+
+
 def _single(ctx: Context, stages: Sequence[Stage]) -> Nest:
     return Nest("single", *single_nest(ctx, stages))
 
 
-FINDERS: tuple[Finder, ...] = (_draws, _heads, _matmul, _maps, _single)  # the first that answers
+FINDERS: tuple[Finder, ...] = (_draws, _heads, _matmul, _rows, _columns, _maps, _single)  # the first that answers
 
 
 def make_plan(func: Any, target: Any) -> Plan:
@@ -117,7 +129,8 @@ def build(plan: Plan) -> Any:
 def function(program: Program, nests: Sequence[Stmt]) -> Any:
     """A function of the parameters of ``program`` that runs ``nests``, with memory of its own for what one hands to
     another."""
-    nests = [as_bits(for_device(nest), own_buffers(nest)) for nest in nests]
+    nests = [for_device(nest) for nest in nests]
+    nests = [as_bits(nest, own_buffers(nest)) for nest in nests]
     body = seq([*(tirx.AllocBuffer(b) for b in _between(program, nests)), *nests])
     func = tirx.PrimFunc(list(program.params), body)
     return func.with_attrs({str(k): v for k, v in program.func.attrs.items()})

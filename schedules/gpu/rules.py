@@ -10,6 +10,7 @@ import attrs
 
 from ..cpu.stages import NotStaged
 from .fallback import ByHand, Fallback
+from .members import Pieces
 from .places import SumsAlong, SumsAtPlaces
 from .plan import Plan, build, make_plan
 from .scan import Scan
@@ -40,5 +41,10 @@ ELEMENTWISE = PlanRule("elementwise", lambda kinds: kinds == {"map"})
 HEADS = PlanRule("heads", lambda kinds: kinds == {"heads"})
 MATMUL = PlanRule("matmul", lambda kinds: kinds == {"matmul"})
 DRAWS = PlanRule("draws", lambda kinds: kinds == {"draws"})
+ROWS = PlanRule("rows", lambda kinds: kinds <= {"rows", "map"})
+COLUMNS = PlanRule("columns", lambda kinds: kinds <= {"columns", "map"})
 MIXED = PlanRule("mixed", lambda kinds: True)
-RULES = (ELEMENTWISE, HEADS, MATMUL, DRAWS, MIXED, Scan(), SumsAtPlaces(), SumsAlong(), ByHand(), Fallback())
+RULES = (
+    Pieces(), ELEMENTWISE, HEADS, MATMUL, DRAWS, ROWS, COLUMNS, MIXED, Scan(), SumsAtPlaces(), SumsAlong(), ByHand(),
+    Fallback(),
+)  # fmt: skip

@@ -1,0 +1,186 @@
+"""Folds by threads of one warp, in the CPU's order: what ``cpu/folds.py`` gives to lanes, threads do here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from ..cpu.accumulators import accumulator, factors, fused, in_type, partial_type
+from ..cpu.argmax import is_pick
+from ..cpu.emit import Expr, Stmt, grid, i64, load, loop, scratch, seq, store, unravel
+from ..cpu.folds import Order
+from ..cpu.inline import Point
+from ..cpu.maps import at
+from ..cpu.names import in_buffers
+from ..cpu.nests import Context, block
+from ..cpu.stages import Stage
+from .launch import UNROLL, WARP
+
+ALL = 0xFFFFFFFF  # every thread of a warp takes part
+
+
+@attrs.frozen(eq=False)
+class Team:
+    """``size`` neighbouring threads of a warp, a power of two; this thread is number ``lane`` of them. All teams of the
+    warp do the same at the same time."""
+
+    size: int
+    lane: Expr
+
+    def from_lane(self, value: Expr, lane: Expr) -> Expr:
+        """What another of the team has as ``value``."""
+        return tirx.op.tvm_warp_shuffle(_mask(), value, lane.astype("int32"), self.size, WARP)
+
+    def from_behind(self, value: Expr, offset: int) -> Expr:
+        """What the thread ``offset`` further on has; nothing to rely on for those that have none."""
+        return tirx.op.tvm_warp_shuffle_down(_mask(), value, offset, self.size, WARP)
+
+    def each(self, count: int, body: Callable[[Expr], Stmt], unroll: int = 4) -> list[Stmt]:
+        """``body`` at every index below ``count``, neighbours in neighbouring threads."""
+        full, rest = divmod(count, self.size)
+        done = [turns(full, lambda o: body(o * self.size + self.lane), unroll)] if full else []
+        if rest:
+            done.append(tirx.IfThenElse(self.lane < rest, in_buffers(body(self.lane + full * self.size)), None))
+        return done
+
+
+def _mask() -> Expr:
+    return tirx.const(ALL, "uint32")
+
+
+def turns(count: int, body: Callable[[Expr], Stmt], unroll: int) -> Stmt:
+    """A loop whose turns the compiler writes out ``unroll`` at a time, so that their loads are under way together."""
+    if count == 1 or unroll < 2:
+        return loop(count, body, name="k")
+    many, few = divmod(count, unroll)
+    some = lambda n, first: written_out(n, lambda u: body(first + u))  # noqa: E731
+    parts = [loop(many, lambda o: some(unroll, o * unroll), name="k")] if many else []
+    return seq([*parts, *([some(few, i64(many * unroll))] if few else [])])
+
+
+def written_out(count: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    return loop(count, body, tirx.ForKind.UNROLLED, "u")
+
+
+def team_size(folds: Sequence[tuple[Order, Stage]]) -> int:
+    """The most threads of a warp that folds of one row can use. The lanes of a tree are shared out evenly."""
+    trees = [min(order.width, WARP) for order, stage in folds if order.width > 1 and not is_pick(stage)]
+    if trees:
+        return min(trees)
+    size, most = 2, max(order.depth for order, _ in folds)
+    while size < min(most, WARP):
+        size *= 2
+    return size
+
+
+def team_fold(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], team: Team, done: Any) -> Stmt:
+    """One element at ``here``, the same for the whole team; ``done(value)`` is made of it, in every thread."""
+    if order.width == 1 and not is_pick(stage):
+        return _in_order(ctx, stage, order, here, team, done)
+    width = team.size if is_pick(stage) else order.width  # which key is first does not depend on the order
+    slots, depth, extents = width // team.size, order.depth, [a.extent for a in order.tail]
+    acc = accumulator(stage, slots + 1)  # the last is for what comes from another thread
+
+    def add(ks: list[Expr], f: Expr, slot: int) -> Stmt:
+        return acc.add(ctx, here | at(order.outer, ks) | at(order.tail, unravel(f, extents)), i64(slot))
+
+    def walk(ks: list[Expr]) -> Stmt:
+        full, rest = divmod(depth, width)
+        one = lambda base: seq([add(ks, base + (team.lane + s * team.size), s) for s in range(slots)])  # noqa: E731
+        parts = [turns(full, lambda o: one(o * width), UNROLL // slots)] if full else []
+        for s in range(slots):
+            left = min(rest - s * team.size, team.size)
+            if left > 0:
+                last = in_buffers(add(ks, team.lane + (full * width + s * team.size), s))
+                parts.append(last if left == team.size else tirx.IfThenElse(team.lane < left, last, None))
+        return seq(parts)
+
+    init = [acc.start(i64(s), team.lane + s * team.size) for s in range(slots)]
+    walked = grid([a.extent for a in order.outer], walk)
+    return block([*init, walked, *halve(acc, slots, team), done(acc.result(i64(0)))], acc.buffers)
+
+
+def halve(acc: Any, slots: int, team: Team) -> list[Stmt]:
+    """Within the thread, then between threads; the result goes to all."""
+    done, width = [], slots
+    while width > 1:
+        width //= 2
+        done += [acc.meet(i64(s), i64(s + width)) for s in range(width)]
+    own, other = i64(0), i64(slots)
+    offset = team.size
+    while offset > 1:
+        offset //= 2
+        done += [store(b, team.from_behind(load(b, own), offset), other) for b in acc.buffers]
+        done.append(acc.meet(own, other))
+    return [*done, *(store(b, team.from_lane(load(b, own), i64(0)), own) for b in acc.buffers)]
+
+
+def _parts(ctx: Context, stage: Stage, places: dict[Any, Expr]) -> tuple[Point, tuple[Expr, ...]]:
+    """What an element brings: its value, or the factors of a product that is added."""
+    assert stage.fold is not None
+    point = Point(ctx.virtual)
+    value = point.write(in_type(stage.value, partial_type(stage)), places)
+    return point, (factors(value, point.binds) if stage.fold.kind == "sum" else None) or (value,)
+
+
+def parts_of(ctx: Context, stage: Stage) -> int:
+    return len(_parts(ctx, stage, {})[1])
+
+
+def read_parts(ctx: Context, stage: Stage, places: dict[Any, Expr], into: Sequence[Any], slot: Expr) -> Stmt:
+    """What the element at ``places`` brings, one number a buffer."""
+    point, parts = _parts(ctx, stage, places)
+    return in_buffers(seq([*point.binds, *(store(b, x, slot) for b, x in zip(into, parts, strict=True))]))
+
+
+def joined(stage: Stage, before: Expr, parts: Sequence[Expr]) -> Expr:
+    """A partial result and one element more."""
+    assert stage.fold is not None
+    return fused(parts[0], parts[1], before) if len(parts) == 2 else stage.fold.combine(before, parts[0])
+
+
+def _in_order(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], team: Team, done: Any) -> Stmt:
+    """Each thread reads an element, then all add all of them, one after the other."""
+    assert stage.fold is not None
+    fold, dtype = stage.fold, partial_type(stage)
+    acc = scratch([1], dtype, "acc")
+    held = [scratch([1], dtype, "held") for _ in range(2)]
+    extents = [a.extent for a in order.tail]
+    own = i64(0)
+
+    def read(ks: list[Expr], f: Expr) -> tuple[Stmt, int]:
+        point = Point(ctx.virtual)
+        places = here | at(order.outer, ks) | at(order.tail, unravel(f, extents))
+        value = point.write(in_type(stage.value, dtype), places)
+        parts = (factors(value, point.binds) if fold.kind == "sum" else None) or (value,)
+        return in_buffers(seq([*point.binds, *(store(h, x, own) for h, x in zip(held, parts, strict=False))])), len(
+            parts
+        )
+
+    def chunk(ks: list[Expr], base: Expr, count: int) -> Stmt:
+        reads, parts = read(ks, base + team.lane)
+        if count < team.size:
+            reads = tirx.IfThenElse(team.lane < count, reads, None)
+
+        def add(k: Expr) -> Stmt:
+            theirs = [team.from_lane(load(h, own), k) for h in held[:parts]]
+            before = load(acc, own)
+            return store(
+                acc, fused(theirs[0], theirs[1], before) if parts == 2 else fold.combine(before, theirs[0]), own
+            )
+
+        return seq([reads, turns(count, add, count)])
+
+    def walk(ks: list[Expr]) -> Stmt:
+        full, rest = divmod(order.depth, team.size)
+        parts = [loop(full, lambda o: chunk(ks, o * team.size, team.size), name="k")] if full else []
+        return seq([*parts, *([chunk(ks, i64(full * team.size), rest)] if rest else [])])
+
+    zero = [store(h, tirx.const(0, dtype), own) for h in held]
+    init = store(acc, tirx.const(stage.fold.init.value, dtype), own)
+    walked = grid([a.extent for a in order.outer], walk)
+    result = in_type(load(acc, own), str(stage.buffer.dtype))
+    return block([init, *zero, walked, done(result)], [acc, *held])
