@@ -27,6 +27,7 @@ from .heads import heads_nest
 from .launch import for_device
 from .maps import map_nest
 from .matmul import matmul_nest
+from .picks import cut_picks
 from .rows import rows_nest
 from .single import single_nest
 
@@ -98,7 +99,7 @@ def make_plan(func: Any, target: Any) -> Plan:
     program = read_program(func)
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
         return _plan(_as_it_stands(program))
-    shared = split_folds(join_picks(program))
+    shared = cut_picks(split_folds(join_picks(program)))
     products = contractions_of(shared)
     plan = _plan(Context(shared, Virtual(shared, list(products)), 1, 0))
     safe = not program.aliased or plan.kinds == ("map",)

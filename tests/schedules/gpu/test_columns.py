@@ -91,3 +91,17 @@ def test_there_are_blocks_enough_and_neighbours_side_by_side() -> None:
         found = audit(scheduled(fold("sum", shape, axes)))
         assert not any(one.faults for one in found) and found[0].blocks >= 64, shape
         assert found[0].operands[0].stride == 1
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((70_000,), 0), ((3, 5000), 1), ((9001, 3), 0)], ids=str)
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_the_first_of_equals_of_a_long_row(name: str, shape: tuple[int, ...], axis: int) -> None:
+    """The last element is an extremum too, of a last piece that is filled up with it."""
+    x = np.round(numbers(*shape))
+    np.moveaxis(x, axis, -1)[..., -1] = 9 if name == "argmax" else -9
+    if shape == (70_000,):
+        x[4097], x[-1] = x[-1], 0
+    func = operator(name, ("f32", shape), axis=axis)
+    (got,) = same(func, x)
+    assert (got == getattr(x, name)(axis)).all()
+    assert audit(scheduled(func))[0].serial <= 256

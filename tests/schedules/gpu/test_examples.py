@@ -1,0 +1,61 @@
+"""What the examples' kernels ask of a GPU, by the audit: no launch that counts is written for a CPU's memory."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm import DataType, s_tir
+
+import schedules
+from lowering import emit, pipeline
+from schedules.cpu.emit import shape_of
+from schedules.cpu.tree import collect
+from schedules.gpu.audit import MIB, audit
+from sexpgpu.diagnostics import Report
+from sexpgpu.phases import trace_run
+from sexpgpu.runfile import load
+
+pytestmark = pytest.mark.build
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TARGET = schedules.TARGETS["nvidia-h100"]
+# 4096 results of 9728 products each, which are added in order by one thread: a block has a single row of them, so that
+# there are 128 blocks, and reads one column of a factor.
+EXCUSED = {((9728, 64), (9728, 64), (64, 64))}
+
+
+def lowered(example: str) -> pipeline.Lowered:
+    report = Report()
+    run = load(str(EXAMPLES / example / "run.sx"), report)
+    plan = trace_run(run, report) if run else None
+    assert plan and not report.errors
+    pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
+    return pipeline.lower(emit.emit([p.graph for p in plan.phases]), pairs)
+
+
+def tensors(func: Any) -> int:
+    """Bytes of a program's tensors: no launch moves more, but for partial results."""
+    made = [b for block in collect(func.body, s_tir.SBlock) for b in block.alloc_buffers]
+    return sum(math.prod(shape_of(b)) * DataType(str(b.dtype)).itemsize for b in (*func.params, *made))
+
+
+@pytest.mark.parametrize("example", ["tiny-generate", "characters", "route-planner"])
+def test_launches_that_move_much_are_without_fault(example: str) -> None:
+    wrong, large = {}, 0
+    for name, func in lowered(example).programs.items():
+        if tensors(func) <= MIB:
+            continue
+        large += 1
+        done = schedules.first(func.with_attr("global_symbol", name), TARGET)
+        assert done.func is not None and not done.failures, (name, done.failures)
+        faults = [fault for launch in audit(done.func) for fault in launch.faults]
+        if faults and tuple(shape_of(p) for p in func.params) not in EXCUSED:
+            wrong[name] = faults
+    assert not wrong
+    assert large or example == "tiny-generate"
