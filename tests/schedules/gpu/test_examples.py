@@ -25,9 +25,6 @@ pytestmark = pytest.mark.build
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TARGET = schedules.TARGETS["nvidia-h100"]
-# 4096 results of 9728 products each, which are added in order by one thread: a block has a single row of them, so that
-# there are 128 blocks, and reads one column of a factor.
-EXCUSED = {((9728, 64), (9728, 64), (64, 64))}
 
 
 def lowered(example: str) -> pipeline.Lowered:
@@ -48,14 +45,15 @@ def tensors(func: Any) -> int:
 @pytest.mark.parametrize("example", ["tiny-generate", "characters", "route-planner"])
 def test_launches_that_move_much_are_without_fault(example: str) -> None:
     wrong, large = {}, 0
-    for name, func in lowered(example).programs.items():
+    programs: dict[str, Any] = dict(lowered(example).programs)
+    for name, func in programs.items():
         if tensors(func) <= MIB:
             continue
         large += 1
         done = schedules.first(func.with_attr("global_symbol", name), TARGET)
         assert done.func is not None and not done.failures, (name, done.failures)
         faults = [fault for launch in audit(done.func) for fault in launch.faults]
-        if faults and tuple(shape_of(p) for p in func.params) not in EXCUSED:
+        if faults:
             wrong[name] = faults
     assert not wrong
     assert large or example == "tiny-generate"
