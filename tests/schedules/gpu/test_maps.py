@@ -61,9 +61,11 @@ def test_a_turned_tensor_meets_others_in_a_tile() -> None:
         same(func, *(x for x, _ in zip((a, b, down, across), func.params, strict=False)))
 
 
-def test_what_is_read_in_two_ways_stays_out_of_tiles() -> None:
+@pytest.mark.parametrize("first", [True, False], ids=["turned first", "turned last"])
+def test_what_is_read_in_two_ways_stays_out_of_tiles(first: bool) -> None:
     x = numbers(40, 40)
-    func = program(lambda x: te.compute((40, 40), lambda i, j: x[i, j] - x[j, i] * 2.0), ((40, 40), "float32"))
+    element = lambda x, i, j: x[j, i] - x[i, j] * 2.0 if first else x[i, j] - x[j, i] * 2.0  # noqa: E731
+    func = program(lambda x: te.compute((40, 40), lambda i, j: element(x, i, j)), ((40, 40), "float32"))
     same(func, x)
     assert not through_tiles(func)
 
