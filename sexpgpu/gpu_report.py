@@ -33,16 +33,27 @@ def kernel_fault(library: str, fault: Any) -> UserError:
 
 
 def data(plan: Plan, made: Any) -> dict[str, Any]:
-    """Library -> its CUDA texts, their kernels and bytes, bytes of what these were compiled to, launches of a step."""
+    """Library -> its CUDA texts, their kernels and bytes, bytes of what these were compiled to, launches of a step
+    and calls of phases, which the runner captures as a CUDA graph each."""
+    calls = sum(calls_of(plan).values())
     return {
-        library: {**of_library(made.compiled[library].devices, of), "launches": of_step(plan, made.compiled[library])}
+        library: {
+            **of_library(made.compiled[library].devices, of),
+            "launches": of_step(plan, made.compiled[library]),
+            "calls": calls,
+        }
         for library, of in made.kernels.items()
     }
 
 
+def calls_of(plan: Plan) -> dict[str, int]:
+    """Function -> calls of it in a training step."""
+    return {p.function: cost.calls(p, plan.phases, plan.settings, plan.trips) for p in plan.phases}
+
+
 def of_step(plan: Plan, compiled: Any) -> int:
     """Launches of a training step."""
-    calls = {p.function: cost.calls(p, plan.phases, plan.settings, plan.trips) for p in plan.phases}
+    calls = calls_of(plan)
     return sum(len(k.launches) * n * calls[function] for k in compiled.kernels for function, n in k.calls.items())
 
 
@@ -87,7 +98,7 @@ def library_lines(made: Any, library: str, of: Mapping[str, Any]) -> list[str]:
     return [
         "",
         f"{library}: {of['kernels']} kernels of {of['texts']} CUDA texts ({of['source']:,} bytes), made ahead of time",
-        f"  {sizes}; {of['launches']} launches a step",
+        f"  {sizes}; {of['launches']} launches a step in {of['calls']} calls, a CUDA graph each",
         *table([HEAD, *(cells(name, launch) for name, launch in found[:SHOWN])]),
         *([f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []),
         *faults,

@@ -43,6 +43,7 @@ def test_texts_and_what_they_were_compiled_to_are_added_up() -> None:
         "source": 1500,
         "bytes": {"sm_90": 4, "compute_80": 2},
         "launches": 6 * 2 + 2 * (3 * 2 + 1),
+        "calls": 2 * (1 + 3 + 1 + 1) + 1,  # two microbatches of three trips, and the update
     }
 
 
@@ -50,7 +51,7 @@ def test_launches_are_told_with_what_moves_the_most_first_and_faults_last() -> N
     text = lines(PLAN, made())
     assert text[1:3] == [
         "cuda-sm_80: 3 kernels of 2 CUDA texts (1,500 bytes), made ahead of time",
-        "  sm_90 4 bytes, compute_80 2 bytes; 26 launches a step",
+        "  sm_90 4 bytes, compute_80 2 bytes; 26 launches a step in 13 calls, a CUDA graph each",
     ]
     assert [row.split() for row in text[4:7]] == [
         ["copy7", "40", "256", "512", "7", "1", "4.00", "3.00"],
