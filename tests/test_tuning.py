@@ -334,3 +334,34 @@ def test_records_that_were_tampered_with_are_refused(run, some, tmp_path, capsys
     replay.write(tmp_path / "mixed", ONE, [attrs.evolve(first, trace=trace), second])
     said = refused(capsys, run, tmp_path, "--records", tmp_path / "mixed")
     assert f"error[E-TUNE-001]: the record of {first.kernel} for {ONE} does not fit it" in said
+
+
+def test_the_library_of_a_gpu_replays_the_records_of_its_level(run: Path) -> None:
+    import tvm
+
+    import schedules
+    from schedules import replay
+    from schedules.space import Search
+    from sexpgpu.build import compile_part
+    from sexpgpu.diagnostics import Report
+    from sexpgpu.tune import wanted_programs
+
+    programs = wanted_programs(cli.plan_of(str(run), Report()), "matmul*")
+    traces = {n: replay.trace_of(Search(f, schedules.TARGETS[GPU], 1, 5).next()[0].sch) for n, f in programs.items()}
+    first, *others = traces
+    key = replay.key_of(programs[first])
+    part = tvm.ir.save_json(tvm.IRModule(programs))
+    made = compile_part(part, GPU_SET, None, {key: replay.Record(key, first, traces[first])})
+    assert made.told[first] == ("tuned", ()) and others
+    assert all(made.told[name][0] not in ("", "tuned") for name in others)
+    assert made.device is not None and not made.unbound
+
+
+def test_the_package_s_own_records_have_a_word() -> None:
+    from argparse import Namespace
+
+    from sexpgpu import tuning
+
+    found = tuning.found(["cpu-x86-64-v3", "cpu-x86-64-v4"], Namespace(records="shipped", require_tuned=False))
+    assert found["cpu-x86-64-v3"].by_key and not found["cpu-x86-64-v4"].by_key
+    assert found["cpu-x86-64-v4"].reason == "no cpu-x86-64-v4/records.jsonl"
