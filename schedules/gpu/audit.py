@@ -16,6 +16,7 @@ from tvm import tirx
 
 from ..cpu.emit import Call, Load, shape_of
 from ..cpu.tree import collect
+from . import ptx
 from .lanes import Lanes, Value
 
 MIB = 1 << 20
@@ -216,19 +217,21 @@ class _Reader:
         found = collect(node, (tirx.Let, Load, Call, *ARITHMETIC))
         for let in reversed([n for n in found if isinstance(n, tirx.Let)]):  # outer ones first
             self.lanes.bind(let.var, let.value)
+        wide = ptx.width(node)
         for part in found:
             if isinstance(part, Load):
                 if _is_memory(part.source):
-                    self._site(part.source, part.indices, False)
+                    self._site(part.source, part.indices, False, wide)
             elif _is_operation(part):
                 self.flops += self.trips * self.part
+        self.flops += self.trips * self.part * ptx.operations(node)
 
-    def _site(self, buffer: Any, indices: Sequence[Any], store: bool) -> None:
-        wide = 1
+    def _site(self, buffer: Any, indices: Sequence[Any], store: bool, wide: int = 1) -> None:
+        times = self.trips * self.part * wide
         for var, extent in self.vectors:
             if any(var in collect(index, tvm.ir.Var) for index in indices):
                 wide *= extent
-        self.sites.append(_Site(buffer, store, self.trips * self.part, self.lanes.flat(buffer, indices), wide))
+        self.sites.append(_Site(buffer, store, times, self.lanes.flat(buffer, indices), wide))
 
     def audit(self) -> Audit:
         count = lambda kind: math.prod(n for t, n in self.extents.items() if t.startswith(kind))  # noqa: E731

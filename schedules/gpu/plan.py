@@ -27,6 +27,7 @@ from .heads import heads_nest
 from .launch import for_device
 from .maps import map_nest
 from .matmul import matmul_nest
+from .mma import mma_nest
 from .picks import cut_picks
 from .rows import rows_nest
 from .single import single_nest
@@ -77,6 +78,11 @@ def _matmul(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
     return found and Nest("matmul", *found)
 
 
+def _mma(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+    found = mma_nest(ctx, stages)
+    return found and Nest("mma", *found)
+
+
 def _rows(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
     found = rows_nest(ctx, stages)
     return found and Nest("rows", *found)
@@ -91,26 +97,28 @@ def _single(ctx: Context, stages: Sequence[Stage]) -> Nest:
     return Nest("single", *single_nest(ctx, stages))
 
 
-FINDERS: tuple[Finder, ...] = (_draws, _heads, _matmul, _rows, _columns, _maps, _single)  # the first that answers
+FINDERS: tuple[Finder, ...] = (_draws, _heads, _mma, _matmul, _rows, _columns, _maps, _single)  # the first that answers
+WITHOUT_MATRIX_UNITS = ("cuda-sm_75",)  # for halves of both dtypes: schedule sets that have no ``_mma``
 
 
 def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
     program = read_program(func)
+    finders = [f for f in FINDERS if f is not _mma or target.gpu.level not in WITHOUT_MATRIX_UNITS]
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
-        return _plan(_as_it_stands(program))
+        return _plan(_as_it_stands(program), finders)
     shared = cut_picks(split_folds(join_picks(program)))
     products = contractions_of(shared)
-    plan = _plan(Context(shared, Virtual(shared, list(products)), 1, 0))
+    plan = _plan(Context(shared, Virtual(shared, list(products)), 1, 0), finders)
     safe = not program.aliased or plan.kinds == ("map",)
-    return plan if safe else _plan(_as_it_stands(program))
+    return plan if safe else _plan(_as_it_stands(program), finders)
 
 
-def _plan(ctx: Context) -> Plan:
+def _plan(ctx: Context, finders: Sequence[Finder]) -> Plan:
     left = [s for s in ctx.program.stages if s.buffer is None or s.buffer not in ctx.virtual.stages]
     nests: list[Nest] = []
     while left:
-        nest = next(n for n in (find(ctx, left) for find in FINDERS) if n is not None)
+        nest = next(n for n in (find(ctx, left) for find in finders) if n is not None)
         nests.append(nest)
         left = left[nest.taken :]
     return Plan(ctx, tuple(nests))

@@ -43,8 +43,9 @@ MATMUL = PlanRule("matmul", lambda kinds: kinds == {"matmul"})
 DRAWS = PlanRule("draws", lambda kinds: kinds == {"draws"})
 ROWS = PlanRule("rows", lambda kinds: kinds <= {"rows", "map"})
 COLUMNS = PlanRule("columns", lambda kinds: kinds <= {"columns", "map"})
+MATRIX_UNITS = PlanRule("matrix-units", lambda kinds: "mma" in kinds)
 MIXED = PlanRule("mixed", lambda kinds: True)
 RULES = (
-    Pieces(), ELEMENTWISE, HEADS, MATMUL, DRAWS, ROWS, COLUMNS, MIXED, Scan(), SumsAtPlaces(), SumsAlong(), ByHand(),
-    Fallback(),
+    Pieces(), ELEMENTWISE, HEADS, MATMUL, MATRIX_UNITS, DRAWS, ROWS, COLUMNS, MIXED, Scan(), SumsAtPlaces(),
+    SumsAlong(), ByHand(), Fallback(),
 )  # fmt: skip

@@ -14,9 +14,9 @@ from ..kernels import build
 GPU = "cuda-sm_80"
 
 
-def scheduled(func: Any, rule: str | None = None) -> Any:
+def scheduled(func: Any, rule: str | None = None, target: str = GPU) -> Any:
     """``func`` as a GPU's rules schedule it; ``rule``: the one that must have."""
-    done = schedules.first(func.with_attr("global_symbol", "main"), schedules.TARGETS[GPU])
+    done = schedules.first(func.with_attr("global_symbol", "main"), schedules.TARGETS[target])
     assert done.func is not None and not done.failures, done.failures
     assert rule is None or done.rule == rule, done.rule
     return done.func
@@ -32,11 +32,11 @@ def bits(array: np.ndarray) -> np.ndarray:
     return whole
 
 
-def same(func: Any, *arrays: np.ndarray, rule: str | None = None) -> list[np.ndarray]:
+def same(func: Any, *arrays: np.ndarray, rule: str | None = None, target: str = GPU) -> list[np.ndarray]:
     """The outputs of ``func`` on ``arrays``, which must be the same bits on a CPU and, with its threads in any order,
     on a GPU."""
     want = build(func).run(*arrays)
-    compiled = kernels.compile(scheduled(func, rule), GPU)
+    compiled = kernels.compile(scheduled(func, rule, target), target)
     got = compiled.every_order(*arrays)[len(arrays) :]
     for g, w in zip(got, want, strict=True):
         np.testing.assert_array_equal(bits(g), bits(w))

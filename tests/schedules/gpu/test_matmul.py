@@ -118,7 +118,8 @@ def test_half_precision_is_widened_as_it_is_loaded(kind: str, dtype: str) -> Non
     made = partial(KERNELS["matmul"], out=TensorType((33, 44), "f32"), ta=kind[0] == "T", tb=kind[1] == "T")
     half = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     given = [numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)]
-    same(program(made, *((shape, dtype) for shape in shapes)), *given, rule="matmul")
+    level = "cuda-sm_75"  # which has no matrix units for them
+    same(program(made, *((shape, dtype) for shape in shapes)), *given, rule="matmul", target=level)
 
 
 @pytest.mark.parametrize("size", [(33, 20, 40), (3, 70, 50)], ids=str)

@@ -1,0 +1,121 @@
+"""A block's products: tiles of both factors come to shared memory some stages ahead of the products that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from ..cpu.emit import Expr, Stmt, i64, load, loop, seq, store
+from ..cpu.nests import dynamic_loop
+from . import ptx
+from .fragments import MATRIX, UNIT, Factor, Layout, Registers, Warp, multiply, place
+from .launch import WARP, barrier, registers, unrolled
+from .operands import Operand
+from .tiles import DEPTH, Tile
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """One block's place: its thread, which of the batch it makes, and where its rows and columns begin."""
+
+    tile: Tile
+    a: Operand
+    b: Operand
+    shared: Any
+    thread: Expr
+    warp: Warp
+    batch: Expr
+    row: Expr
+    column: Expr
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        return Layout(self.tile.rows, self.a.by_depth), Layout(self.tile.columns, self.b.by_depth)
+
+    def starts(self, turn: Expr) -> tuple[Expr, Expr]:
+        """Where the tiles of A and B of a turn lie."""
+        start = tirx.floormod(turn, i64(self.tile.stages)) * self.tile.halves
+        return start, start + self.tile.rows * DEPTH
+
+
+def products(
+    block: Block, mine: Registers, first: Expr, turns: Expr, then: Callable[[Expr], Sequence[Stmt]]
+) -> list[Stmt]:
+    """``mine.sums += A B`` for ``turns`` depths of a tile from the ``first`` on, and ``then(turn)`` after each."""
+    ahead = block.tile.stages - 1
+
+    def bring(turn: Expr) -> Stmt:
+        copies = seq(_copies(block, turn, first + turn))
+        return seq([tirx.IfThenElse(turn < turns, copies, None), ptx.commit()])
+
+    def turn(now: Expr) -> Stmt:
+        # One barrier: what arrived is seen by all, and all are done with the stage that is filled next.
+        step = [ptx.wait(ahead - 1), barrier(), bring(now + ahead)]
+        factors = [
+            Factor(block.shared, start, layout, letter == "a")
+            for start, layout, letter in zip(block.starts(now), block.layouts, "ab", strict=True)
+        ]
+        return seq([*step, multiply(block.tile, block.warp, mine, factors, block.a.dtype), *then(now)])
+
+    return [unrolled(ahead, bring, "ahead"), dynamic_loop(turns, turn, "turn"), barrier()]
+
+
+def _copies(block: Block, turn: Expr, k: Expr) -> list[Stmt]:
+    parts = zip((block.a, block.b), block.layouts, block.starts(turn), (block.row, block.column), strict=True)
+    return [_copy(block, *part, k * DEPTH) for part in parts]
+
+
+def _copy(block: Block, operand: Operand, layout: Layout, start: Expr, line: Expr, k: Expr) -> Stmt:
+    """The tile at ``line`` and depth ``k`` to shared memory from the half ``start`` on; what lies outside is zeros."""
+    width, threads = operand.width, block.tile.threads
+    pieces = layout.units * (UNIT // width)  # of a row
+    total, (lines, deep) = layout.rows * pieces, operand.extents
+
+    def one(turn: Expr) -> Stmt:
+        flat = turn * threads + block.thread
+        row, piece = tirx.floordiv(flat, i64(pieces)), tirx.floormod(flat, i64(pieces))
+        unit, rest = tirx.floordiv(piece, i64(UNIT // width)), tirx.floormod(piece, i64(UNIT // width))
+        mine, depth = (line + piece * width, k + row) if layout.by_depth else (line + row, k + piece * width)
+        inside = [mine < i64(lines)] if lines % layout.lines else []
+        inside += [depth < i64(deep)] if deep % DEPTH else []
+        valid = tirx.all(*inside) if inside else tirx.const(True, "bool")
+        source = tirx.address_of(operand.element(block.batch, mine, depth))
+        copy = ptx.copy(block.shared, start + layout.unit(row, unit) + rest * width, source, width, valid)
+        return copy if total % threads == 0 else tirx.IfThenElse(flat < i64(total), copy, None)
+
+    return unrolled(-(-total // threads), one)
+
+
+def write(block: Block, sums: Any, m: int, n: int, element: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+    """``element(row, column, sum)`` for all of the tile that is inside, columns in neighbouring threads."""
+    tile, warp = block.tile, block.warp
+    pitch = tile.warp_columns + 8  # rows of a warp's 16 begin in different banks
+    slab = tirx.floordiv(block.thread, i64(WARP)) * (MATRIX * pitch)
+    columns = tile.warp_columns // 8
+
+    def lay(i: Expr) -> Stmt:
+        def one(j: Expr, e: Expr) -> Stmt:
+            row, column = place(warp.lane, e)
+            return ptx.put(block.shared, slab + row * pitch + j * 8 + column, load(sums, (i * columns + j) * 4 + e))
+
+        return unrolled(columns, lambda j: unrolled(4, lambda e: one(j, e)))
+
+    def pass_on(i: Expr, turn: Expr) -> Stmt:
+        flat = turn * WARP + warp.lane
+        down, across = tirx.floordiv(flat, i64(tile.warp_columns)), tirx.floormod(flat, i64(tile.warp_columns))
+        row, column = block.row + warp.row + i * MATRIX + down, block.column + warp.column + across
+        value = registers([1], "float32", "sum")
+        bring = store(value, ptx.get(block.shared, slab + down * pitch + across), i64(0))
+        done = seq([tirx.AllocBuffer(value), bring, element(row, column, load(value, i64(0)))])
+        inside = [row < i64(m)] if m % tile.rows else []
+        inside += [column < i64(n)] if n % tile.columns else []
+        return tirx.IfThenElse(tirx.all(*inside), done, None) if inside else done
+
+    def rows(i: Expr) -> Stmt:
+        turns = MATRIX * tile.warp_columns // WARP
+        return seq([lay(i), ptx.meet(), loop(turns, lambda turn: pass_on(i, turn)), ptx.meet()])
+
+    return unrolled(tile.warp_rows // MATRIX, rows)
