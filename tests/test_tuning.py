@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ RUN = run_text(model="(defmodel m (x) (linear (gelu (linear x :hidden 24)) :out 
 PRODUCTS = ("--only", "matmul*")
 OTHER = "cpu-x86-64-v3" if ONE == "cpu-aarch64" else "cpu-aarch64"  # of a machine that this is not
 GPU, GPU_SET = "nvidia-h100", "cuda-sm_80"
+needs_cuda = pytest.mark.skipif(find_spec("nvidia") is None, reason="needs the extra `cuda`")
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +180,7 @@ def test_a_candidate_with_other_bits_is_thrown_away(run: Path, tmp_path: Path, m
     assert "2 with other bits" in capsys.readouterr().err
 
 
+@needs_cuda
 def test_candidates_for_a_gpu_carry_their_cubins(run: Path, tmp_path: Path, stub: list[bytes]) -> None:
     out = tmp_path / "gpu"
     assert tuned(run, out, "--tracker", "127.0.0.1:1", "--key", "h", *PRODUCTS, target=GPU, trials=1) == 0
@@ -230,7 +233,7 @@ def test_kernels_are_measured_by_a_server_of_a_tracker(run: Path, tmp_path: Path
     [
         (["--target", f"{ONE},{OTHER}", "--local"], 2, "E-TARGET-004"),
         (["--target", "cpu-x86-64-v3,cpu-x86-64-v4", "--local"], 2, "E-TUNE-004"),
-        (["--target", GPU, "--local"], 3, "E-TUNE-003"),
+        pytest.param(["--target", GPU, "--local"], 3, "E-TUNE-003", marks=needs_cuda),
         (["--target", OTHER, "--local"], 3, "E-TUNE-003"),
         (["--target", ONE, "--tracker", "127.0.0.1:9"], 2, "--tracker needs --key"),
         (["--target", ONE, "--tracker", "127.0.0.1:9", "--key", "k", "--threads", "1"], 2, "--threads is for --local"),
