@@ -53,6 +53,7 @@ class Pieces:
 def _nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
     """None where a store might change what another reads: values have names, but for truth values."""
     groups: list[Group] = []
+    target = attrs.evolve(target, functions={})  # what those write out is LLVM's; a GPU's text has functions
     for form in dict.fromkeys(m.form for m in found.members):
         members = [m for m in found.members if m.form is form]
         memory = len(make_group(program, target, form, members[:1], 0).memory)

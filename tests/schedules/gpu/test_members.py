@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ pytest.importorskip("ziglang")
 from tvm import te, tirx
 
 import schedules
+from lowering import elementary
 from schedules.gpu.audit import audit
 from tests.cuda_on_cpu import kernels
 
@@ -95,3 +97,10 @@ def test_a_number_is_read_by_all() -> None:
 
 def scaled(x: Any, rate: Any) -> Any:
     return each(x.shape, lambda *i: x(*i) * rate())
+
+
+def test_functions_are_called_whatever_the_target_writes_out() -> None:
+    func = many(lambda n, x: each(x.shape, lambda *i: tirx.pow(x(*i), tirx.const(2.5, F))), SHAPES[:2], 1)
+    aimed = attrs.evolve(schedules.TARGETS[GPU], functions=elementary.STEPS)
+    done = schedules.first(func.with_attr("global_symbol", "main"), aimed)
+    assert done.rule == "pieces" and "llvm" not in done.func.script()
