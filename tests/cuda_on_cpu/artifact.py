@@ -23,6 +23,11 @@ def kernels(source: str, arch: str, names: tuple[str, ...]) -> tuple[bytes, floa
     return data, time.monotonic() - started
 
 
+def preloaded(**fake: object) -> dict[str, str]:
+    """``environment`` for a process that imports TVM, whose wheel finds NVIDIA's own library beside it."""
+    return {**environment(**fake), "LD_PRELOAD": str(cuda.driver() / cuda.WHEEL / "libcudart.so.13")}
+
+
 def environment(**fake: object) -> dict[str, str]:
     """The environment of a process that finds the fake driver; ``devices=2`` is FAKE_CUDA_DEVICES=2."""
     folder = cuda.driver()

@@ -28,6 +28,7 @@ struct Settings {
   const char* counters;
 };
 const Settings& settings();
+void reorder(int order);
 
 struct Counters {
   unsigned long long launches, graph_launches_inside, graph_launches, mallocs, frees, bytes, most, syncs;

@@ -202,3 +202,9 @@ API cuLaunchKernelEx(const LaunchConfig* c, Function* f, void** parameters, void
   return launch(f, l, c->stream, parameters);
 }
 API cuTensorMapEncodeTiled() { return NOT_SUPPORTED; }
+// In which order kernels take their threads from now on: 0 forward, 1 reverse, 2 hashed.
+API fake_cuda_order(int order) {
+  ENTER;
+  if (Error e = everything()) return e;
+  return reorder(order), SUCCESS;
+}

@@ -40,10 +40,13 @@ __attribute__((destructor)) void at_exit() { write_counters(); }
 
 }  // namespace
 
-const Settings& settings() {
+Settings& changeable() {
   static Settings read_once = read();
   return read_once;
 }
+
+const Settings& settings() { return changeable(); }
+void reorder(int order) { changeable().order = order; }
 
 Counters& counters() {
   static Counters all;
