@@ -9,7 +9,7 @@ import attrs
 import tvm
 from tvm import s_tir, tirx
 
-from ..cpu.emit import is_int
+from ..cpu.emit import is_int, value_of
 from ..cpu.halves import as_bits
 from ..cpu.nests import own_buffers
 from ..cpu.tree import collect, rewrite
@@ -49,9 +49,10 @@ def _launches(stmt: Any) -> Any:
     if isinstance(stmt, tirx.AllocBuffer):
         return stmt
     if isinstance(stmt, tirx.For) and is_int(stmt.extent):
+        turns = value_of(stmt.extent)
         if stmt.kind == tirx.ForKind.PARALLEL:
-            return for_device(over(int(stmt.extent), lambda p: rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, p))]), WARP))
-        if stmt.kind == tirx.ForKind.SERIAL and int(stmt.extent) == 1:
+            return for_device(over(turns, lambda p: rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, p))]), WARP))
+        if stmt.kind == tirx.ForKind.SERIAL and turns == 1:
             zero = tirx.IntImm(str(stmt.loop_var.ty.dtype), 0)
             return _launches(rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, zero))]))
     return for_device(launch(1, 1, lambda b, t: stmt))

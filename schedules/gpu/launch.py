@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from ..cpu.emit import Call, Expr, Load, Stmt, i64, loop
@@ -66,13 +67,9 @@ def unrolled(extent: int, body: Callable[[Expr], Stmt], name: str = "u") -> Stmt
 
 def _bound(extent: int, tag: str, body: Callable[[Expr], Stmt]) -> Stmt:
     var = tirx.Var(tag.replace(".", "_"), "int64")
-    axis = tirx.IterVar(None, var, tirx.IterVar.ThreadIndex, tag)
+    axis = tirx.IterVar(tvm.ir.Range(i64(0), i64(extent)), var, tirx.IterVar.ThreadIndex, tag)
     inner = in_buffers(body(var))
     return tirx.For(var, i64(0), i64(extent), tirx.ForKind.THREAD_BINDING, inner, thread_binding=axis)
-
-
-def is_launch(stmt: Stmt) -> bool:
-    return isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.THREAD_BINDING
 
 
 def for_device(stmt: Stmt) -> Stmt:
