@@ -28,6 +28,12 @@ ELSEWHERE: dict[str, str] = {
     "E-TARGET-002": "an option of build: the command line's tests",
     "E-TARGET-003": "an option of build: the command line's tests",
     "E-TARGET-004": "an option of build: the command line's tests",
+    "E-TARGET-005": "a kernel that no rule binds to threads: tests/test_gpu_build.py, tests/lowering/test_device.py",
+    "E-TARGET-006": "what TVM would write wrongly: tests/lowering/test_device.py",
+    "E-TUNE-001": "records: tests/test_tuning.py",
+    "E-TUNE-002": "records: tests/test_tuning.py",
+    "E-TUNE-003": "an option of tune: tests/test_tuning.py",
+    "E-TUNE-004": "an option of tune: tests/test_tuning.py",
 }
 
 
