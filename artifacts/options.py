@@ -62,22 +62,7 @@ def parser() -> Parser:
     p.add_argument("artifact", metavar="ARTIFACT", help="the file made by sexpgpu build")
     p.add_argument("--out", metavar="DIR", required=True, help="directory of checkpoints and metrics.jsonl")
     p.add_argument("--data", metavar="DIR", default="", help="where the sources of the loaders lie (default: here)")
-    p.add_argument("--steps", metavar="N", help="finish after N steps (default: as the run file says)")
-    p.add_argument("--threads", metavar="N", help="worker threads (default: the cores it may use); changes no result")
-    p.add_argument(
-        "--target", metavar="NAME", help="the library to run, of those in the artifact (default: the best one)"
-    )
-    p.add_argument(
-        "--device",
-        metavar="cpu|cuda[:N]",
-        help="run there alone (default: the first visible GPU if the artifact has kernels for it, else the CPU)",
-    )
-    p.add_argument(
-        "--graphs",
-        choices=("auto", "off"),
-        default="auto",
-        help="capture what a GPU repeats as CUDA graphs, as the artifact was built (auto), or never; changes no result",
-    )
+    _place_options(p)
     start = p.add_mutually_exclusive_group()
     start.add_argument(
         "--resume",
@@ -98,6 +83,26 @@ def parser() -> Parser:
     p.add_argument("--output-format", choices=("text", "json"), default="text")
     p.add_argument("--version", action="version", version=f"sexpgpu-run {__version__}")
     return p
+
+
+def _place_options(p: Parser) -> None:
+    """How far a run goes, and on what."""
+    p.add_argument("--steps", metavar="N", help="finish after N steps (default: as the run file says)")
+    p.add_argument("--threads", metavar="N", help="worker threads (default: the cores it may use); changes no result")
+    p.add_argument(
+        "--target", metavar="NAME", help="the library to run, of those in the artifact (default: the best one)"
+    )
+    p.add_argument(
+        "--device",
+        metavar="cpu|cuda[:N]",
+        help="run there alone (default: the first visible GPU if the artifact has kernels for it, else the CPU)",
+    )
+    p.add_argument(
+        "--graphs",
+        choices=("auto", "off"),
+        default="auto",
+        help="capture what a GPU repeats as CUDA graphs, as the artifact was built (auto), or never; changes no result",
+    )
 
 
 def parse(argv: Sequence[str]) -> Options:

@@ -49,9 +49,23 @@ def parser() -> Parser:
 
     check = command("check", run_check, "Report every fault of a run file; needs no compiler.")
     check.add_argument("file")
-    explain = command(
-        "explain", run_explain, "Print a run's phases and their graphs, or what a compiler makes of them."
+    explain_options(
+        command("explain", run_explain, "Print a run's phases and their graphs, or what a compiler makes of them.")
     )
+    build_options(command("build", run_build, "Compile a run file into one artifact."))
+    tune_options(command("tune", run_tune, "Measure schedules of a run's kernels, for builds to replay."))
+    inspect = command("inspect", run_inspect, "Print what an artifact holds; loads no code of it.")
+    inspect.add_argument("artifact")
+    verify = command("verify", run_verify, "Check every byte of an artifact against its manifest.")
+    verify.add_argument("artifact")
+    diff = command("diff", run_diff, "Name the first difference of two artifacts.")
+    diff.add_argument("artifact")
+    diff.add_argument("other")
+    command("targets", run_targets, "List the targets of --target.")
+    return top
+
+
+def explain_options(explain: Parser) -> None:
     explain.add_argument("file")
     explain.add_argument("--stack", type=degree, metavar="auto|N", help=STACK)
     explain.add_argument("--cost", action="store_true", help="print what the cost model expects of each phase")
@@ -60,7 +74,9 @@ def parser() -> Parser:
     )
     explain.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: one a core)")
     explain.set_defaults(dump=None, strict_schedules=False, records=None, require_tuned=False)
-    build = command("build", run_build, "Compile a run file into one artifact.")
+
+
+def build_options(build: Parser) -> None:
     build.add_argument("file")
     build.add_argument("-o", "--output", required=True, metavar="RUN.tar")
     build.add_argument(
@@ -88,16 +104,6 @@ def parser() -> Parser:
     build.add_argument("--records", metavar="DIR", help="replay these tuning records; shipped: ours")
     build.add_argument("--require-tuned", action="store_true", help="refuse a kernel without a tuning record")
     build.add_argument("--dump", metavar="DIR", help="write the module after each pass")
-    tune_options(command("tune", run_tune, "Measure schedules of a run's kernels, for builds to replay."))
-    inspect = command("inspect", run_inspect, "Print what an artifact holds; loads no code of it.")
-    inspect.add_argument("artifact")
-    verify = command("verify", run_verify, "Check every byte of an artifact against its manifest.")
-    verify.add_argument("artifact")
-    diff = command("diff", run_diff, "Name the first difference of two artifacts.")
-    diff.add_argument("artifact")
-    diff.add_argument("other")
-    command("targets", run_targets, "List the targets of --target.")
-    return top
 
 
 def tune_options(tune: Parser) -> None:
