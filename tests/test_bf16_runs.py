@@ -29,10 +29,11 @@ NARROW = {
 }
 
 
-def narrow(folder: Path, precision: str) -> Path:
-    """The example with a model of one narrow block, in ``folder``."""
+def narrow(folder: Path, precision: str, more: dict[str, str] | None = None) -> Path:
+    """The example with a model of one narrow block and ``more`` changes of its text, in ``folder``."""
     shutil.copytree(EXAMPLES / "characters", folder)
-    for old, new in {**NARROW, "(defrun characters": f"(defrun characters :precision {precision}"}.items():
+    named = {"(defrun characters": f"(defrun characters :precision {precision}"}
+    for old, new in {**NARROW, **(more or {}), **named}.items():
         (file,) = [f for f in (folder / "run.sx", folder / "characters.sx") if old in f.read_text()]
         file.write_text(file.read_text().replace(old, new))
     return folder / "run.sx"

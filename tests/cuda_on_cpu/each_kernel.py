@@ -90,6 +90,11 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(apart / np.abs(b[np.isfinite(b)]).max(initial=1e-30)) if np.isfinite(apart) else float("inf")
 
 
+def bits(a: np.ndarray) -> bytes:
+    """What two equal results have the same of: all bits, but which NaN it is."""
+    return (np.where(np.isnan(a), np.nan, a) if a.dtype.kind == "f" else a).tobytes()
+
+
 def compared(name: str, kinds: list[tuple[tuple[int, ...], str]], gpu: Any, cpu: Any, order: Any) -> dict[str, Any]:
     arrays = [draws(name, n, *kind) for n, kind in enumerate(kinds)]
     want = called(cpu.imports[0][name], arrays, tvm.cpu())
@@ -97,9 +102,10 @@ def compared(name: str, kinds: list[tuple[tuple[int, ...], str]], gpu: Any, cpu:
     for way in ORDERS:
         order(way)
         got.append(called(gpu.imports[0][name], arrays, tvm.cuda()))
-    bits = {tuple(a.tobytes() for a in made) for made in got}
-    apart = max((difference(a, b) for a, b in zip(got[0], want, strict=True)), default=0.0)
-    return {"kernel": name, "orders": len(bits), "apart": apart, "kinds": kinds}
+    orders = {tuple(a.tobytes() for a in made) for made in got}
+    pairs = list(zip(got[0], want, strict=True))
+    apart, equal = max((difference(*pair) for pair in pairs), default=0.0), all(bits(a) == bits(b) for a, b in pairs)
+    return {"kernel": name, "orders": len(orders), "equal": equal, "apart": apart, "kinds": kinds}
 
 
 def main() -> None:
