@@ -7,7 +7,9 @@ compiler and run nothing, since TVM and LLVM keep state that a fork of this proc
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from typing import Any
 
 SERVER = multiprocessing.get_context("forkserver")
 Job = tuple[Any, ...]  # the arguments of a call
+LONGEST = 70  # bytes of a folder to which multiprocessing adds two names of its own
 
 
 class WorkerDied(RuntimeError):
@@ -35,7 +38,7 @@ class Workers:
         self._processes: dict[Connection, Any] = {}
         SERVER.set_forkserver_preload(list(modules))
         resource_tracker.ensure_running()  # else the server would start it, and it unblocks the signal
-        with _without_interrupts():
+        with _without_interrupts(), _short_folder():
             forkserver.ensure_running()
 
     def __enter__(self) -> Workers:
@@ -89,6 +92,18 @@ class Workers:
             process = self._processes[pipe]
             process.join()
             raise WorkerDied(f"a compiling process ended with status {process.exitcode}") from None
+
+
+@contextmanager
+def _short_folder() -> Iterator[None]:
+    """The server's socket lies in the folder for temporary files, and its path may have 107 bytes."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST:
+        tempfile.tempdir = "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager

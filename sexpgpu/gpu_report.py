@@ -98,7 +98,8 @@ def library_lines(made: Any, library: str, of: Mapping[str, Any]) -> list[str]:
     return [
         "",
         f"{library}: {of['kernels']} kernels of {of['texts']} CUDA texts ({of['source']:,} bytes), made ahead of time",
-        f"  {sizes}; {of['launches']} launches a step in {of['calls']} calls, a CUDA graph each",
+        f"  {sizes}",
+        f"  {of['launches']} launches a step in {of['calls']} calls, a CUDA graph each",
         *table([HEAD, *(cells(name, launch) for name, launch in found[:SHOWN])]),
         *([f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []),
         *faults,

@@ -1,9 +1,9 @@
 """Which products are added in one step, said in the program: on every target the same ones, whatever its compiler would
 join.
 
-``a b + c``, ``c - a b`` and ``a b - c`` in one expression of float32 or float64 round once. LLVM joins a product and a
-sum wherever it sees them in one basic block, which follows from how a kernel was scheduled; so every other product goes
-through a fence, which costs nothing. A GPU's compiler is told to join none (``-fmad=false``).
+``a b + c``, ``c - a b`` and ``a b - c`` in one expression of float32 or float64 round once, but for ``a b - a b``. LLVM
+joins a product and a sum wherever it sees them in one basic block, which follows from how a kernel was scheduled; so
+every other product goes through a fence, which costs nothing. A GPU's compiler is told to join none (``-fmad=false``).
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def _rules(step: Callable[[Any, Any, Any], Any]) -> list[tuple[Any, Callable[[An
         return node
 
     def subtract(node: Any) -> Any:
+        if tvm_ffi.structural_equal(_bare(node.a), _bare(node.b)):
+            return node  # a value less itself is 0, or NaN where it is not finite
         product = _factors(node.b)
         if product is not None:
             return step(_minus(product[0]), product[1], node.a)
@@ -61,6 +63,16 @@ def _factors(expr: Any) -> tuple[Any, Any] | None:
     if isinstance(expr, tvm.ir.Call) and expr.op.name == "tirx.call_llvm_pure_intrin":
         expr = expr.args[-1]  # of a fence; the last of any other is no product
     return (expr.a, expr.b) if isinstance(expr, tirx.Mul) and _scalar(expr) in C_NAMES else None
+
+
+def _bare(expr: Any) -> Any:
+    """Without the two reinterpretations that keep TVM's simplifier from ``x - x``."""
+    inner = expr
+    for _ in range(2):
+        if not (isinstance(inner, tvm.ir.Call) and inner.op.name == "tirx.reinterpret"):
+            return expr
+        inner = inner.args[0]
+    return inner
 
 
 def _minus(x: Any) -> Any:

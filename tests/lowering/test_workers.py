@@ -37,6 +37,17 @@ def test_the_error_of_a_job_is_raised_and_says_where_it_was() -> None:
         assert "in _answer" in caught.value.__notes__[0]
 
 
+def test_a_long_folder_for_temporary_files_is_no_fault(tmp_path: Path) -> None:
+    """A socket's path may have 107 bytes."""
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    code = "import math\nfrom lowering.workers import Workers\n"
+    code += "with Workers(2, ()) as w: print(w.map(math.sqrt, [(4,)]))"
+    env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[2.0]\n"), done.stderr
+
+
 def test_a_process_that_ends_is_told_and_the_others_are_ended() -> None:
     with Workers(2, ()) as workers:
         pids = workers.map(os.getpid, [()] * 2)
