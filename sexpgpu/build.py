@@ -272,9 +272,7 @@ def compile_part(part: str, name: str, dump: str | None, records: Any = None) ->
     import schedules.gpu.audit
     from lowering import codegen, elementary
 
-    target = schedules.TARGETS[name]
-    if target.gpu is None:  # a GPU's are functions of the CUDA text (lowering/cuda_functions.py)
-        target = attrs.evolve(target, functions=elementary.STEPS)
+    target = attrs.evolve(schedules.TARGETS[name], functions=elementary.STEPS)
     target = tuning.replaying(target, records)
 
     def choose(func: Any, _: Any) -> Any:

@@ -6,7 +6,7 @@ tables of the kernel's own, where a task finds its member by bisection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -19,7 +19,6 @@ from .inline import Known, Virtual
 from .maps import point_stores
 from .members import Form, Member, Members, read_members
 from .nests import Context, dynamic_loop, parallel, vector
-from .plan import function
 from .stages import Axis, NotStaged, Program, Stage, loads, read_program
 from .tree import collect
 
@@ -29,8 +28,13 @@ ADDRESS = 15  # the field of a table's entry, of 16 bytes: TVMStructFieldKind::k
 
 @attrs.frozen
 class Pieces:
-    """Takes programs of several members, and those with several outputs of which some are in place."""
+    """Takes programs of several members, and those with several outputs of which some are in place.
 
+    ``nests``: (program, target, members) -> what does them, or None; ``function``: (program, nests) -> the function.
+    """
+
+    nests: Callable[[Program, Any, Members], list[Stmt] | None]
+    function: Callable[[Program, list[Stmt]], Any]
     name: str = "pieces"
 
     def apply(self, func: Any, target: Any) -> Any:
@@ -41,11 +45,11 @@ class Pieces:
         found = read_members(program)
         if found is None or (len(found.members) < 2 and not program.pairs):
             return None
-        nests = _nests(program, target, found)
-        return None if nests is None else function(program, nests)
+        done = self.nests(program, target, found)
+        return None if done is None else self.function(program, done)
 
 
-def _nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
+def nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
     """The loop over all pieces, then what is made of the results. None where a store might change what another reads:
     values have names, but for truth values."""
     groups: list[Group] = []

@@ -4,43 +4,19 @@ and take it if it is of their kind."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
-
-import attrs
 
 from .fallback import ByHand, Fallback
-from .pieces import Pieces
-from .plan import Plan, build, make_plan
-from .stages import NotStaged
+from .pieces import Pieces, nests
+from .plan import build, function, make_plan
+from .plan_rule import PlanRule, remembered
 
+_rule = functools.partial(PlanRule, remembered(lambda func, target: make_plan(func, target)), build)
 
-@functools.lru_cache(maxsize=1)
-def _plan(func: Any, target: Any) -> Plan | None:
-    """None for a program that cannot be planned. The rules ask one after the other for the same one."""
-    try:
-        return make_plan(func, target)
-    except NotStaged:
-        return None
-
-
-@attrs.frozen
-class PlanRule:
-    """``takes``: is a plan with nests of these kinds this rule's?"""
-
-    name: str
-    takes: Callable[[set[str]], bool]
-
-    def apply(self, func: Any, target: Any) -> Any:
-        plan = _plan(func, target)
-        return build(plan) if plan is not None and self.takes(set(plan.kinds)) else None
-
-
-HEADS = PlanRule("heads", lambda kinds: "heads" in kinds)
-MATMUL = PlanRule("matmul", lambda kinds: "matmul" in kinds)
-ELEMENTWISE = PlanRule("elementwise", lambda kinds: kinds == {"map"})
-ROWS = PlanRule("rows", lambda kinds: kinds <= {"rows", "map"})
-COLUMNS = PlanRule("columns", lambda kinds: kinds <= {"columns", "map"})
-DRAWS = PlanRule("draws", lambda kinds: "draws" in kinds)
-MIXED = PlanRule("mixed", lambda kinds: True)
-RULES = (Pieces(), HEADS, MATMUL, ELEMENTWISE, ROWS, COLUMNS, DRAWS, MIXED, ByHand(), Fallback())
+HEADS = _rule("heads", lambda kinds: "heads" in kinds)
+MATMUL = _rule("matmul", lambda kinds: "matmul" in kinds)
+ELEMENTWISE = _rule("elementwise", lambda kinds: kinds == {"map"})
+ROWS = _rule("rows", lambda kinds: kinds <= {"rows", "map"})
+COLUMNS = _rule("columns", lambda kinds: kinds <= {"columns", "map"})
+DRAWS = _rule("draws", lambda kinds: "draws" in kinds)
+MIXED = _rule("mixed", lambda kinds: True)
+RULES = (Pieces(nests, function), HEADS, MATMUL, ELEMENTWISE, ROWS, COLUMNS, DRAWS, MIXED, ByHand(), Fallback())

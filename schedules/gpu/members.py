@@ -18,13 +18,12 @@ from ..cpu.accumulators import accumulator
 from ..cpu.emit import Expr, Stmt, i64, load, scratch, seq, store
 from ..cpu.folds import LONG
 from ..cpu.maps import at, point_stores
-from ..cpu.members import Members, read_members
+from ..cpu.members import Members
 from ..cpu.names import in_buffers
 from ..cpu.nests import TREE, block, dynamic_loop
 from ..cpu.pieces import MAP_PIECE, Group, make_group
-from ..cpu.stages import Axis, NotStaged, Program, Stage, read_program
+from ..cpu.stages import Axis, Program, Stage
 from .launch import THREADS, UNROLL, WARP, barrier, launch, shared
-from .plan import function
 from .warps import Team, halve, written_out
 
 POINTERS = 480  # parameters of a kernel: they take 4096 bytes at most
@@ -32,25 +31,7 @@ BLOCKS = 256  # blocks from which each takes several elements a thread
 WARPS = 32  # members whose pieces' results are folded at a time
 
 
-@attrs.frozen
-class Pieces:
-    """Takes programs of several members, and those with several outputs of which some are in place."""
-
-    name: str = "pieces"
-
-    def apply(self, func: Any, target: Any) -> Any:
-        try:
-            program = read_program(func)
-        except NotStaged:
-            return None
-        found = read_members(program)
-        if found is None or (len(found.members) < 2 and not program.pairs):
-            return None
-        nests = _nests(program, target, found)
-        return None if nests is None else function(program, nests)
-
-
-def _nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
+def nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
     """None where a store might change what another reads: values have names, but for truth values."""
     groups: list[Group] = []
     target = attrs.evolve(target, functions={})  # what those write out is LLVM's; a GPU's text has functions

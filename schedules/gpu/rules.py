@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
-import attrs
-
-from ..cpu.stages import NotStaged
+from ..cpu.pieces import Pieces
+from ..cpu.plan_rule import PlanRule, remembered
 from .fallback import ByHand, Fallback
-from .members import Pieces
+from .members import nests
 from .places import SumsAlong, SumsAtPlaces
-from .plan import Plan, build, make_plan
+from .plan import build, function, make_plan
 from .scan import Scan
 
+_rule = functools.partial(PlanRule, remembered(lambda func, target: make_plan(func, target)), build)
 
-@functools.lru_cache(maxsize=1)
-def _plan(func: Any, target: Any) -> Plan | None:
-    """None for a program that cannot be planned. The rules ask one after the other for the same one."""
-    try:
-        return make_plan(func, target)
-    except NotStaged:
-        return None
-
-
-@attrs.frozen
-class PlanRule:
-    """``takes``: is a plan with nests of these kinds this rule's?"""
-
-    name: str
-    takes: Callable[[set[str]], bool]
-
-    def apply(self, func: Any, target: Any) -> Any:
-        plan = _plan(func, target)
-        return build(plan) if plan is not None and self.takes(set(plan.kinds)) else None
-
-
-ELEMENTWISE = PlanRule("elementwise", lambda kinds: kinds == {"map"})
-HEADS = PlanRule("heads", lambda kinds: kinds == {"heads"})
-MATMUL = PlanRule("matmul", lambda kinds: kinds == {"matmul"})
-DRAWS = PlanRule("draws", lambda kinds: kinds == {"draws"})
-ROWS = PlanRule("rows", lambda kinds: kinds <= {"rows", "map"})
-COLUMNS = PlanRule("columns", lambda kinds: kinds <= {"columns", "map"})
-MATRIX_UNITS = PlanRule("matrix-units", lambda kinds: "mma" in kinds)
-MIXED = PlanRule("mixed", lambda kinds: True)
+ELEMENTWISE = _rule("elementwise", lambda kinds: kinds == {"map"})
+HEADS = _rule("heads", lambda kinds: kinds == {"heads"})
+MATMUL = _rule("matmul", lambda kinds: kinds == {"matmul"})
+DRAWS = _rule("draws", lambda kinds: kinds == {"draws"})
+ROWS = _rule("rows", lambda kinds: kinds <= {"rows", "map"})
+COLUMNS = _rule("columns", lambda kinds: kinds <= {"columns", "map"})
+MATRIX_UNITS = _rule("matrix-units", lambda kinds: "mma" in kinds)
+MIXED = _rule("mixed", lambda kinds: True)
 RULES = (
-    Pieces(), ELEMENTWISE, HEADS, MATMUL, MATRIX_UNITS, DRAWS, ROWS, COLUMNS, MIXED, Scan(), SumsAtPlaces(),
-    SumsAlong(), ByHand(), Fallback(),
+    Pieces(nests, function), ELEMENTWISE, HEADS, MATMUL, MATRIX_UNITS, DRAWS, ROWS, COLUMNS, MIXED, Scan(),
+    SumsAtPlaces(), SumsAlong(), ByHand(), Fallback(),
 )  # fmt: skip
