@@ -16,14 +16,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+sys.path[:0] = [str(ROOT), str(HERE), str(ROOT / "scripts/bench")]
+
+from fourfold import fourfold  # noqa: E402
 
 CPU = "cpu-x86-64-v3"
 MOST = 64 * 2**20  # bytes of the folder
 STACKS = (1, 4)
-SALT = "(+ (* (getf ctx :step) 65536) (getf ctx :microbatch))"
-# So that microbatches can be stacked: four of them, whose draws do not look at which one it is.
-FOUR = {SALT: "(* (getf ctx :step) 65536)", ":microbatches 2": ":microbatches 4"}
 GEMMS = (2048, 4096, 8192)
 
 # name -> run file, precision, steps that are compared, steps that are timed
@@ -54,10 +53,9 @@ def run_file(name: str, given: str, precision: str, folder: Path, narrow: bool) 
     shutil.copytree(source.parent, copy)
     for path in copy.glob("*.sx"):
         text = path.read_text(encoding="utf-8")
-        for old, new in {**FOUR, **(NARROW if narrow else {})}.items():
+        for old, new in NARROW.items() if narrow else ():
             text = text.replace(old, new)
-        if ":microbatches" not in text:
-            text = text.replace(" :seed ", " :microbatches 4 :seed ")
+        text = fourfold(text)
         text = text.replace(" :seed ", f" :precision :{precision} :seed ") if precision != "f32" else text
         path.write_text(text, encoding="utf-8")
     return copy / source.name
