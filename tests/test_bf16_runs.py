@@ -10,12 +10,11 @@ import pytest
 
 from artifacts import tarball
 from artifacts.cpu import CpuDevice
-from artifacts.data import Training, open_records
-from artifacts.loop import Loop
 from sexpgpu.diagnostics import Report
 from sexpgpu.phases import trace_run
 from sexpgpu.runfile import load
 from tests.conftest import EXAMPLES, build
+from tests.loops import loop_of
 from tests.test_oracle import devices, steps
 
 pytestmark = pytest.mark.build
@@ -63,14 +62,12 @@ def long_sums(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path,
 
 def losses(run: Path, tar: Path, threads: int) -> np.ndarray:
     """The loss of each of STEPS steps."""
-    with tarball.open(str(tar)) as artifact:
-        manifest = artifact.manifest
-        records = {n: open_records(manifest.loader(n), str(run.parent), artifact) for n in manifest.training_loaders()}
-        training = Training(manifest, records)
-        loop = Loop(manifest, CpuDevice(artifact, threads), training, records, lambda: None)
+    with (
+        tarball.open(str(tar)) as artifact,
+        loop_of(artifact, CpuDevice(artifact, threads), run.parent) as (loop, _),
+    ):
         now = loop.initial()
         out = [loop.step(now).loss for _ in range(STEPS)]
-        training.close()
     return np.array(out, "float32")
 
 

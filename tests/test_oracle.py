@@ -10,15 +10,14 @@ from attrs import evolve
 
 from artifacts import tarball
 from artifacts.cpu import CpuDevice
-from artifacts.data import Training, open_records
 from artifacts.device import Device, HostDevice
-from artifacts.loop import Loop
 from sexpgpu.diagnostics import Report
 from sexpgpu.interpret import run
 from sexpgpu.phases import Plan, trace_run
 from sexpgpu.runfile import load
 from sexpgpu.stack import stacked
 from tests.conftest import EXAMPLES
+from tests.loops import loop_of
 
 pytestmark = pytest.mark.build
 
@@ -35,20 +34,16 @@ def plan_of(example: str) -> Plan:
 def steps(artifact: tarball.Artifact, device: Device, folder: Path) -> dict[str, np.ndarray]:
     """Everything that STEPS steps and the passes after them report, and the parameters and state that they leave."""
     manifest = artifact.manifest
-    names = {*manifest.training_loaders(), *(p.loader for p in manifest.step.passes)}
-    records = {n: open_records(manifest.loader(n), str(folder), artifact) for n in names}
-    training = Training(manifest, records)
-    loop = Loop(manifest, device, training, records, lambda: None)
-    now, out = loop.initial(), {}
-    for n in range(STEPS):
-        result = loop.step(now)
-        out |= {f"{n}:loss": result.loss, f"{n}:norm": result.grad_norm} | {
-            f"{n}:{k}": v for k, v in result.metrics.items()
-        }
-    for p in manifest.step.passes:
-        result = loop.evaluate(now, evolve(p, batches=1))
-        out |= {f"{p.name}:loss": result.loss} | {f"{p.name}:{k}": v for k, v in result.metrics.items()}
-    training.close()
+    with loop_of(artifact, device, folder) as (loop, _):
+        now, out = loop.initial(), {}
+        for n in range(STEPS):
+            result = loop.step(now)
+            out |= {f"{n}:loss": result.loss, f"{n}:norm": result.grad_norm} | {
+                f"{n}:{k}": v for k, v in result.metrics.items()
+            }
+        for p in manifest.step.passes:
+            result = loop.evaluate(now, evolve(p, batches=1))
+            out |= {f"{p.name}:loss": result.loss} | {f"{p.name}:{k}": v for k, v in result.metrics.items()}
     for kind, tensors in zip(("param", "optimizer"), loop.arrays(now), strict=True):
         out |= {f"{kind} {name}": np.array(value) for name, value in tensors.items()}
     return {k: np.asarray(v) for k, v in out.items()}
@@ -58,14 +53,11 @@ def generated(artifact: tarball.Artifact, device: Device, folder: Path) -> list[
     """Every integer that the generator makes from its first batch."""
     manifest = artifact.manifest
     name = manifest.training_loaders()[0]
-    records = {name: open_records(manifest.loader(name), str(folder), artifact)}
-    training = Training(manifest, records)
-    loop = Loop(manifest, device, training, records, lambda: None)
-    now = loop.initial()
-    env = loop._env(now, now.cursor.ctx(0, 0), dict(now.cursor.counters))
-    loop._add_fields(env, training.next(name, 0, lambda: None))
-    loop._generate(env)
-    training.close()
+    with loop_of(artifact, device, folder) as (loop, training):
+        now = loop.initial()
+        env = loop._env(now, now.cursor.ctx(0, 0), dict(now.cursor.counters))
+        loop._add_fields(env, training.next(name, 0, lambda: None))
+        loop._generate(env)
     return [np.array(device.numpy(env["generated", n])) for n in manifest.step.generated]
 
 

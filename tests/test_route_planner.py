@@ -12,12 +12,11 @@ import pytest
 
 from artifacts import tarball
 from artifacts.cpu import CpuDevice
-from artifacts.data import Training, open_records
-from artifacts.loop import Loop
 from sexpgpu.diagnostics import Report
 from sexpgpu.phases import Plan, trace_run
 from sexpgpu.runfile import load
 from tests.conftest import EXAMPLES, ONE, sexpgpu
+from tests.loops import loop_of
 from tests.test_oracle import devices, generated, steps
 from tests.test_reproducible import STOPPED, digest, runner
 
@@ -73,14 +72,9 @@ def test_whole_steps_are_those_of_the_interpreter(small: Path) -> None:
 
 @pytest.mark.build
 def test_tours_grow_shorter(small: Path) -> None:
-    with tarball.open(str(small)) as artifact:
-        manifest = artifact.manifest
-        records = {n: open_records(manifest.loader(n), str(FOLDER), artifact) for n in manifest.training_loaders()}
-        training = Training(manifest, records)
-        loop = Loop(manifest, CpuDevice(artifact, 1), training, records, lambda: None)
+    with tarball.open(str(small)) as artifact, loop_of(artifact, CpuDevice(artifact, 1), FOLDER) as (loop, _):
         now = loop.initial()
         lengths = [float(loop.step(now).metrics["tour"]) for _ in range(STEPS)]
-        training.close()
     assert np.mean(lengths[:SPAN]) - np.mean(lengths[-SPAN:]) >= FALL, lengths
 
 

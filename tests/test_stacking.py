@@ -14,15 +14,14 @@ import pytest
 
 from artifacts import tarball
 from artifacts.cpu import CpuDevice
-from artifacts.data import Training, open_records
 from artifacts.device import Device, HostDevice
-from artifacts.loop import Loop
 from sexpgpu.diagnostics import Report
 from sexpgpu.interpret import run as interpret
 from sexpgpu.phases import Plan, trace_run
 from sexpgpu.runfile import load
 from sexpgpu.stack import stacked
 from tests.conftest import EXAMPLES, ONE, sexpgpu
+from tests.loops import loop_of
 
 pytestmark = pytest.mark.build
 
@@ -54,18 +53,15 @@ def plan_of(folder: Path, degree: int) -> Plan:
 def steps(artifact: tarball.Artifact, device: Device, folder: Path) -> dict[str, np.ndarray]:
     """All that STEPS steps and the pass after them make: reports, counters, the last gradients, the last state."""
     manifest = artifact.manifest
-    records = {"rows": open_records(manifest.loader("rows"), str(folder), artifact)}
-    training = Training(manifest, records)
-    loop = Loop(manifest, device, training, records, lambda: None)
-    now, out = loop.initial(), {}
-    for n in range(STEPS):
-        result = loop.step(now)
-        reports = {"loss": result.loss, "norm": result.grad_norm, **result.metrics, **now.cursor.counters}
-        out |= {f"{n} {name}": np.array(value) for name, value in reports.items()}
-        out |= {f"{n} {name}": np.array(device.numpy(tensor)) for name, tensor in result.diagnostics.items()}
-    out |= {f"gradient {name}": np.array(device.numpy(tensor)) for name, tensor in loop._gradients.items()}
-    held = loop.evaluate(now, manifest.step.passes[0])
-    training.close()
+    with loop_of(artifact, device, folder) as (loop, _):
+        now, out = loop.initial(), {}
+        for n in range(STEPS):
+            result = loop.step(now)
+            reports = {"loss": result.loss, "norm": result.grad_norm, **result.metrics, **now.cursor.counters}
+            out |= {f"{n} {name}": np.array(value) for name, value in reports.items()}
+            out |= {f"{n} {name}": np.array(device.numpy(tensor)) for name, tensor in result.diagnostics.items()}
+        out |= {f"gradient {name}": np.array(device.numpy(tensor)) for name, tensor in loop._gradients.items()}
+        held = loop.evaluate(now, manifest.step.passes[0])
     out |= {f"held {name}": np.array(value) for name, value in {"loss": held.loss, **held.metrics}.items()}
     for kind, tensors in zip(("param", "optimizer"), loop.arrays(now), strict=True):
         out |= {f"{kind} {name}": np.array(value) for name, value in tensors.items()}

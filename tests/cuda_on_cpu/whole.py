@@ -15,9 +15,8 @@ from attrs import evolve
 from artifacts import tarball
 from artifacts.cpu import CpuDevice
 from artifacts.cuda import CudaDevice
-from artifacts.data import Training, open_records
 from artifacts.device import Device
-from artifacts.loop import Loop
+from tests.loops import loop_of
 from tests.test_oracle import generated
 
 STEPS = 4  # the loop's repeats are captured the second time, and replayed from the third on
@@ -32,21 +31,17 @@ def opened(artifact: tarball.Artifact, kind: str) -> Device:
 def steps(artifact: tarball.Artifact, device: Device, folder: Path) -> dict[str, np.ndarray]:
     """What STEPS steps and a batch of the passes after them report, the last gradients, parameters and state."""
     manifest = artifact.manifest
-    names = {*manifest.training_loaders(), *(p.loader for p in manifest.step.passes)}
-    records = {n: open_records(manifest.loader(n), str(folder), artifact) for n in names}
-    training = Training(manifest, records)
-    loop = Loop(manifest, device, training, records, lambda: None)
-    now, out = loop.initial(), {}
-    for n in range(STEPS):
-        result = loop.step(now)
-        reports = {"loss": result.loss, "norm": result.grad_norm, **result.metrics, **now.cursor.counters}
-        out |= {f"{n} {name}": np.array(value) for name, value in reports.items()}
-        out |= {f"{n} {name}": np.array(device.numpy(tensor)) for name, tensor in result.diagnostics.items()}
-    out |= {f"gradient {name}": np.array(device.numpy(tensor)) for name, tensor in loop._gradients.items()}
-    for p in manifest.step.passes:
-        held = loop.evaluate(now, evolve(p, batches=1))
-        out |= {f"{p.name} {name}": np.array(value) for name, value in {"loss": held.loss, **held.metrics}.items()}
-    training.close()
+    with loop_of(artifact, device, folder) as (loop, _):
+        now, out = loop.initial(), {}
+        for n in range(STEPS):
+            result = loop.step(now)
+            reports = {"loss": result.loss, "norm": result.grad_norm, **result.metrics, **now.cursor.counters}
+            out |= {f"{n} {name}": np.array(value) for name, value in reports.items()}
+            out |= {f"{n} {name}": np.array(device.numpy(tensor)) for name, tensor in result.diagnostics.items()}
+        out |= {f"gradient {name}": np.array(device.numpy(tensor)) for name, tensor in loop._gradients.items()}
+        for p in manifest.step.passes:
+            held = loop.evaluate(now, evolve(p, batches=1))
+            out |= {f"{p.name} {name}": np.array(value) for name, value in {"loss": held.loss, **held.metrics}.items()}
     for kind, tensors in zip(("param", "optimizer"), loop.arrays(now), strict=True):
         out |= {f"{kind} {name}": np.array(value) for name, value in tensors.items()}
     return out
