@@ -16,8 +16,7 @@ from sexpgpu.diagnostics import Report
 from sexpgpu.phases import Plan, trace_run
 from sexpgpu.runfile import load
 from tests.conftest import EXAMPLES, ONE, sexpgpu
-from tests.loops import loop_of
-from tests.test_oracle import devices, generated, steps
+from tests.loops import generated, interpreted, loop_of, steps
 from tests.test_reproducible import STOPPED, digest, runner
 
 FOLDER = EXAMPLES / "route-planner"
@@ -55,9 +54,9 @@ def test_the_maps_are_what_the_script_makes(tmp_path: Path) -> None:
 @pytest.mark.build
 def test_whole_steps_are_those_of_the_interpreter(small: Path) -> None:
     with tarball.open(str(small)) as artifact:
-        compiled, oracle = devices(artifact, plan_of("small.sx"))
+        compiled, oracle = CpuDevice(artifact, 2), interpreted(artifact, plan_of("small.sx"))
         made, wanted = (generated(artifact, d, FOLDER) for d in (compiled, oracle))
-        got, want = (steps(artifact, d, FOLDER) for d in (compiled, oracle))
+        got, want = (steps(artifact, d, FOLDER, 3) for d in (compiled, oracle))
     drawn, tour, length = made
     assert drawn.tobytes() == wanted[0].tobytes() and tour.tobytes() == wanted[1].tobytes()
     np.testing.assert_allclose(length, wanted[2], rtol=1e-6)  # a sum of eight legs

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from artifacts import tarball
+from artifacts.cpu import CpuDevice
 from sexpgpu.diagnostics import Report
 from sexpgpu.phases import trace_run
 from sexpgpu.runfile import load
 from tests.conftest import build
-from tests.test_oracle import devices, generated, steps
+from tests.loops import generated, interpreted, steps
 
 pytestmark = pytest.mark.build
 
@@ -33,9 +34,9 @@ def test_whole_steps_are_those_of_the_interpreter(name: str, tmp_path: Path) -> 
     plan = trace_run(load(str(run), report), report)  # type: ignore[arg-type]
     assert plan, report.errors
     with tarball.open(str(build(run, tmp_path / "run.tar"))) as artifact:
-        compiled, oracle = devices(artifact, plan)
+        compiled, oracle = CpuDevice(artifact, 2), interpreted(artifact, plan)
         made, wanted = (generated(artifact, d, tmp_path) for d in (compiled, oracle))
-        got, want = (steps(artifact, d, tmp_path) for d in (compiled, oracle))
+        got, want = (steps(artifact, d, tmp_path, 3) for d in (compiled, oracle))
     assert got.keys() == want.keys() and len(made) == len(wanted)
     for a, b in zip(made, wanted, strict=True):
         # Draws are the same bits, and the functions made of them (log, cos) differ in the last one.

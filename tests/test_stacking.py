@@ -14,14 +14,11 @@ import pytest
 
 from artifacts import tarball
 from artifacts.cpu import CpuDevice
-from artifacts.device import Device, HostDevice
 from sexpgpu.diagnostics import Report
-from sexpgpu.interpret import run as interpret
 from sexpgpu.phases import Plan, trace_run
 from sexpgpu.runfile import load
-from sexpgpu.stack import stacked
 from tests.conftest import EXAMPLES, ONE, sexpgpu
-from tests.loops import loop_of
+from tests.loops import interpreted, steps
 
 pytestmark = pytest.mark.build
 
@@ -43,43 +40,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def plan_of(folder: Path, degree: int) -> Plan:
+def plan_of(folder: Path) -> Plan:
     report = Report()
     plan = trace_run(load(str(folder / "run.sx"), report), report)  # type: ignore[arg-type]
     assert plan, report.errors
-    return stacked(plan, degree)
-
-
-def steps(artifact: tarball.Artifact, device: Device, folder: Path) -> dict[str, np.ndarray]:
-    """All that STEPS steps and the pass after them make: reports, counters, the last gradients, the last state."""
-    manifest = artifact.manifest
-    with loop_of(artifact, device, folder) as (loop, _):
-        now, out = loop.initial(), {}
-        for n in range(STEPS):
-            result = loop.step(now)
-            reports = {"loss": result.loss, "norm": result.grad_norm, **result.metrics, **now.cursor.counters}
-            out |= {f"{n} {name}": np.array(value) for name, value in reports.items()}
-            out |= {f"{n} {name}": np.array(device.numpy(tensor)) for name, tensor in result.diagnostics.items()}
-        out |= {f"gradient {name}": np.array(device.numpy(tensor)) for name, tensor in loop._gradients.items()}
-        held = loop.evaluate(now, manifest.step.passes[0])
-    out |= {f"held {name}": np.array(value) for name, value in {"loss": held.loss, **held.metrics}.items()}
-    for kind, tensors in zip(("param", "optimizer"), loop.arrays(now), strict=True):
-        out |= {f"{kind} {name}": np.array(value) for name, value in tensors.items()}
-    return out
+    return plan
 
 
 def compiled(folder: Path, degree: int, threads: int = 2) -> dict[str, np.ndarray]:
     with tarball.open(str(folder / f"{degree}.tar")) as artifact:
         assert artifact.manifest.degree == degree
-        return steps(artifact, CpuDevice(artifact, threads), folder)
+        return steps(artifact, CpuDevice(artifact, threads), folder, STEPS, 2)
 
 
-def interpreted(folder: Path, degree: int) -> dict[str, np.ndarray]:
-    functions = {
-        p.name: (lambda *inputs, graph=p.graph: interpret(graph, inputs)) for p in plan_of(folder, degree).phases
-    }
+def oracle(folder: Path, degree: int) -> dict[str, np.ndarray]:
     with tarball.open(str(folder / f"{degree}.tar")) as artifact:
-        return steps(artifact, HostDevice(artifact.manifest, functions), folder)
+        return steps(artifact, interpreted(artifact, plan_of(folder)), folder, STEPS, 2)
 
 
 def unequal(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> list[str]:
@@ -94,7 +70,7 @@ def test_the_bits_are_those_of_one_microbatch_at_a_time(folder: Path, degree: in
 
 @pytest.mark.parametrize("degree", DEGREES[1:])
 def test_the_interpreter_runs_stacked_phases(folder: Path, degree: int) -> None:
-    got, want = interpreted(folder, degree), interpreted(folder, 1)
+    got, want = oracle(folder, degree), oracle(folder, 1)
     for name, value in want.items():
         if value.dtype.kind in "iu":
             np.testing.assert_array_equal(got[name], value, err_msg=name)

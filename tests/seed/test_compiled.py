@@ -15,9 +15,9 @@ from sexpgpu.diagnostics import Report
 from sexpgpu.phases import trace_run
 from sexpgpu.runfile import load
 from tests.conftest import build
+from tests.loops import generated, interpreted
 from tests.runner.support import contents
 from tests.support import run_text
-from tests.test_oracle import devices, generated
 
 from .support import generate, prepare, records
 
@@ -73,7 +73,7 @@ def test_s21_draws_do_not_hang_on_threads(drawing: Path, tmp_path: Path) -> None
     plan = trace_run(load(str(drawing.parent / "run.sx"), report), report)  # type: ignore[arg-type]
     assert plan
     with tarball.open(str(drawing)) as artifact:
-        _, oracle = devices(artifact, plan)
+        oracle = interpreted(artifact, plan)
         made = [generated(artifact, d, drawing.parent) for d in (*(CpuDevice(artifact, n) for n in (1, 2)), oracle)]
     for one, two, want in zip(*made, strict=True):
         np.testing.assert_array_equal(one, two)
