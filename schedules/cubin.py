@@ -3,6 +3,7 @@
 The same text gives the same bytes on any machine: options are fixed, the compiler is that of a pinned wheel, and no
 path, name or line of the text is left in them. Results are kept in the user's cache folder by the digest of all that
 they depend on; an entry is used only if its own digest holds, and a cache that cannot be read or written is no fault.
+After a build, ``prune`` leaves those that were used last.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 from pathlib import Path
 
 from . import nvrtc
@@ -20,6 +22,8 @@ NAME = "kernels.cu"
 # -fmad=false: a product that is added is fused where the text says so, as on the CPU, and nowhere else.
 OPTIONS = ("-default-device", "-fmad=false")
 PTX = "compute_"
+ROOM = 2**30  # bytes of results that are kept; an example takes about one million for each architecture
+DAY = 24 * 3600  # seconds after which a file that was not finished is nobody's
 # What TVM writes before its kernels for the traits of types, which takes 20 times as long to read as all else, and is
 # used by kernels of 8-bit floats alone.
 _TRAITS = re.compile(r"  #include <cuda/std/type_traits>\n  namespace std \{\n(?:    using cuda::std::\w+;\n)*  \}\n")
@@ -74,10 +78,13 @@ def _kept(key: str) -> bytes | None:
     place = folder()
     if place is None:
         return None
+    path = place / key[:2] / key
     try:
-        found = (place / key[:2] / key).read_bytes()
+        found = path.read_bytes()
     except OSError:
         return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # when it was used last
     digest, data = found[:32], found[32:]
     return data if hashlib.sha256(data).digest() == digest else None
 
@@ -98,3 +105,25 @@ def _keep(key: str, data: bytes) -> None:
         if name is not None:
             with contextlib.suppress(OSError):
                 os.unlink(name)
+
+
+def prune(room: int = ROOM) -> None:
+    """Delete the results that were used longest ago until those that are left have ``room`` bytes at most, and what
+    builds that were killed left. Other builds may run: one that misses an entry now makes it anew."""
+    place = folder()
+    if place is None:
+        return
+    now, kept = time.time(), []
+    for path in place.glob("*/*"):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            finished = re.fullmatch("[0-9a-f]{64}", path.name) is not None
+            if finished or found.st_mtime < now - DAY:
+                kept.append((found.st_mtime if finished else 0.0, path.name, found.st_size, path))
+    left = sum(size for _, _, size, _ in kept)
+    for used, _, size, path in sorted(kept):
+        if left <= room and used:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+        left -= size

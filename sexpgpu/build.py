@@ -235,13 +235,15 @@ def compile_kernels(
     run: Run, libraries: Sequence[Any], compiled: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, bytes]], float]:
     """Library for GPUs -> member -> its kernels, compiled for each of its architectures, and the seconds it took."""
-    wanted = [
-        (to.name, device, arch) for to in libraries for device in compiled[to.name].devices for arch in to.archs
-    ]  # fmt: skip
+    from schedules import cubin
+
+    wanted = [(to.name, device, arch) for to in libraries for device in compiled[to.name].devices for arch in to.archs]
     made: dict[str, dict[str, bytes]] = {to.name: {} for to in libraries if to.archs}
     done = run(compile_kernel, [(device.source, arch, device.kernels) for _, device, arch in wanted])
     for (name, device, arch), (data, _) in zip(wanted, done, strict=True):
         made[name][kernel_member(device.key, arch)] = data
+    if wanted:
+        cubin.prune()
     return made, sum(seconds for _, seconds in done)
 
 

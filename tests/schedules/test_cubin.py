@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -109,6 +111,65 @@ def test_a_full_disk_leaves_no_half_entry(cache: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(cubin.os, "replace", full)
     cubin.kernels(TEXT, "sm_90", ("scale",))
     assert entries(cache) == []
+
+
+def kept(cache: Path, *used: float) -> list[Path]:
+    """Entries of 1000 bytes, last used at these times."""
+    made = [cache / f"{n:02x}" / f"{n:064x}" for n in range(len(used))]
+    for path, at in zip(made, used, strict=True):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(1000))
+        os.utime(path, (at, at))
+    return made
+
+
+def test_what_was_used_longest_ago_is_deleted_until_the_rest_has_room(cache: Path) -> None:
+    made = kept(cache, 30, 10, 40, 20)
+    cubin.prune(4000)
+    assert all(path.exists() for path in made)
+    cubin.prune(2999)
+    assert [path.exists() for path in made] == [True, False, True, False]
+    cubin.prune(0)
+    assert entries(cache) == []
+    cubin.prune(0)
+
+
+def test_what_is_found_was_used_now(cache: Path) -> None:
+    made = cubin.kernels(TEXT, "sm_90", ("scale",))
+    (entry,) = entries(cache)
+    os.utime(entry, (5, 5))
+    assert cubin.kernels(TEXT, "sm_90", ("scale",)) == made
+    (old,) = kept(cache / "older", 100)
+    old.parent.rename(cache / "zz")
+    cubin.prune(entry.stat().st_size)
+    assert entries(cache) == [entry]
+
+
+def test_files_that_killed_builds_left_go_and_those_of_running_ones_stay(cache: Path) -> None:
+    (entry,) = kept(cache, time.time())
+    for name, age in (("tmpold", 2 * cubin.DAY), ("tmpnew", 60)):
+        (entry.parent / name).write_bytes(b"half")
+        os.utime(entry.parent / name, (time.time() - age, time.time() - age))
+    cubin.prune()
+    assert sorted(path.name for path in entries(cache)) == [entry.name, "tmpnew"]
+
+
+def test_builds_that_prune_at_once_do_not_mind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = kept(cache, 10, 20)
+    real = Path.unlink
+
+    def late(path: Path) -> None:
+        """Another build was faster."""
+        real(path)
+        real(path)
+
+    monkeypatch.setattr(Path, "unlink", late)
+    cubin.prune(1000)
+    assert entries(cache) == [second] and not first.exists()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    cubin.prune(0)
+    assert entries(cache) == [second]
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "compute_80"])
