@@ -29,7 +29,7 @@ from .manifest_records import (
     without_graphs,
 )
 from .members import data_members, source_members
-from .memory import Memory, check_limit, estimate, measured
+from .memory import Memory, check_room, estimate, measured
 from .phases import Plan
 from .targets_report import default_row, row
 
@@ -41,7 +41,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     from artifacts import tarball
 
     tarball.check_output(options.output, options.force, [options.file])
-    check_limit(estimate(plan), options.memory_limit, options.file)
+    check_room(estimate(plan), targets, options.memory_limit, options.file)
     data = data_members(plan)
     runtime = runtime_members(targets, options.runtime)
     made = compile_plan(plan, targets, options)
@@ -58,7 +58,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     }
     manifest = with_memory(make_manifest(plan, made, targets, data), memory)
     manifest = manifest if options.graphs == "auto" else without_graphs(manifest)
-    check_limit(memory, options.memory_limit, options.file, asked_of_machine(manifest))
+    check_room(memory, targets, options.memory_limit, options.file, asked_of(manifest))
     interrupt.check()
     digest = tarball.write(options.output, manifest, members, options.force, [options.file])
     return {
@@ -356,11 +356,13 @@ def run_memory(plan: Plan, made: Made) -> Memory:
     return measured(plan, made.inside, max(t.device for t in taken), max(t.thread for t in taken))
 
 
-def asked_of_machine(manifest: Any) -> int:
-    """Bytes that a runner asks of its machine, with one thread."""
+def asked_of(manifest: Any) -> dict[str, int]:
+    """Bytes that a runner asks of its machine, with one thread, by "", and of a card, by the name of its library."""
+    from artifacts import cuda
     from artifacts.memory import OVERHEAD, wanted
 
-    return wanted(manifest, 1).total + OVERHEAD
+    cards = {t.name: cuda.wanted(manifest, t) for t in manifest.targets if t.device == "cuda"}
+    return {"": wanted(manifest, 1).total + OVERHEAD, **cards}
 
 
 def asked(plan: Plan, compiled: Any) -> dict[str, Any]:

@@ -256,15 +256,17 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def run_build(options: argparse.Namespace) -> int:
-    from .build import build, rates_named
+    from .build import build, find_targets, rates_of
+    from .memory import room_of
     from .stack import stacked
 
     report = Report()
     plan = plan_of(options.file, report, options.diagnostic)
     if report:
         return show(report.errors, options)
-    rates = rates_named(options.target).values()
-    built = build(stacked(plan, options.stack, rates, options.memory_limit), options)
+    targets = find_targets(options.target)
+    room = room_of(targets, options.memory_limit)
+    built = build(stacked(plan, options.stack, rates_of(targets).values(), room), options)
     if options.output_format == "json":
         print(json.dumps(built))
     else:

@@ -127,9 +127,7 @@ GEN_FORM = code(
     "Give :trips, :init, :step and, if wanted, :finish, as lambdas of the right arguments.",
 )
 
-STACK_DEGREE = code(
-    "E-STACK-001", "the degree of --stack does not fit the run", "Give a smaller degree, or auto.", 2
-)
+STACK_DEGREE = code("E-STACK-001", "the degree of --stack does not fit the run", "Give a smaller degree, or auto.", 2)
 STACK_READ = code(
     "E-STACK-002",
     "the generator reads what differs between stacked microbatches",
@@ -181,8 +179,8 @@ TUNE_PLACE = code(
 TUNE_TARGET = code("E-TUNE-004", "tuning is for one target", "Name one; see sexpgpu targets.", 2)
 MEM_LIMIT = code(
     "E-MEM-001",
-    "the run takes more memory than --memory-limit allows",
-    "Make the batch smaller, with more microbatches, or raise the limit.",
+    "the run takes more memory than --memory-limit allows, or than the card that a target names has",
+    "Make the batch smaller, with more microbatches, raise the limit, or name a larger card.",
     3,
 )
 ENV_MISSING = code("E-ENV-001", "a part that this command needs is not installed", "Install the extra named.", 3)

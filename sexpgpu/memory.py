@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from attrs import frozen
 
@@ -96,13 +97,36 @@ def estimate(plan: Plan) -> Memory:
     return Memory(parameters, optimizer, gradients, phases, total, estimated=True)
 
 
-def check_limit(memory: Memory, limit: int | None, where: str, total: int | None = None) -> None:
-    """E-MEM-001 if the run takes more than ``limit`` bytes. ``total``: all that it takes, if that is known better."""
+def check_limit(
+    memory: Memory, limit: int | None, where: str, total: int | None = None, whose: str = "--memory-limit is"
+) -> None:
+    """E-MEM-001 if the run takes more than ``limit`` bytes. ``total``: all that it takes, if that is known better;
+    ``whose``: the words before the limit."""
     total = memory.total if total is None else total
     if limit is not None and total > limit:
-        what = f"the run takes {'about ' * memory.estimated}{size(total)} of memory, --memory-limit is {size(limit)}; "
+        what = f"the run takes {'about ' * memory.estimated}{size(total)} of memory, {whose} {size(limit)}; "
         what += f"its largest phase is {memory.largest} with {size(memory.phases[memory.largest])}"
         raise UserError(MEM_LIMIT, None, what, hint="a smaller :batch with more :microbatches takes less", where=where)
+
+
+def check_room(
+    memory: Memory, targets: Iterable[Any], limit: int | None, where: str, asked: Mapping[str, int] | None = None
+) -> None:
+    """E-MEM-001 if the run takes more than ``limit``, or than the card of one of the targets has. ``asked``: what
+    a runner asks for, if that is known: of its machine by "", of a card by the name of its level."""
+    asked = asked or {}
+    check_limit(memory, limit, where, asked.get(""))
+    for name, card in _cards(targets):
+        check_limit(memory, card.memory, where, asked.get(card.level), f"{name} has")
+
+
+def room_of(targets: Iterable[Any], limit: int | None) -> int | None:
+    """Bytes that a run may take to fit into ``limit`` and each target's card; None where all have no end."""
+    return min((n for n in (limit, *(card.memory for _, card in _cards(targets))) if n is not None), default=None)
+
+
+def _cards(targets: Iterable[Any]) -> list[tuple[str, Any]]:
+    return [(t.name, t.gpu) for t in targets if t.gpu is not None and t.gpu.memory]
 
 
 def parse_size(text: str) -> int:

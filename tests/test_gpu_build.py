@@ -18,6 +18,7 @@ pytest.importorskip("tvm", reason="needs the extra `build`")
 from artifacts import tarball
 from schedules import nvrtc
 from tests.conftest import EXAMPLES, sexpgpu
+from tests.support import run_text
 
 RUNS = Path(__file__).parent / "runs"
 ROOT = EXAMPLES.parent
@@ -113,6 +114,15 @@ def test_builds_in_other_surroundings_and_with_any_cache_have_one_hash(tmp_path:
         assert done.returncode == 0, done.stderr
         digests.add(hashlib.sha256((folder / "x.tar").read_bytes()).hexdigest())
     assert len(digests) == 1
+
+
+def test_a_run_that_its_card_has_no_memory_for_is_refused(tmp_path: Path) -> None:
+    run, output = tmp_path / "run.sx", tmp_path / "run.tar"
+    run.write_text(run_text(model="(defmodel m (x) (linear (linear x :wide 600000000) :out 2))"))
+    done = sexpgpu("build", run, "-o", output, "--target", "nvidia-h100,nvidia-l4", "--dump", tmp_path / "dump")
+    assert done.returncode == 3 and not output.exists() and not (tmp_path / "dump").exists()
+    start = rf"error\[E-MEM-001\]: {run}: the run takes about [34]\d\.\d GiB of memory, nvidia-l4 has 24.0 GiB; "
+    assert re.match(start, done.stderr)
 
 
 BROKEN = """

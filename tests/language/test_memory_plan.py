@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from attrs import frozen
 
 from sexpgpu.diagnostics import UserError
 from sexpgpu.graph import Builder, Graph
-from sexpgpu.memory import Memory, check_limit, estimate, lines, live_bytes, parse_size, size, unit
+from sexpgpu.memory import (
+    Memory,
+    check_limit,
+    check_room,
+    estimate,
+    lines,
+    live_bytes,
+    parse_size,
+    room_of,
+    size,
+    unit,
+)
 from sexpgpu.types import TensorType
 from tests.support import plan_of
 
@@ -54,6 +66,36 @@ def test_the_limit() -> None:
         "error[E-MEM-001]: run.sx: the run takes 10.0 MiB of memory, --memory-limit is 8.8 MiB; its largest phase is "
         "generate.step with 5.0 MiB (a smaller :batch with more :microbatches takes less)"
     )
+
+
+@frozen
+class Card:
+    memory: int
+    level: str = "cuda-sm_80"
+
+
+@frozen
+class To:
+    name: str
+    gpu: Card | None = None
+
+
+def test_the_cards_of_targets_are_limits() -> None:
+    memory = Memory(1, 2, 1, {"train": 3 * 2**20}, 9 * 2**20)
+    targets = [To("cpu-x86-64-v3"), To("nvidia-l4", Card(8 * 2**20)), To("cuda-sm_90", Card(0))]
+    check_room(memory, [targets[0], targets[2]], None, "run.sx", {"cuda-sm_80": 2**60})
+    check_room(memory, targets, None, "run.sx", {"": 2**60, "cuda-sm_80": 8 * 2**20})
+    with pytest.raises(UserError) as fault:
+        check_room(memory, targets, None, "run.sx", {"": 0, "cuda-sm_80": 12 * 2**20})
+    assert fault.value.line().startswith(
+        "error[E-MEM-001]: run.sx: the run takes 12.0 MiB of memory, nvidia-l4 has 8.0 MiB; its largest phase is train"
+    )
+    with pytest.raises(UserError, match="nvidia-l4 has"):
+        check_room(memory, targets, 2**40, "run.sx")
+    with pytest.raises(UserError, match="--memory-limit is"):
+        check_room(memory, targets, 2**20, "run.sx")
+    assert room_of(targets, None) == 8 * 2**20 and room_of(targets, 2**20) == 2**20
+    assert room_of(targets[:1], None) is None
 
 
 @pytest.mark.parametrize("text, n", [("4GiB", 4 * 2**30), ("1.5KiB", 1536), ("12B", 12)])
