@@ -22,6 +22,7 @@ from sexpgpu.ops import OPS
 from sexpgpu.types import DTYPES, TensorType
 
 from . import (  # noqa: F401  (fill KERNELS)
+    kernels_attention,
     kernels_elementwise,
     kernels_index,
     kernels_reduce,
@@ -37,6 +38,7 @@ ELEMENTWISE = ("arithmetic", "logic")  # groups of rows that only broadcast
 ELEMENTWISE_OPS = ("cast",)  # rows of other groups that do
 ALONE = ("concat",)  # kernels that nothing joins: a copy of parts stays one only while no part is computed in it
 OPAQUE = 8  # TVM's number for that
+MADE = (tvm.ir.Call, relax.TupleGetItem)  # expressions that are not yet a variable
 
 
 # Programs so far, by name, result, types of the arguments and attributes (as text: 0.0 and -0.0 are not one): the
@@ -54,6 +56,7 @@ class Namespace:
     def __init__(self, builder: relax.BlockBuilder, programs: Programs) -> None:
         self._builder = builder
         self._programs = programs
+        self._calls: dict[Any, relax.Expr] = {}  # of programs of several results, by the program and its arguments
         self.out = TensorType((), "f32")
 
     def __getattr__(self, name: str) -> Any:
@@ -107,9 +110,29 @@ class Namespace:
         self._programs[key] = (call.args[0], call.ty_args[0])
         return call
 
+    def one_of(self, n: int, name: str, *args: relax.Expr, **attrs: Any) -> relax.Expr:
+        """Result ``n`` of the tensor program ``name`` of several results. Equal calls in one function are one."""
+        given = [self._typed(x) for x in args]
+        types = tuple((self.shape(x), self.dtype(x)) for x in given)
+        key = (name, types, repr(sorted(attrs.items())))
+        call = (key, *given)
+        if call not in self._calls:
+            self._calls[call] = self._builder.emit(self._several(key, given, attrs))
+        return relax.TupleGetItem(self._calls[call], n)
+
+    def _several(self, key: tuple[Any, ...], given: list[relax.Expr], attrs: dict[str, Any]) -> relax.Expr:
+        if key in self._programs:
+            made, type = self._programs[key]
+            return relax.call_tir(made, relax.Tuple(given), type)
+        name, program = key[0], KERNELS[key[0]]
+        te = lambda *tensors: program(*tensors, **attrs)  # noqa: E731
+        made = self._builder.call_te(te, *given, primfunc_name_hint=name.replace("-", "_"))
+        self._programs[key] = (made.args[0], list(made.ty_args[0].fields))
+        return made
+
     def _typed(self, x: relax.Expr) -> relax.Expr:
         """``x`` itself if it is a variable or constant, else the variable it is now bound to."""
-        return self._builder.emit(x) if isinstance(x, tvm.ir.Call) else x
+        return self._builder.emit(x) if isinstance(x, MADE) else x
 
 
 def _dtype_text(type: Any) -> str:
@@ -205,8 +228,8 @@ class _Emitter:
         """A variable or constant for ``expr``. An output is bound as one where it is made, and is never an alias: TVM
         turns a reshape that is an intermediate into a view, and the view of an input must not be returned."""
         if value is None or value not in self.outputs:
-            return self.builder.emit(expr) if isinstance(expr, tvm.ir.Call) else expr
-        if not isinstance(expr, tvm.ir.Call):
+            return self.builder.emit(expr) if isinstance(expr, MADE) else expr
+        if not isinstance(expr, MADE):
             expr = self.names.program("copy", value.type, expr)
         return self.builder.emit_output(expr)
 

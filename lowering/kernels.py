@@ -1,7 +1,8 @@
 """Tensor programs that Relax lacks, or computes differently from the operator table.
 
 A program is a function (te tensors..., out: TensorType, **attrs) -> te tensor. ``out`` is the type of the value
-that is being emitted. Every sum runs in one fixed order, so the bits of a result depend on nothing but its inputs.
+that is being emitted; a program of several results makes a list of them, and is not told their types. Every sum runs in
+one fixed order, so the bits of a result depend on nothing but its inputs.
 """
 
 from __future__ import annotations

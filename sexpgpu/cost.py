@@ -81,6 +81,14 @@ WORK = {
     "pow": 150,
     "philox": 90,
 }
+# Of the scores of attention: products of a key's depth and of a value's that an operator makes, softmaxes and their
+# gradients, and elements of other operators. The gradients are one kernel; the first makes what they share.
+ATTENTION = {
+    "attend": (1, 1, 1, 1),
+    "attend-grad-q": (2, 1, 2, 2),
+    "attend-grad-k": (1, 0, 0, 0),
+    "attend-grad-v": (0, 1, 0, 0),
+}
 ENDS = 8  # multiplications that beginning and ending a sum of a product costs: short ones reach less of the peak
 PLAIN = 2  # any other element: an addition takes the place of a multiplication and an addition
 
@@ -109,6 +117,9 @@ def work(v: Value) -> float:
         return 2 * v.type.size * (inner(v) + ENDS)
     if v.op in FREE or v.op in VIEWS:
         return 0
+    if v.op in ATTENTION:
+        scores, depth, (keys, values, rows, others) = attention(v)
+        return scores * (2 * (depth + ENDS * (keys + values)) + rows * WORK["softmax"] + others * PLAIN)
     return WORK.get(v.op, PLAIN) * elements(v)
 
 
@@ -120,11 +131,21 @@ def elements(v: Value) -> int:
 
 def flops(graph: Graph) -> int:
     """Multiplications and additions: 2 m n k for a matmul, one an element for all else but moves."""
-    return sum(
-        2 * v.type.size * inner(v) if v.op == "matmul" else v.type.size
-        for v in graph.values()
-        if v.op and v.op not in MOVES
-    )
+    return sum(own_flops(v) for v in graph.values() if v.op and v.op not in MOVES)
+
+
+def own_flops(v: Value) -> int:
+    if v.op in ATTENTION:
+        scores, depth, (_, _, rows, others) = attention(v)
+        return scores * (2 * depth + rows + others)
+    return 2 * v.type.size * inner(v) if v.op == "matmul" else v.type.size
+
+
+def attention(v: Value) -> tuple[int, int, tuple[int, int, int, int]]:
+    """How many scores the attention of ``v`` has, the depths of its products together, and its row of ATTENTION."""
+    q, k, values = [a.type for a in v.args if a.type.kind == "float"][-3:]
+    counts = ATTENTION[v.op]
+    return q.size // q.shape[-1] * k.shape[-2], counts[0] * q.shape[-1] + counts[1] * values.shape[-1], counts
 
 
 def inner(v: Value) -> int:

@@ -9,6 +9,7 @@ and so are the norms it needs (lowering/passes/together.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import define, frozen
 
@@ -35,7 +36,7 @@ def kind(value: Value) -> str:
     return PRODUCT if value.op == "matmul" else ALONE
 
 
-@define
+@define(eq=False)
 class _Group:
     """``anchor``: the kind that decides what else may join; values in reverse order."""
 
@@ -62,16 +63,27 @@ def kernels(graph: Graph, in_place: Sequence[tuple[int, int]] = ()) -> list[Kern
     outputs = {v for _, v in graph.outputs}
     of: dict[Value, _Group] = {}
     groups = together(graph, values, in_place, of)
+    shared: dict[Any, _Group] = {}
     for v in reversed(values):
         if v.op and v.op not in FREE and v not in of:
-            group = None if v in outputs else joined(v, users, of)
+            group = shared.get(one_call(v)) or (None if v in outputs else joined(v, users, of))
             if group is None:
                 groups.append(group := _Group(kind(v), []))
+            if OPS[v.op].shares:
+                groups.remove(group)
+                groups.append(group)  # all of it is made with the first of its values
+                shared[one_call(v)] = group
             group.values.append(v)
             of[v] = group
             group.anchor = PRODUCT if kind(v) == PRODUCT else group.anchor
     made = [measured(g, users, outputs, of) for g in reversed(groups) if any(v.op not in VIEWS for v in g.values)]
     return made + [Kernel((), v.type.nbytes, v.type.nbytes) for v in copied(graph, in_place)]
+
+
+def one_call(v: Value) -> Any:
+    """What values that one call makes have in common, None of any other."""
+    shares = OPS[v.op].shares
+    return (shares, v.args, repr(sorted(v.attrs.items()))) if shares else None
 
 
 def joined(v: Value, users: Mapping[Value, Sequence[Value]], of: Mapping[Value, _Group]) -> _Group | None:

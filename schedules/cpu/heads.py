@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from tvm import DataType
+
 from .columns import followers
 from .contraction import Contraction
 from .emit import Expr, Stmt, seq, shape_of, unravel
 from .folds import stage_body
 from .matmul_nest import product_body
 from .nests import Context, block, parallel
+from .reuse import dies
 from .rows import RowGroup, local_buffers, localize, row_buffer, row_group, work_of
 from .stages import Stage
 
@@ -23,7 +26,8 @@ LARGEST = 1 << 19  # bytes of a head's own buffers that a second cache holds
 
 
 def head_group(ctx: Context, stages: Sequence[Stage], products: Mapping[Any, Contraction]) -> RowGroup | None:
-    """The longest start of ``stages`` with a product, and more than the product and what follows on it."""
+    """The longest start of ``stages`` with a product, and more than the product and what follows on it, some of which
+    need not reach memory."""
 
     def accept(stage: Stage, lead: int) -> bool:
         one = products.get(stage)
@@ -32,17 +36,23 @@ def head_group(ctx: Context, stages: Sequence[Stage], products: Mapping[Any, Con
     found = row_group(ctx, stages, accept)
     if found is None or not found.lead or not any(s in products for s in found.stages):
         return None
-    if len(_parts(ctx, found, products)) < 2 or sum(map(_bytes, _buffers(ctx, found).values())) > LARGEST:
-        return None
-    return found
+    mine = dict.fromkeys(_buffers(ctx, found).values())
+    alone = len(_parts(ctx, found, products)) < 2 or not mine
+    return None if alone or sum(map(_bytes, mine)) > LARGEST else found
 
 
 def _buffers(ctx: Context, found: RowGroup) -> dict[Any, Any]:
-    return {b: row_buffer(b, found) for b in local_buffers(ctx, found)}
+    """What nothing outside needs -> a head's part of it. A map writes over what it alone reads, at its own point."""
+    local, mine = local_buffers(ctx, found), {}
+    for place, stage in enumerate(found.stages):
+        for buffer in (b for b in stage.writes if b in local):
+            over = next((b for b in mine if stage.is_map and dies(ctx, found, place, b)), None)
+            mine[buffer] = row_buffer(buffer, found) if over is None else mine[over]
+    return mine
 
 
 def _bytes(buffer: Any) -> int:
-    return prod(shape_of(buffer)) * 8
+    return prod(shape_of(buffer)) * DataType(str(buffer.dtype)).itemsize
 
 
 def _parts(ctx: Context, found: RowGroup, products: Mapping[Any, Contraction]) -> list[tuple[Stage, list[Stage]]]:
@@ -70,6 +80,6 @@ def head_nest(ctx: Context, found: RowGroup, products: Mapping[Any, Contraction]
         mine = _buffers(ctx, found)
         places = unravel(p, extents)
         body = localize(seq([part(stage, after, places) for stage, after in parts]), mine, found)
-        return block([body], list(mine.values()))
+        return block([body], list(dict.fromkeys(mine.values())))
 
     return parallel(prod(extents), head, work_of(ctx, found.stages))

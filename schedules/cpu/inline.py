@@ -6,7 +6,7 @@ by two later stages is neither computed twice nor written as a tree that doubles
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -45,16 +45,18 @@ def _is_free(node: Any) -> bool:
 
 
 class Virtual:
-    """The map stages of a program whose buffer is never made, by buffer."""
+    """The map stages of a program whose buffer is never made, by buffer; ``real``: buffers that are."""
 
     def __init__(
-        self, program: Program, contractions: Sequence[Stage], functions: Mapping[str, Expansion] | None = None
-    ) -> None:
+        self, program: Program, contractions: Sequence[Stage], functions: Mapping[str, Expansion] | None = None,
+        real: Collection[Any] = (),
+    ) -> None:  # fmt: skip
         self.functions = functions or {}
         self.stages: dict[Any, Stage] = {}
         self._costs: dict[Any, int] = {}
         for stage in program.stages:
-            if stage.is_map and program.owns(stage.buffer) and is_plain_store(stage) and not _has_names(stage):
+            mine = stage.is_map and program.owns(stage.buffer) and stage.buffer not in real
+            if mine and is_plain_store(stage) and not _has_names(stage):
                 self._decide(program, stage, contractions)
 
     def cost(self, stage: Stage) -> int:
@@ -68,9 +70,10 @@ class Virtual:
         work = self.cost(stage)
         if any(u.serial for u in users) or any(stage.buffer in u.writes for u in program.stages if u is not stage):
             return
-        if half_load(stage.value) is not None and any(u in contractions for u in users):
+        products = sum(u in contractions for u in users)
+        if products > 1 or (products and half_load(stage.value) is not None):
             return
-        if work >= COSTLY and (len(users) > 1 or any(u in contractions or _repeats(stage, u) for u in users)):
+        if work >= COSTLY and (len(users) > 1 or products or any(_repeats(stage, u) for u in users)):
             return
         self.stages[stage.buffer] = stage
         self._costs[stage.buffer] = work

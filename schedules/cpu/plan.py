@@ -21,6 +21,7 @@ from .maps import group, map_nest
 from .matmul_nest import matmul_nest
 from .names import in_buffers
 from .nests import Context, own_buffers
+from .reuse import in_few_places
 from .rows import row_group, row_nest, single
 from .split import split_folds
 from .stages import NotStaged, Program, Stage, loads, read_program, stored
@@ -98,12 +99,15 @@ def _keeps_rows(ctx: Context, stages: Sequence[Stage], lead: int) -> bool:
 
 def build(plan: Plan) -> Any:
     """The scheduled function."""
-    return function(plan.ctx.program, plan.nests)
+    nests, taken = in_few_places(plan.ctx.program, plan.nests)
+    return function(plan.ctx.program, nests, taken)
 
 
-def function(program: Program, nests: Sequence[Stmt]) -> Any:
-    """A function of the parameters of ``program`` that runs ``nests``."""
-    body = seq([*(tirx.AllocBuffer(b) for b in _temps(program, nests)), *nests])
+def function(program: Program, nests: Sequence[Stmt], given: Sequence[Any] | None = None) -> Any:
+    """A function of the parameters of ``program`` that runs ``nests``; ``given``: what they hand to each other, if that
+    is known."""
+    temps = _temps(program, nests) if given is None else given
+    body = seq([*(tirx.AllocBuffer(b) for b in temps), *nests])
     body = in_buffers(body)
     body = as_bits(body, own_buffers(body))
     func = tirx.PrimFunc(list(program.params), body)

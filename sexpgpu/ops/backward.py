@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..types import TensorType
+from .nn import ATTEND_CASES, softmax_of_scores
+from .reduce import halves_in_f32
 from .rules import axis_attr
 from .spec import key, op, tensor
-from .stacking import summed
+from .stacking import attended, summed
 
 AXIS = key("axis", "int")
 PAIR = [("f32", (3, 5)), ("f32", (3, 5))]
@@ -96,3 +99,38 @@ for name, formula, ref in (
        stack=summed,
        cases=NORMS,
        tolerance=(1e-5, 2e-6))  # the scale carries the roundings of two sums
+
+
+# -- attention: rows of which one kernel makes all results ------------------------------------------------------------
+
+
+def attend_grads(np: Any, dy: Any, q: Any, k: Any, v: Any, *mask: Any, causal: bool) -> tuple[Any, Any, Any]:
+    """The gradients of q, k and v; with w the weights, those of the scores are w (dw - sum(dw w))."""
+    turned = lambda x: np.swapaxes(x, -1, -2)  # noqa: E731
+    seen, soft = softmax_of_scores(np, q, k, mask[0] if mask else None, causal)
+    shown = lambda x: np.where(seen, x, x.dtype.type(0))  # noqa: E731
+    dscores = shown(softmax_grad_ref(np, shown(dy @ turned(v)), soft, -1)) / math.sqrt(q.shape[-1])
+    return dscores @ k, turned(dscores) @ q, turned(shown(soft)) @ dy
+
+
+def attend_grad_cases() -> tuple[Any, ...]:
+    """Those of attend, each with a gradient of its result before its arguments."""
+    made = []
+    for types, attrs in ATTEND_CASES:
+        (dtype, shape), v = types[0], types[2]
+        made.append(([(dtype, (*shape[:-1], v[1][-1])), *types], attrs))
+    return tuple(made)
+
+
+for n, name in enumerate("qkv"):
+    op(f"attend-grad-{name}", f"The gradient of attend with respect to {name}; dy stands before attend's arguments.",
+       group="neural", internal=True,
+       args=(tensor("dy"), tensor("q"), tensor("k"), tensor("v"), key("causal", "bool")),
+       type=lambda dy, q, k, v, *mask, causal, n=n: (q, k, v)[n],
+       ref=halves_in_f32(lambda np, *xs, causal, n=n: attend_grads(np, *xs, causal=causal)[n]),
+       relax=lambda r, *xs, causal, n=n: r.one_of(n, "attend-grad", *xs, causal=causal),
+       vjp=None,  # a run has one backward pass, and nothing differentiates it
+       stack=attended,
+       cases=attend_grad_cases()[n::3],  # each makes all three, in a kernel that takes long to compile
+       shares="attend-grad",
+       tolerance=(1e-5, 2e-6))  # a gradient of a score is a difference, and carries the roundings of two sums

@@ -244,29 +244,24 @@ def attends(q: TensorType, k: TensorType, v: TensorType) -> bool:
 
 
 def attend_vjp(b: Any, dy: Any, y: Any, q: Any, k: Any, v: Any, *mask: Any, causal: bool) -> tuple[Any, ...]:
-    """The weights are computed again: they are larger than all that the forward pass leaves behind. bf16 and f16 are
-    computed in f32, and each gradient is rounded once."""
-    dtype = q.type.dtype
-    dy, q, k, v = (wide(b, x) for x in (dy, q, k, v))
-    seen = seen_mask(b, q.type.shape[-2], mask[0] if mask else None, causal)
-    soft = weights_of(b, q, k, seen)
-    zero = b.const(0, q.type.dtype)
-    hidden = (lambda x: b("where", seen, x, zero)) if seen else (lambda x: x)
-    weights, dweights = soft, b("matmul", dy, v, tb=True)
-    if mask:
-        weights, dweights = hidden(weights), hidden(dweights)
-    dscores = hidden(b("softmax-grad", dweights, soft, axis=-1))
-    dscores = b("*", dscores, b.const(1 / math.sqrt(q.type.shape[-1]), q.type.dtype))
-    made = (b("matmul", dscores, k), b("matmul", dscores, q, ta=True), b("matmul", weights, dy, ta=True))
-    return (*(b("cast", x, dtype=dtype) if dtype in HALVES else x for x in made), *(None for _ in mask))
+    """One kernel of three results. The weights are computed again: they are larger than all that the forward pass
+    leaves behind."""
+    made = (b(f"attend-grad-{of}", dy, q, k, v, *mask, causal=causal) for of in "qkv")
+    return (*made, *(None for _ in mask))
 
 
-def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+def softmax_of_scores(np: Any, q: Any, k: Any, mask: Any, causal: bool) -> tuple[Any, Any]:
+    """Which key each query sees, and the softmax of the scores with those of other keys far below."""
     scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
     seen = np.ones(scores.shape[-2:], bool) if mask is None else mask
     if causal:
         seen = seen & np.tri(scores.shape[-2], dtype=bool)
-    return np.where(seen, softmax_ref(np, np.where(seen, scores, scores.dtype.type(FAR))), scores.dtype.type(0)) @ v
+    return seen, softmax_ref(np, np.where(seen, scores, scores.dtype.type(FAR)))
+
+
+def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    seen, soft = softmax_of_scores(np, q, k, mask, causal)
+    return np.where(seen, soft, soft.dtype.type(0)) @ v
 
 
 ATTEND_CASES = (([("f32", (2, 4, 3, 4)), ("f32", (2, 4, 5, 4)), ("f32", (2, 4, 5, 2))], {"causal": False}),

@@ -94,6 +94,7 @@ class Op:
     grad_cases: like cases, for the gradient test; None: the float cases of ``cases``
     precision: what the row runs in where model code of a run under :bf16 calls it with f32 operands: "bf16", to which
              they are rounded; "f32"; or "operands": bf16 where none of them was computed in f32 (precision.py)
+    shares:  the name of a kernel of several results, which makes those of all rows that name it on the same arguments
     tolerance: (rtol, atol) of Relax against ref, with the reason in a comment where it is not the default
     """
 
@@ -115,6 +116,7 @@ class Op:
     tolerance: tuple[float, float] = (2e-6, 2e-6)
     precision: str = field(default="operands", validator=validators.in_(("bf16", "f32", "operands")))
     folds: bool = False  # the language takes any number of operands and folds them from the left; the row takes two
+    shares: str = ""
     internal: bool = False  # made by gradients and the simplifier only; no name in the language
 
 

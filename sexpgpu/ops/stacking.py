@@ -198,6 +198,6 @@ def windowed(s: Stacker, op: str, xs: tuple[Lane, ...], attrs: Attrs) -> Any:
 
 
 def attended(s: Stacker, op: str, xs: tuple[Lane, ...], attrs: Attrs) -> Any:
-    """attend: a copy is more heads; the mask broadcasts."""
-    q, k, v, *mask = xs
-    return s.b(op, *map(s.copies, (q, k, v)), *(s.beside(m, q.type.rank) for m in mask), **attrs)
+    """attend and its gradients: a copy is more heads; the mask broadcasts."""
+    rank = xs[0].type.rank
+    return s.b(op, *(s.beside(x, rank) if x.type.kind == "bool" else s.copies(x) for x in xs), **attrs)

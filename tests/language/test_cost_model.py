@@ -65,6 +65,21 @@ def test_a_product_takes_the_elementwise_values_after_it_and_none_before() -> No
     assert len(ops(b("+", product, two))) == 3  # one product a kernel
 
 
+def test_the_gradients_of_attention_are_one_kernel_made_before_any_is_read() -> None:
+    q, k, v, dy = given(2, 4, 5, 3), given(2, 4, 6, 3), given(2, 4, 6, 2), given(2, 4, 5, 2)
+    dq, dk, dv = (b(f"attend-grad-{of}", dy, q, k, v, causal=False) for of in "qkv")
+    made = ["attend-grad-q", "attend-grad-k", "attend-grad-v"]
+    first, second, third = ops(b("exp", dq), dk, b("sin", dv))
+    assert (sorted(first), second, third) == (sorted(made), ["exp"], ["sin"])
+    other = b("attend-grad-q", dy, q, k, v, causal=True)
+    assert [len(names) for names in ops(dq, dk, other)] == [2, 1]
+    scores = 2 * 4 * 5 * 6
+    assert flops(graph(b("attend", q, k, v, causal=False))) == scores * (2 * (3 + 2) + 2)
+    # scores again and the gradients of weights; a softmax, a softmax's gradient and two scalings; three products
+    assert flops(graph(dq, dk, dv)) == scores * (2 * (3 + 2) + 4 + 2 * (3 + 3 + 2))
+    assert kernel_seconds(kernels(graph(dq, dk, dv))[0], RATES) > kernel_seconds(kernels(graph(dq))[0], RATES)
+
+
 def test_a_move_joins_elementwise_values_alone() -> None:
     turned = b("transpose", given(4, 3), perm=(1, 0))
     assert ops(b("exp", turned)) == [["transpose", "exp"]]

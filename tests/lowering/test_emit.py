@@ -115,3 +115,19 @@ def test_equal_layers_are_traced_once_and_others_are_not_taken_for_them(monkeypa
     assert [str(value) for value in traced] == ["0.0", "-0.0"]
     for have, want in zip(got, reference(g, samples(g)), strict=True):
         assert have.tobytes() == want.tobytes()
+
+
+def test_rows_that_share_a_kernel_are_one_call_of_it():
+    """Whichever of its results are wanted; other arguments are another call of the same program."""
+    from lowering import emit, pipeline
+
+    b = Builder()
+    dy, q, k, v = xs = inputs(b, **{n: T("f32", 8, 5, 4) for n in ("dy", "q", "k", "v")})
+    made = lambda of, *args: b(f"attend-grad-{of}", *args, causal=True)  # noqa: E731
+    g = graph("f", xs, q=made("q", *xs), v=made("v", *xs), k=made("k", *xs), other=made("k", dy, k, q, v))
+    arrays = samples(g)
+    for mine in (g, g.with_outputs(g.outputs[2:3])):
+        count = 2 if len(mine.outputs) > 1 else 1
+        assert pipeline.lower(emit.emit([mine])).calls == {"attend_grad": {"f": count}}
+        for got, want in zip(run_functions(compiled(mine), {"f": arrays})["f"], reference(mine, arrays), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6)  # as the table's

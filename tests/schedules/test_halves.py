@@ -90,6 +90,18 @@ def test_attention_is_one_loop_over_heads_that_rounds_once(size: Any) -> None:
     same(built.run(*xs)[0], want)
 
 
+@pytest.mark.parametrize("size", [((2, 4), 32, 32, 16, 12), ((9,), 7, 13, 5, 3)], ids=str)
+def test_gradients_of_attention_are_each_rounded_once(size: Any) -> None:
+    heads, q, k, d, e = size
+    shapes = [(*heads, q, e), (*heads, q, d), (*heads, k, d), (*heads, k, e)]
+    made = partial(KERNELS["attend-grad"], causal=q == k)
+    built, wide = (build(program(made, *((s, dtype) for s in shapes))) for dtype in ("bfloat16", "float32"))
+    assert built.rule == wide.rule == "heads"
+    xs = given(built, 4)
+    for got, want in zip(built.run(*xs), wide.run(*(x.astype("float32") for x in xs)), strict=True):
+        same(got, want.astype(ml_dtypes.bfloat16))
+
+
 def chain(size: int) -> Any:
     """((x + y) * x) rounded twice, each a value of bf16."""
 

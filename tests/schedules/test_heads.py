@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ import schedules
 from lowering import elementary
 from lowering.kernels import KERNELS
 from schedules.cpu.tree import collect
+from sexpgpu.ops.backward import attend_grads
 from sexpgpu.types import TensorType
 
 from .kernels import V3, build, close, numbers, program, runs_here, threads
@@ -35,6 +37,11 @@ def attend(heads: tuple[int, ...], q: int, k: int, d: int, e: int, causal: bool)
     return program(made, *((shape, "float32") for shape in shapes))
 
 
+def attend_grad(heads: tuple[int, ...], q: int, k: int, d: int, e: int, causal: bool) -> Any:
+    shapes = [(*heads, q, e), (*heads, q, d), (*heads, k, d), (*heads, k, e)]
+    return program(partial(KERNELS["attend-grad"], causal=causal), *((shape, "float32") for shape in shapes))
+
+
 def want(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
     q, k, v = (x.astype("float64") for x in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
@@ -49,13 +56,30 @@ def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     causal = q == k
     built = build(attend(*size, causal))
     given = [numbers(*shape, seed=s) for s, (shape, _) in enumerate(built.params[:3])]
+    close(on_any_threads(built, given)[0], want(*given, causal), k)
+
+
+def on_any_threads(built: Any, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What it makes of ``given``, which must be the same bits with one thread and with several."""
     results = []
     for count in (1, 2, 3):
         threads(count)
-        results.append(built.run(*given)[0])
+        results.append(built.run(*given))
     threads(1)
-    assert len({r.tobytes() for r in results}) == 1
-    close(results[0], want(*given, causal), k)
+    assert len({tuple(r.tobytes() for r in made) for made in results}) == 1
+    return results[0]
+
+
+@pytest.mark.parametrize("size", [*SIZES, ((2, 2), 150, 150, 16, 24)], ids=str)
+def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
+    """The last has heads too large for a cache, and is several nests."""
+    heads, q, k, _, _ = size
+    built = build(attend_grad(*size, q == k))
+    assert built.rule == ("heads" if q * k < 10_000 else "matmul")
+    given = [numbers(*shape, seed=s) for s, (shape, _) in enumerate(built.params[:4])]
+    wide = [x.astype("float64") for x in given]
+    for got, exact in zip(on_any_threads(built, given), attend_grads(np, *wide, causal=q == k), strict=True):
+        close(got, exact, max(q, k))
 
 
 @pytest.mark.parametrize("target", ["cpu-x86-64-v3", "cpu-x86-64-v4"])
