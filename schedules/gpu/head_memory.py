@@ -8,12 +8,13 @@ from typing import Any
 
 import attrs
 
-from ..cpu.access import reads_of, same_indices
+from ..cpu.access import Access
 from ..cpu.contraction import Contraction
-from ..cpu.emit import Load, shape_of
+from ..cpu.emit import Load, is_int, shape_of
 from ..cpu.nests import Context
+from ..cpu.reuse import dies
 from ..cpu.rows import RowGroup, local_buffers
-from ..cpu.stages import Axis, Stage, stage_loads, substitute
+from ..cpu.stages import Axis, Stage
 
 THREADS = 256
 ROOM = 48 << 10  # bytes of a block
@@ -81,7 +82,7 @@ def length(buffer: Any, found: RowGroup) -> int:
 
 def plan_memory(ctx: Context, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int) -> Memory | None:
     """The most rows that fit and leave enough blocks; None if not even one fits."""
-    lines = _lines(ctx, found)
+    lines = lines_of(ctx, found)
     kept = sum(dict(lines.values()).values()) + copied(found, lines, products) + LANES
     for count in ROWS:
         if count > 1 and (count >= 2 * rows or heads * -(-rows // count) < BLOCKS):
@@ -99,8 +100,13 @@ def lies_there(found: RowGroup, lines: Mapping[Any, Any], product: Product) -> b
     value, reduce = product.left, product.one.stage.reduce
     if not isinstance(value, Load) or value.source not in lines or len(reduce) != 1 or lines[value.source][1] == 1:
         return False
-    along = [i for d, i in enumerate(value.indices) if d not in found.places[value.source]]
-    return len(along) == 1 and along[0].same_as(reduce[0].var)
+    return stands_at(found, Access(value.source, tuple(value.indices)), reduce[0].var)
+
+
+def stands_at(found: RowGroup, read: Access, column: Any) -> bool:
+    """Is the element that is read of a row the one at ``column``?"""
+    free = [i for d, i in enumerate(read.indices) if d not in found.places[read.buffer] and not is_int(i, 0)]
+    return len(free) == 1 and free[0].same_as(column)
 
 
 def copied(found: RowGroup, lines: Mapping[Any, Any], products: Mapping[Any, Product]) -> int:
@@ -108,33 +114,13 @@ def copied(found: RowGroup, lines: Mapping[Any, Any], products: Mapping[Any, Pro
     return max((padded(p.one.k) for p in products.values() if not lies_there(found, lines, p)), default=1)
 
 
-def _lines(ctx: Context, found: RowGroup) -> dict[Any, tuple[int, int]]:
+def lines_of(ctx: Context, found: RowGroup) -> dict[Any, tuple[int, int]]:
     """A line for each buffer that nothing outside needs. A map writes over what it alone reads, at its own point."""
     local, lines = local_buffers(ctx, found), {}
     for place, stage in enumerate(found.stages):
         if stage.buffer not in local:
             continue
-        over = next((b for b in lines if stage.is_map and _dies(ctx, found, place, b)), None)
+        over = next((b for b in lines if stage.is_map and dies(ctx, found, place, b)), None)
         mine = length(stage.buffer, found)
         lines[stage.buffer] = lines[over] if over is not None else (place, padded(mine) if mine > 1 else 1)
     return lines
-
-
-def _dies(ctx: Context, found: RowGroup, place: int, buffer: Any) -> bool:
-    """Is the stage at ``place`` the last that reads ``buffer``, and reads it where it writes its own?"""
-    stage, later = found.stages[place], found.stages[place + 1 :]
-    source = next(s for s in found.stages if s.buffer.same_as(buffer))
-    if [a.extent for a in source.space] != [a.extent for a in stage.space]:
-        return False
-    names = {a.var: b.var for a, b in zip(source.space, stage.space, strict=True)}
-    here = [substitute(index, names) for index in source.indices]
-    mine = [r for r in reads_of(ctx, stage) if r.buffer.same_as(buffer)]
-    if not mine or any(not same_indices(r.indices, here) for r in mine) or str(buffer.dtype) != str(stage.buffer.dtype):
-        return False
-    return not any(_reads(ctx, s, buffer) for s in later)
-
-
-def _reads(ctx: Context, stage: Stage, buffer: Any) -> bool:
-    return any(r.buffer.same_as(buffer) for r in reads_of(ctx, stage)) or any(
-        x.source.same_as(buffer) for x in stage_loads(stage)
-    )

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from ..cpu.accumulators import Partial, fused, in_type, partial_type
+from ..cpu.accumulators import Partial, in_type, partial_type
 from ..cpu.emit import Expr, Load, Stmt, i64, load, loop, scratch, seq, shape_of, store, unravel
 from ..cpu.folds import LONG, walks_rows
 from ..cpu.inline import Point
@@ -20,10 +20,8 @@ from ..cpu.rows import RowGroup
 from ..cpu.stages import Stage
 from ..cpu.tree import rewrite
 from .head_memory import THREADS, Memory, Product, lies_there, padded
-from .launch import barrier, registers, unrolled
-from .product_loads import FOUR, factor, fetch, pieces, put, span_at
-
-MOST = 4  # rows of a product that one thread makes
+from .head_strips import Strip
+from .launch import barrier
 
 
 @attrs.frozen(eq=False)
@@ -42,6 +40,7 @@ class Rows:
     tiles: tuple[Any, Any]
     left: Any
     partial: Any
+    offset: Any = None  # the first of the columns whose elements lie in the block, where not all do
 
     def places(self, slot: Expr) -> list[Expr]:
         """Where row ``slot`` stands; past the last row, that of the last, which is read and not stored again."""
@@ -69,6 +68,7 @@ class Rows:
             flat: Expr = i64(0)
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
                 flat = flat if d in self.found.places[buffer] else flat * extent + index
+            flat = flat - self.offset if self.offset is not None and self.line(buffer) > 1 else flat
             return slot * self.line(buffer) + flat
 
         def read(node: Any) -> Expr:
@@ -120,10 +120,9 @@ def fold_width(ctx: Context, stage: Stage) -> int:
 
 
 def fold_rows(rows: Rows, stage: Stage) -> list[Stmt]:
-    """A thread a lane of each row's tree; then half of the lanes meet the others, until one is left."""
+    """A thread a lane of each row's tree; then the lanes meet."""
     width, (axis,) = fold_width(rows.ctx, stage), stage.reduce
     full, rest = divmod(axis.extent, width)
-    all_lanes = Partial(stage, rows.partial)
 
     def lane_sum(slot: Expr, lane: Expr) -> Stmt:
         acc = Partial(stage, scratch([1], partial_type(stage), "acc"))
@@ -135,7 +134,12 @@ def fold_rows(rows: Rows, stage: Stage) -> list[Stmt]:
         end = store(rows.partial, load(acc.acc, i64(0)), slot * width + lane)
         return rows.local(block([acc.start(i64(0), i64(0)), *turns, end], acc.buffers), slot)
 
-    done, half = [rows.each(width, lane_sum), barrier()], width
+    return [rows.each(width, lane_sum), barrier(), *meet_lanes(rows, stage, width)]
+
+
+def meet_lanes(rows: Rows, stage: Stage, width: int) -> list[Stmt]:
+    """Half of each row's lanes meet the others, until one is left; and the result."""
+    all_lanes, done, half = Partial(stage, rows.partial), [], width
     while half > 1:
         half //= 2
         meet = lambda slot, lane, h=half: all_lanes.meet(slot * width + lane, slot * width + lane + h)  # noqa: E731
@@ -151,88 +155,48 @@ def product_rows(rows: Rows, stage: Stage, product: Product) -> list[Stmt]:
     """The product of the rows with all columns, some columns side by side at a time."""
     prepared, left, line = _left(rows, product)
     columns, n = rows.memory.wide(product.n), product.n
-    strip = lambda c: seq([*_strip(rows, stage, product, left, line, c * columns), barrier()])  # noqa: E731
-    return [*prepared, loop(-(-n // columns), strip, name="strip")]
+    strip = Strip.make(rows, product, columns, left, line)
+
+    def one(c: Expr) -> Stmt:
+        start = c * columns
+        turns = strip.turns(start, i64(0), i64(0), -(-product.one.k // strip.deep))
+        ends = strip.elements(lambda slot, column, inside: element(rows, stage, product, slot, start + column, inside))
+        return seq([block([strip.clear(), turns, ends], [strip.factor.mine, strip.sums]), barrier()])
+
+    return [*prepared, loop(-(-n // columns), one, name="strip")]
+
+
+def element(
+    rows: Rows, stage: Stage, product: Product, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]
+) -> Stmt:
+    """A finished element of a product, ``value`` where the conditions with it hold, to its place."""
+    made, inside = value
+    here = at(stage.space[: rows.found.lead], rows.places(slot))
+    here |= at(product.columns, unravel(column, [a.extent for a in product.columns]))
+    inside = [*inside, *([column < i64(product.n)] if product.n % rows.memory.wide(product.n) else [])]
+    return result(rows, stage, here, made, slot, *inside)
 
 
 def _left(rows: Rows, product: Product) -> tuple[list[Stmt], Any, int]:
     """The factor of the rows in shared memory, as it lies there or copied; and the elements from row to row."""
     one, value = product.one, product.left
-    reduce = one.stage.reduce
     if lies_there(rows.found, rows.memory.lines, product):
         return [], rows.held[value.source], rows.line(value.source)
-    line = padded(one.k)
+    return copy_rows(rows, product, rows.left), rows.left, padded(one.k)
+
+
+def copy_rows(rows: Rows, product: Product, into: Any) -> list[Stmt]:
+    """The factor of the rows into shared memory, a line a row with zeros behind it."""
+    one, value, line = product.one, product.left, padded(product.one.k)
+    reduce = one.stage.reduce
 
     def copy(slot: Expr, k: Expr) -> Stmt:
         point = Point(rows.ctx.virtual)
         here = at(one.stage.space[: rows.found.lead], rows.places(slot))
         here |= at(reduce, unravel(k, [a.extent for a in reduce]))
-        made = store(rows.left, point.write(value, here), slot * line + k)
+        made = store(into, point.write(value, here), slot * line + k)
         read = rows.local(in_buffers(seq([*point.binds, made])), slot)
-        blank = store(rows.left, tirx.const(0, "float32"), slot * line + k)
+        blank = store(into, tirx.const(0, "float32"), slot * line + k)
         return read if line == one.k else tirx.IfThenElse(k < i64(one.k), read, blank)
 
-    return [rows.each(line, copy), barrier()], rows.left, line
-
-
-def _strip(rows: Rows, stage: Stage, product: Product, left: Any, line: int, start: Expr) -> list[Stmt]:
-    one, wide = product.one, rows.memory.wide(product.n)
-    deep, tm = rows.memory.deep(wide), min(MOST, rows.memory.rows)
-    down = rows.memory.rows // tm
-    tn = max(1, wide * down // THREADS)
-    across = wide // tn
-    f = factor(rows.ctx, one, product.right, product.columns, wide, deep, THREADS, -0.0)
-    f = attrs.evolve(f, tiles=rows.tiles)
-    y, x = tirx.floordiv(rows.thread, i64(across)), tirx.floormod(rows.thread, i64(across))
-    makers = [rows.thread < i64(down * across)] if down * across < THREADS else []
-    sums = registers([tm * tn], "float32", "sums")
-    batch = at(one.batch, rows.batch[: len(one.batch)])
-
-    def multiply(half: int, piece: Expr) -> Stmt:
-        return _multiply(sums, (left, line, y * tm, piece * deep), (f.tiles[half], f.line, x, across), (tm, tn, deep))
-
-    turns = pieces(
-        -(-one.k // deep),
-        lambda t: fetch(f, batch, start, product.n, t * deep, rows.thread),
-        lambda into: put(f, f.tiles[into], rows.thread),
-        multiply, makers,
-    )  # fmt: skip
-
-    def element(i: Expr, j: Expr) -> Stmt:
-        slot, column = y * tm + i, start + x + j * across
-        here = at(stage.space[: rows.found.lead], rows.places(slot))
-        here |= at(product.columns, unravel(column, [a.extent for a in product.columns]))
-        inside = [column < i64(product.n)] if product.n % wide else []
-        return result(rows, stage, here, load(sums, i * tn + j), slot, *makers, *inside)
-
-    clear = unrolled(tm * tn, lambda e: store(sums, tirx.const(0, "float32"), e), "e")
-    ends = unrolled(tm, lambda i: unrolled(tn, lambda j: element(i, j), "j"), "i")
-    return [block([clear, turns, ends], [f.mine, sums])]
-
-
-def _multiply(
-    sums: Any, a: tuple[Any, int, Expr, Expr], b: tuple[Any, int, Expr, int], sizes: tuple[int, int, int]
-) -> Stmt:
-    """One piece of the depth: of ``a`` (buffer, line, first row, first turn) four turns are read at once, of ``b``
-    (tile, line, first column, columns between a thread's own) one."""
-    (left, line, first, turn), (tile, across_line, x, across), (tm, tn, deep) = a, b, sizes
-    mine, theirs = registers([tm * FOUR], "float32", "left"), registers([tn], "float32", "right")
-
-    def four(k: Expr) -> Stmt:
-        def row(i: Expr) -> Stmt:
-            place = (first + i) * line + turn + k * FOUR
-            return store(mine, load(left, span_at(place, FOUR)), span_at(i * FOUR, FOUR))
-
-        def one(q: Expr) -> Stmt:
-            read = lambda j: store(theirs, load(tile, (k * FOUR + q) * across_line + x + j * across), j)  # noqa: E731
-            return seq(
-                [unrolled(tn, read, "j"), unrolled(tm, lambda i: unrolled(tn, lambda j: add(i, j, q), "j"), "i")]
-            )
-
-        def add(i: Expr, j: Expr, q: Expr) -> Stmt:
-            place = i * tn + j
-            return store(sums, fused(load(mine, i * FOUR + q), load(theirs, j), load(sums, place)), place)
-
-        return seq([unrolled(tm, row, "i"), unrolled(FOUR, one, "q")])
-
-    return block([unrolled(deep // FOUR, four, "k")], [mine, theirs])
+    return [rows.each(line, copy), barrier()]

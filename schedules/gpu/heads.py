@@ -21,26 +21,40 @@ from ..cpu.rows import RowGroup, local_buffers, row_group
 from ..cpu.stages import Stage
 from .head_memory import LANES, SKEW, THREADS, Memory, Product, as_product, copied, length, plan_memory
 from .head_stages import Rows, fold_rows, map_rows, product_rows
+from .head_streams import Stream, plan_stream, stream_launch
 from .launch import barrier, launch, shared
 
+AFAR = 16  # multiplications in the time that an element takes to a block
 
-def heads_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
-    """How many stages it takes, and the launch; None if no product comes first, or nothing is done on its rows."""
+
+def heads_nest(ctx: Context, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
+    """How many stages it takes, and the launch; None if no product comes first, or too little is done on its rows: with
+    ``folds`` there must be one."""
     if read_contraction(ctx.program, stages[0]) is None:
         return None
     found = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead))
     if found is None or not found.lead or not _fits(ctx, found):
         return None
     products = _products(ctx, found)
-    if all(s.is_map for s in found.stages if s not in products) or len(products) < 2:
+    if (folds and all(s.is_map for s in found.stages if s not in products)) or len(products) < 2:
         return None
     tiled = any(len(p.one.batch) < found.lead for p in products.values())
     lead = [a.extent for a in found.stages[0].space[: found.lead]]
     heads, rows = (prod(lead[:-1]), lead[-1]) if tiled else (prod(lead), 1)
     memory = plan_memory(ctx, found, products, heads, rows)
+    stream = plan_stream(ctx, found, products, heads, rows) if tiled else None
+    if stream is not None and (memory is None or _is_better(stream, memory)):
+        return len(found.stages), stream_launch(stream, lead[:-1], rows)
     if memory is None:
         return None
     return len(found.stages), _launch(ctx, found, products, memory, lead[:-1] if tiled else lead, rows)
+
+
+def _is_better(stream: Stream, memory: Memory) -> bool:
+    """Is it less to make scores several times, for more rows at once? What all rows of a block read comes from afar, as
+    long as there are few of them."""
+    once = sum(p.n * s.depth for s, p in stream.products.items())
+    return stream.price * (1 + AFAR / stream.memory.rows) < once * (1 + AFAR / memory.rows)
 
 
 def _products(ctx: Context, found: RowGroup) -> dict[Any, Product]:

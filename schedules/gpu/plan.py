@@ -23,6 +23,7 @@ from ..cpu.stages import Program, Stage, loads, read_program, stored
 from ..cpu.tree import collect
 from .columns import columns_nest
 from .draws import draw_nest
+from .head_gradients import gradient_nests
 from .heads import heads_nest
 from .launch import for_device
 from .maps import map_nest
@@ -108,6 +109,10 @@ def make_plan(func: Any, target: Any) -> Plan:
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
         return _plan(_as_it_stands(program), finders)
     shared = cut_picks(split_folds(join_picks(program)))
+    gradients = gradient_nests(shared)
+    if gradients is not None and not program.aliased:
+        ctx, nests = gradients
+        return Plan(ctx, tuple(Nest("heads", *nest) for nest in nests))
     products = contractions_of(shared)
     plan = _plan(Context(shared, Virtual(shared, list(products)), 1, 0), finders)
     safe = not program.aliased or plan.kinds == ("map",)

@@ -106,14 +106,17 @@ def _in_fours(ctx: Context, value: Expr, axes: Sequence[Axis], dtype: str) -> bo
     return str(value.source.dtype) == dtype and axes[-1].extent % FOUR == 0 and extents[-1] % FOUR == 0
 
 
-def fetch(f: Factor, batch: dict[Any, Expr], first: Expr, extent: int, turn: Expr, thread: Expr) -> Stmt:
-    """The thread's part of the tile from line ``first`` and turn ``turn`` of the depth on, into its registers."""
+def fetch(
+    f: Factor, batch: dict[Any, Expr], first: Expr, extent: int, turn: Expr, thread: Expr, whole: int = 1
+) -> Stmt:  # fmt: skip
+    """The thread's part of the tile from line ``first`` and turn ``turn`` of the depth on, into its registers. ``turn``
+    may lie past the end of a depth that is no multiple of ``whole``."""
 
     def part(s: Expr) -> Stmt:
         line, k = _place(f, s, thread)
         row, depth = first + line, turn + k
         inside = [row < i64(extent)] if extent % f.lines else []
-        inside += [depth < i64(f.one.k)] if f.one.k % f.deep else []
+        inside += [depth < i64(f.one.k)] if f.one.k % f.deep or f.one.k % whole else []
         if f.lines * f.deep % (f.wide * f.threads):
             inside.append(s * f.threads + thread < i64(f.lines * f.deep // f.wide))
         read = _read(f, batch | at(f.axes, unravel(row, _extents(f.axes))) | _depths(f, depth), s)

@@ -96,5 +96,7 @@ def test_no_score_is_written_to_memory() -> None:
     assert sum(int(np.prod([int(n) for n in b.shape])) * 4 for b in own if b.scope() == "shared") <= 48 << 10
 
 
-def test_rows_too_long_for_a_block_are_products_and_row_nests() -> None:
-    scheduled(attend((2,), 4, 13000, 8, 8, False), "mixed")
+def test_no_row_is_too_long() -> None:
+    """Nor a head too narrow; a head that is too wide for a block is products and row nests."""
+    scheduled(attend((2,), 64, 13000, 8, 8, False), "heads")
+    scheduled(attend((2,), 64, 64, 13000, 8, False), "mixed")
