@@ -89,3 +89,13 @@ def test_what_is_kept_of_the_scores_is_one_head(target: str) -> None:
     assert done.rule == "heads"
     sizes = [int(np.prod([int(n) for n in a.buffer.shape])) for a in collect(done.func.body, tirx.AllocBuffer)]
     assert max(sizes) == 32 * 32
+
+
+def test_nests_use_the_memory_of_what_is_done_with() -> None:
+    """Of heads too large for a cache: scores, then gradients of weights; weights; gradients of scores; and a turned
+    copy of these, then of weights. Each alone would be six."""
+    aimed = attrs.evolve(schedules.TARGETS[V3], functions=elementary.STEPS)
+    done = schedules.first(attend_grad((2, 8), 512, 512, 64, 64, True), aimed)
+    assert done.func is not None
+    sizes = [int(np.prod([int(n) for n in a.buffer.shape])) for a in collect(done.func.body, tirx.AllocBuffer)]
+    assert sum(size >= 16 * 512 * 512 for size in sizes) == 4
