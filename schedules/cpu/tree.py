@@ -3,10 +3,16 @@ through a nested structural map corrupts the heap (0.1.14), so it is held back u
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm_ffi
+
+# What stands behind structural_map and structural_walk, which find out anew at each call, of tens of thousands a build,
+# by which numbers TVM-FFI knows the classes.
+_MAP, _WALK = (tvm_ffi.get_global_func(f"ffi.Structural{name}") for name in ("Map", "Walk"))
+_ORDERS = {"pre": int(tvm_ffi.WalkOrder.PREORDER), "post": int(tvm_ffi.WalkOrder.POSTORDER)}
 
 
 class _Guard:
@@ -28,10 +34,20 @@ class _Guard:
         return guarded
 
 
+@functools.cache
+def _numbers(kinds: Any) -> tuple[int, ...]:
+    """TVM-FFI's numbers of a class or of a tuple of classes."""
+    classes = kinds if isinstance(kinds, tuple) else (kinds,)
+    return tuple(kind.__tvm_ffi_type_info__.type_index for kind in classes)
+
+
 def rewrite(root: Any, callbacks: Sequence[tuple[Any, Callable[[Any], Any]]], order: str = "post") -> Any:
     """``root`` with each node replaced by what the first callback for its class answers."""
-    guard = _Guard()
-    done = tvm_ffi.structural_map(root, [(kind, guard.wrap(call)) for kind, call in callbacks], order=order)
+    guard, entries = _Guard(), []
+    for kinds, call in callbacks:
+        guarded = guard.wrap(call)
+        entries += [(number, guarded) for number in _numbers(kinds)]
+    done = _MAP(root, entries, [], _ORDERS[order])
     if guard.error is not None:
         raise guard.error
     return done
@@ -40,5 +56,5 @@ def rewrite(root: Any, callbacks: Sequence[tuple[Any, Callable[[Any], Any]]], or
 def collect(root: Any, kinds: Any, order: str = "post") -> list[Any]:
     """Every node of the given classes inside ``root``."""
     found: list[Any] = []
-    tvm_ffi.structural_walk(root, (kinds, lambda node: found.append(node)), order=order)
+    _WALK(root, [(number, found.append) for number in _numbers(kinds)], [], _ORDERS[order])
     return found
