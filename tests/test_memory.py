@@ -16,9 +16,9 @@ from tests.support import run_text
 
 pytestmark = pytest.mark.build
 
-STEPS, EVERY = 10_000, 1_000
+STEPS, EVERY = 5_000, 500
 # What may come and go in between: one more arena of Python's allocator (256 KiB), or of the C library's (132 KiB), as
-# objects of other sizes meet. A leak of one tensor header a step (some 200 bytes) would be 2 MB.
+# objects of other sizes meet. A leak of one tensor header a step (some 200 bytes) would be 1 MB.
 BOUND = 512 * 1024
 GENERATE = """(defgenerate
   :trips 2

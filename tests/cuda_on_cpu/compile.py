@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -94,7 +93,8 @@ def _toolchain() -> str:
 
 def zig(*command: str) -> None:
     """A tool of the wheel. Raises CompileError with what it said."""
-    done = subprocess.run([sys.executable, "-m", "ziglang", *command], capture_output=True, text=True)
+    tool = str(files("ziglang") / "zig")  # what ``python -m ziglang`` becomes; a kernel compiles in twice that start
+    done = subprocess.run([tool, *command], capture_output=True, text=True)
     if done.returncode:
         raise CompileError(f"{' '.join(command[:1])} failed:\n{done.stderr[:4000] or done.returncode}")
 

@@ -17,9 +17,11 @@ from lowering.kernels import KERNELS
 from schedules.gpu import matmul, product_tiles
 from schedules.gpu.product_tiles import TILES, Tile, choose_tile
 from sexpgpu.types import TensorType
+from tests.cuda_on_cpu import kernels
 
 from ..kernels import V3, graph, numbers, product, program, runs_here
-from .both import same
+from ..test_matmul import in_order
+from .both import GPU, same, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -34,9 +36,11 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Til
 
 
 def check(kind: str, m: int, k: int, n: int, batch: tuple[int, ...] = ()) -> None:
+    """The bits are those of a sum in order, and so are the CPU's (../test_matmul.py)."""
     func = product(kind, m, k, n, batch)
-    given = [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:2])]
-    same(func, *given, rule="matmul")
+    compiled = kernels.compile(scheduled(func, "matmul"), GPU)
+    a, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(compiled.params[:2]))
+    assert compiled.every_order(a, b)[-1].tobytes() == in_order(kind, a, b).tobytes()
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str, indirect=True)
