@@ -1,7 +1,7 @@
 """Every kernel of an artifact, alone: its GPU form on the fake device in three orders of threads, and its CPU form, on
 the same draws. A process of its own, which has the fake driver preloaded, or TVM would find another.
 
-python -m tests.cuda_on_cpu.each_kernel RUN.sx ARTIFACT: one line of JSON a kernel
+python -m tests.cuda_on_cpu.each_kernel RUN.sx GPU.tar CPU.tar: one line of JSON a kernel; the last of CPU.tar's targets
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def draws(name: str, n: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return np.asarray(r.standard_normal(shape)).astype(BFLOAT16 if dtype == "bfloat16" else dtype)
 
 
-def libraries(path: str) -> tuple[Any, Any, Any]:
-    """The GPU's and the CPU's library of an artifact, and what orders the device's threads."""
+def libraries(on_gpu: tarball.Artifact, on_cpu: tarball.Artifact) -> tuple[Any, Any, Any]:
+    """The GPU's library of one artifact, the CPU's last of another, and what orders the device's threads."""
     driver = ctypes.CDLL("libcuda.so.1")
-    with tarball.open(path) as artifact:
-        gpu, cpu = (next(t for t in artifact.manifest.targets if t.device == d) for d in ("cuda", "cpu"))
-        tvm_ffi.register_global_func("tvm_callback_cuda_compile", _server(artifact, gpu.archs[0]), override=True)
-        loaded = []
-        for n, target in enumerate((gpu, cpu)):
-            file = Path(f"/dev/shm/each-kernel-{tvm_ffi.__version__}-{n}-{id(target)}.so")
-            file.write_bytes(artifact.read(target.library))
-            loaded.append(tvm_ffi.load_module(str(file)))
-            file.unlink()
+    gpu = next(t for t in on_gpu.manifest.targets if t.device == "cuda")
+    cpu = [t for t in on_cpu.manifest.targets if t.device == "cpu"][-1]  # that with the fewest wants
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", _server(on_gpu, gpu.archs[0]), override=True)
+    loaded = []
+    for n, (artifact, target) in enumerate(((on_gpu, gpu), (on_cpu, cpu))):
+        file = Path(f"/dev/shm/each-kernel-{tvm_ffi.__version__}-{n}-{id(target)}.so")
+        file.write_bytes(artifact.read(target.library))
+        loaded.append(tvm_ffi.load_module(str(file)))
+        file.unlink()
     return *loaded, driver.fake_cuda_order
 
 
@@ -109,12 +109,12 @@ def compared(name: str, kinds: list[tuple[tuple[int, ...], str]], gpu: Any, cpu:
 
 
 def main() -> None:
-    run, path = sys.argv[1:]
-    with tarball.open(path) as artifact:
-        found = programs(run, artifact.manifest.degree)
-    gpu, cpu, order = libraries(path)
-    for name, kinds in found.items():
-        print(json.dumps(compared(name, kinds, gpu, cpu, order)), flush=True)
+    run, *paths = sys.argv[1:]
+    with tarball.open(paths[0]) as on_gpu, tarball.open(paths[1]) as on_cpu:
+        assert on_gpu.manifest.degree == on_cpu.manifest.degree
+        gpu, cpu, order = libraries(on_gpu, on_cpu)
+        for name, kinds in programs(run, on_gpu.manifest.degree).items():
+            print(json.dumps(compared(name, kinds, gpu, cpu, order)), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("ziglang")
 
+from artifacts import tarball
 from tests.conftest import EXAMPLES, ONE
 from tests.test_bf16_runs import narrow
 from tests.test_stacking import RUN, left
@@ -32,7 +33,8 @@ SHORT = {
     "(def prompt 33)": f"(def prompt {PROMPT})",
     "(def run-of 8)": "(def run-of 4)",
 }
-Made = tuple[Path, Path, Path]  # the run file, its data's folder, the artifact
+OWN = {"tiny-generate": "tiny", "route-planner": "small"}  # whose artifact for this CPU other tests have too
+Made = tuple[Path, Path, Path, Path]  # the run file, its data's folder, the artifacts for the GPU and for this CPU
 # A sum of 192 products of bfloat16, the longest here, is off by less than 2^-15 of their absolute sum (bound() of
 # schedules/gpu/test_mma.py). That seldom makes the rounding to bfloat16 another one, which is 2^-7 of the number at
 # most. A loss is a mean over rows and moves less: by 5e-5 of itself at most in these steps.
@@ -58,17 +60,23 @@ def copied(kind: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(shared: Callable[..., Path]) -> Callable[[str], Made]:
-    """Example -> what it is run from; the artifact is for a GPU and for this CPU."""
+def made(shared: Callable[..., Path], request: pytest.FixtureRequest) -> Callable[[str], Made]:
+    """Example -> what it is run from. That for the GPU has as many microbatches a call as that for the CPU."""
 
-    def make(folder: Path, kind: str) -> None:
+    def make(folder: Path, kind: str, cpu: Path | None) -> None:
         folder.mkdir()
         run = copied(kind, folder / "run").rename(folder / "run/main.sx")
-        artifact.build(run, folder / "run.tar", target=f"nvidia-h100,{ONE}")
+        if cpu is None:
+            artifact.build(run, folder / "run.tar", target=f"nvidia-h100,{ONE}")
+            return
+        with tarball.open(str(cpu)) as built:
+            degree = built.manifest.degree
+        artifact.build(run, folder / "run.tar", "--stack", str(degree))
 
     def get(kind: str) -> Made:
-        folder = shared(f"cuda-{kind}", lambda folder: make(folder, kind))
-        return folder / "run/main.sx", folder / "run", folder / "run.tar"
+        cpu = request.getfixturevalue(OWN[kind]) if kind in OWN else None
+        folder = shared(f"cuda-{kind}", lambda folder: make(folder, kind, cpu))
+        return folder / "run/main.sx", folder / "run", folder / "run.tar", cpu or folder / "run.tar"
 
     return get
 
@@ -84,8 +92,8 @@ def python(module: str, *arguments: object, **fake: object) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kernel_is_the_cpus_in_every_order(kind: str, made: Callable[[str], Made]) -> None:
-    run, _, tar = made(kind)
-    rows = [json.loads(line) for line in python("each_kernel", run, tar).splitlines()]
+    run, _, gpu, cpu = made(kind)
+    rows = [json.loads(line) for line in python("each_kernel", run, gpu, cpu).splitlines()]
     assert len(rows) > 100
     assert [row["kernel"] for row in rows if row["orders"] != 1] == []
     exact = [row for row in rows if kind != HALVES or "matmul" not in row["kernel"]]
@@ -94,8 +102,8 @@ def test_every_kernel_is_the_cpus_in_every_order(kind: str, made: Callable[[str]
 
 
 def stepped(made: Made, out: Path, kind: str, **fake: object) -> dict[str, np.ndarray]:
-    _, data, tar = made
-    python("whole", tar, data, out, kind, **fake)
+    _, data, gpu, cpu = made
+    python("whole", cpu if kind == "cpu" else gpu, data, out, kind, **fake)
     with np.load(out) as found:
         return dict(found)
 
@@ -173,7 +181,8 @@ def stacked(shared: Callable[..., Path]) -> Path:
 
 
 def test_stacked_by_four_the_bits_are_those_of_one_at_a_time(stacked: Path, tmp_path: Path) -> None:
-    one, four = (stepped((stacked, stacked, stacked / f"{n}.tar"), tmp_path / f"{n}.npz", "cuda") for n in (1, 4))
+    tars = {n: stacked / f"{n}.tar" for n in (1, 4)}
+    one, four = (stepped((stacked, stacked, tar, tar), tmp_path / f"{n}.npz", "cuda") for n, tar in tars.items())
     made = [name for name in one if name.startswith("generated")]  # of a microbatch, and of four
     assert (
         unequal({k: v for k, v in four.items() if k not in made}, {k: v for k, v in one.items() if k not in made}) == []

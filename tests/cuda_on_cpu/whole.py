@@ -35,8 +35,8 @@ def plan_of(run: Path) -> Plan:
 def opened(artifact: tarball.Artifact, kind: str, folder: Path) -> Device:
     if kind == "numpy":
         return interpreted(artifact, plan_of(folder / "main.sx"), wide=True)
-    targets = artifact.manifest.targets
-    target = next(t for t in targets if t.device == ("cpu" if kind == "cpu" else "cuda"))
+    wanted = "cpu" if kind == "cpu" else "cuda"
+    target = [t for t in artifact.manifest.targets if t.device == wanted][-1]  # of CPUs, that with the fewest wants
     return CpuDevice(artifact, 2, target.name) if kind == "cpu" else CudaDevice(artifact, target, graphs=kind == "cuda")
 
 
