@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sexpgpu import runfile
+from sexpgpu import cli, runfile
 from sexpgpu.diagnostics import Report
 
 # A test run that was started in the background or under nohup has these ignored, and so would the processes that the
@@ -35,6 +37,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if where in COMPILE and "not build" in config.option.markexpr else None
 
 
+# Those that build what no other file does, and run it: what is left at the end should be short.
+FIRST = tuple(
+    f"tests/{name}"
+    for name in ("test_stacking.py", "test_memory_plan.py", "test_reproducible.py", "cuda_on_cpu/test_whole")
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.nodeid.startswith(tuple(f"{folder}/" for folder in COMPILE)):
         item.add_marker("build")
@@ -45,11 +58,27 @@ def sexpgpu(*args: object, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "sexpgpu", *map(str, args)], capture_output=True, text=True, **more)
 
 
+def called(*args: object) -> subprocess.CompletedProcess[str]:
+    """The command line in this process, with streams that encode as those of a process do. For what asks nothing of
+    the process itself: a process of its own takes ten times as long, and seconds more where it loads the compiler."""
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", "strict")
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
+    argv = [*map(str, args)]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = cli.main(argv)
+        except SystemExit as done:
+            status = int(done.code or 0)
+    out.flush(), err.flush()
+    return subprocess.CompletedProcess(argv, status, *(f.buffer.getvalue().decode() for f in (out, err)))
+
+
 ONE = "cpu-aarch64" if platform.machine() == "aarch64" else "cpu-x86-64-v3"  # a library that this machine can run
 
 
-def build(run: Path, output: Path, target: str = ONE) -> Path:
-    done = sexpgpu("build", run, "-o", output, "--target", target)
+def build(run: Path, output: Path, *more: object, target: str = ONE) -> Path:
+    """The artifact of a run file, built by this process alone: the other cores have tests of their own to run."""
+    done = called("build", run, "-o", output, "--target", target, "--jobs", 1, *more)
     assert done.returncode == 0, done.stderr
     return output
 
@@ -107,8 +136,25 @@ def prelude_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny(shared: Callable[..., Path]) -> Path:
-    """The artifact of examples/tiny-generate, for all targets of this machine."""
-    return shared("tiny.tar", lambda path: build(EXAMPLES / "tiny-generate/run.sx", path, "cpu"))
+    """The artifact of examples/tiny-generate, for all targets of this machine, as the command line makes it, or as it
+    made it just now: SEXPGPU_TINY is its path."""
+
+    def make(path: Path) -> None:
+        if made := os.environ.get("SEXPGPU_TINY"):
+            shutil.copy(made, path)
+            return
+        done = sexpgpu("build", EXAMPLES / "tiny-generate/run.sx", "-o", path)
+        assert done.returncode == 0, done.stderr
+
+    return shared("tiny.tar", make)
+
+
+@pytest.fixture(scope="session")
+def small(shared: Callable[..., Path]) -> Path:
+    """The artifact of examples/route-planner in its small size, for one target. A schedule rule must take each kernel,
+    or the build fails."""
+    run = EXAMPLES / "route-planner/small.sx"
+    return shared("small.tar", lambda path: build(run, path, "--strict-schedules"))
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import platform
@@ -17,28 +15,13 @@ from typing import NoReturn
 import pytest
 
 from artifacts import tarball
-from sexpgpu import cli, phases
+from sexpgpu import phases
 from sexpgpu.codes import ENV_MISSING
 from sexpgpu.diagnostics import UserError
-from tests.conftest import EXAMPLES, ONE, sexpgpu
+from tests.conftest import EXAMPLES, ONE, build, called, sexpgpu
 from tests.support import run_text
 
 TINY = EXAMPLES / "tiny-generate/run.sx"
-
-
-def called(*args: object) -> subprocess.CompletedProcess[str]:
-    """The command line in this process, with streams that encode as those of a process do. For what asks nothing of
-    the process itself: a process of its own takes ten times as long."""
-    out = io.TextIOWrapper(io.BytesIO(), "utf-8", "strict")
-    err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
-    argv = [*map(str, args)]
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            status = cli.main(argv)
-        except SystemExit as done:
-            status = int(done.code or 0)
-    out.flush(), err.flush()
-    return subprocess.CompletedProcess(argv, status, *(f.buffer.getvalue().decode() for f in (out, err)))
 
 
 @pytest.fixture
@@ -313,34 +296,34 @@ def test_a_fault_outside_the_run_file_has_its_status_and_is_data_when_asked(
 
 
 def test_explain_as_data(good: Path) -> None:
-    found = json.loads(sexpgpu("explain", good, "--output-format", "json").stdout)
+    found = json.loads(called("explain", good, "--output-format", "json").stdout)
     assert [p["phase"] for p in found["phases"]] == ["init", "train", "update"]
     assert found["phases"][1]["calls"] == 1 and found["phases"][1]["operators"]["matmul"] == 2
     assert found["run"] == {"name": "r", "steps": 2, "microbatches": 1, "seed": 1, "precision": "f32"}
     assert found["model"]["numbers"] == 8 and found["generation"] is None
-    assert sexpgpu("explain", good).stdout.startswith("run          r: 2 steps")
+    assert called("explain", good).stdout.startswith("run          r: 2 steps")
 
 
 @pytest.mark.build
 def test_explain_cost_reckons_with_the_rates_of_a_target(good: Path) -> None:
-    done = sexpgpu("explain", "--cost", good, "--target", "cpu-aarch64")
+    done = called("explain", "--cost", good, "--target", "cpu-aarch64")
     assert (done.returncode, done.stderr) == (0, "") and "  ms aarch64\n" in done.stdout
-    found = json.loads(sexpgpu("explain", "--cost", good, "--target", "cpu-aarch64", "--output-format", "json").stdout)
+    found = json.loads(called("explain", "--cost", good, "--target", "cpu-aarch64", "--output-format", "json").stdout)
     assert list(found["rates"]) == ["cpu-aarch64"] and found["phases"][2]["phase"] == "step"
-    wrong = sexpgpu("explain", "--cost", good, "--target", "cpu-z80")
+    wrong = called("explain", "--cost", good, "--target", "cpu-z80")
     assert wrong.returncode == 2 and wrong.stderr.startswith("error[E-TARGET-") and len(wrong.stderr.splitlines()) == 1
 
 
 @pytest.mark.build
 def test_explain_target_says_what_a_build_reports(good: Path, tmp_path: Path) -> None:
     output = tmp_path / "run.tar"
-    done = sexpgpu("explain", "--target", "cpu-aarch64,cpu-aarch64", good)
+    done = called("explain", "--target", "cpu-aarch64,cpu-aarch64", good)
     assert done.returncode == 0 and "\nlowered for cpu-aarch64: " in done.stdout  # no runtime for it is needed
-    assert sexpgpu("build", good, "-o", output, "--target", ONE).returncode == 0
-    done = sexpgpu("explain", "--target", ONE, good)
+    build(good, output)
+    done = called("explain", "--target", ONE, good)
     with tarball.open(str(output)) as artifact:
         assert (done.returncode, done.stdout) == (0, artifact.read("report.txt").decode())
-    found = json.loads(sexpgpu("explain", "--target", ONE, good, "--output-format", "json").stdout)
+    found = json.loads(called("explain", "--target", ONE, good, "--output-format", "json").stdout)
     assert found["targets"] == [ONE] and all(k["rules"][ONE] for k in found["kernels"])
     train = next(p for p in found["phases"] if p["phase"] == "train")
     assert train["kernels"] == sum(k["calls"].get("train", 0) for k in found["kernels"]) > 0 < train["memory"]

@@ -17,7 +17,7 @@ pytest.importorskip("tvm", reason="needs the extra `build`")
 
 from artifacts import tarball
 from schedules import nvrtc
-from tests.conftest import EXAMPLES, sexpgpu
+from tests.conftest import EXAMPLES, build, sexpgpu
 from tests.support import run_text
 
 RUNS = Path(__file__).parent / "runs"
@@ -33,11 +33,7 @@ NAMES = "cpu-x86-64-v3,nvidia-h100,cuda-sm_75,nvidia-a100"
 def several(shared: Callable[..., Path]) -> Path:
     """An artifact for a CPU and for cards of both levels."""
 
-    def make(output: Path) -> None:
-        done = sexpgpu("build", RUNS / "long-sum.sx", "-o", output, "--target", NAMES)
-        assert done.returncode == 0, done.stderr
-
-    return shared("several.tar", make)
+    return shared("several.tar", lambda output: build(RUNS / "long-sum.sx", output, target=NAMES))
 
 
 def test_cards_of_a_level_share_a_library_and_each_has_its_kernels(several: Path) -> None:

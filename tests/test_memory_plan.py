@@ -11,7 +11,7 @@ import pytest
 
 from artifacts import memory, tarball
 from artifacts.manifest import Manifest
-from tests.conftest import EXAMPLES, ONE, build, sexpgpu
+from tests.conftest import EXAMPLES, ONE, build, called
 from tests.support import run_text
 
 pytestmark = pytest.mark.build
@@ -80,7 +80,7 @@ def test_the_plan_names_its_phases(characters: Path) -> None:
     assert kept.generation_bytes == max(n for name, n in phases.items() if name.startswith("generate."))
     held = kept.parameters_bytes + kept.optimizer_bytes + kept.gradients_bytes
     assert held + kept.train_bytes <= kept.device_bytes <= held + sum(phases.values()) + 2 * kept.generation_bytes
-    text = sexpgpu("inspect", characters).stdout
+    text = called("inspect", characters).stdout
     assert "generation  4.1 MiB" in text and "in all" in text
 
 
@@ -88,13 +88,13 @@ def test_a_run_over_the_limit_is_refused_at_build(tmp_path: Path) -> None:
     run, output = tmp_path / "run.sx", tmp_path / "run.tar"
     run.write_text(run_text(model="(defmodel m (x) (linear (linear x :wide 100) :out 2))"))
     command = ("build", run, "-o", output, "--target", ONE, "--memory-limit")
-    early = sexpgpu(*command, "4KiB", "--dump", tmp_path / "dump")
+    early = called(*command, "4KiB", "--dump", tmp_path / "dump")
     assert early.returncode == 3 and not output.exists() and not (tmp_path / "dump").exists()
     assert early.stderr.startswith(f"error[E-MEM-001]: {run}: the run takes about ")
     assert "--memory-limit is 4.0 KiB; its largest phase is train with " in early.stderr
-    late = sexpgpu(*command, "60MiB")
+    late = called(*command, "60MiB")
     assert late.returncode == 3 and not output.exists()
     assert late.stderr.startswith(f"error[E-MEM-001]: {run}: the run takes 64.")
-    assert sexpgpu(*command, "65MiB").returncode == 0 and output.exists()
-    usage = sexpgpu(*command, "65MB")
+    assert called(*command, "65MiB").returncode == 0 and output.exists()
+    usage = called(*command, "65MB")
     assert usage.returncode == 2 and "65MB is not a size such as 512MiB or 4GiB" in usage.stderr

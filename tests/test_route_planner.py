@@ -15,7 +15,7 @@ from artifacts.cpu import CpuDevice
 from sexpgpu.diagnostics import Report
 from sexpgpu.phases import Plan, trace_run
 from sexpgpu.runfile import load
-from tests.conftest import EXAMPLES, ONE, sexpgpu
+from tests.conftest import EXAMPLES
 from tests.loops import generated, interpreted, loop_of, steps
 from tests.test_reproducible import STOPPED, digest, runner
 
@@ -29,15 +29,6 @@ def plan_of(name: str) -> Plan:
     plan = trace_run(run, report) if run else None
     assert plan, report.errors
     return plan
-
-
-@pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of small.sx. Every kernel must be taken by a schedule rule."""
-    output = tmp_path_factory.mktemp("small") / "small.tar"
-    done = sexpgpu("build", FOLDER / "small.sx", "-o", output, "--target", ONE, "--strict-schedules")
-    assert done.returncode == 0, done.stderr
-    return output
 
 
 @pytest.mark.parametrize(("name", "numbers"), [("run.sx", 128_768), ("small.sx", 5_104)])

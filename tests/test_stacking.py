@@ -17,7 +17,7 @@ from artifacts.cpu import CpuDevice
 from sexpgpu.diagnostics import Report
 from sexpgpu.phases import Plan, trace_run
 from sexpgpu.runfile import load
-from tests.conftest import EXAMPLES, ONE, sexpgpu
+from tests.conftest import EXAMPLES, build, called
 from tests.loops import interpreted, steps
 
 pytestmark = pytest.mark.build
@@ -35,8 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(made / "rows.npz", row=row, weight=weight)
     (made / "run.sx").write_text(RUN.read_text().replace(":microbatches 4", ":microbatches 5"))
     for degree in DEGREES:
-        built = sexpgpu("build", made / "run.sx", "-o", made / f"{degree}.tar", "--stack", degree, "--target", ONE)
-        assert built.returncode == 0, built.stderr
+        build(made / "run.sx", made / f"{degree}.tar", "--stack", degree)
     return made
 
 
@@ -112,8 +111,7 @@ def test_a_run_goes_on_at_another_degree(folder: Path) -> None:
 def test_an_example_whose_microbatches_all_stack(tmp_path: Path, tiny: Path) -> None:
     """tiny-generate takes two a step, and auto takes them in one call: no training phase of one alone is left."""
     run = EXAMPLES / "tiny-generate/run.sx"
-    built = sexpgpu("build", run, "-o", tmp_path / "1.tar", "--stack", 1, "--target", ONE)
-    assert built.returncode == 0, built.stderr
+    build(run, tmp_path / "1.tar", "--stack", 1)
     digests = []
     for artifact in (tiny, tmp_path / "1.tar"):
         done = sexpgpu_run(artifact, "--out", tmp_path / artifact.stem, "--data", run.parent, "--steps", 20)
@@ -135,5 +133,5 @@ def test_an_example_whose_microbatches_all_stack(tmp_path: Path, tiny: Path) -> 
 )
 def test_a_degree_that_does_not_fit(folder: Path, degree: str, status: int, words: str) -> None:
     for command in (("build", "-o", folder / "no.tar"), ("explain",)):
-        done = sexpgpu(command[0], folder / "run.sx", *command[1:], "--stack", degree)
+        done = called(command[0], folder / "run.sx", *command[1:], "--stack", degree)
         assert done.returncode == status and f"error[{words}]" in done.stderr and not (folder / "no.tar").exists()

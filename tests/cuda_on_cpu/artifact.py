@@ -42,7 +42,7 @@ def environment(**fake: object) -> dict[str, str]:
 
 def build(run: Path, output: Path, *more: str, target: str = "nvidia-h100") -> Path:
     """The artifact of a run file. The command line in a process of its own, with another compiler of kernels."""
-    command = [sys.executable, "-m", __name__, "build", run, "-o", output, "--target", target, *more]
+    command = [sys.executable, "-m", __name__, "build", run, "-o", output, "--target", target, "--jobs", 1, *more]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=REPO)
     assert done.returncode == 0, done.stderr
     return output

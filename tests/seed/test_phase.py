@@ -20,7 +20,7 @@ from sexpgpu.cost import Rates, phase_cost, step_seconds
 from sexpgpu.explain import explain
 from sexpgpu.memory import estimate, lines
 from sexpgpu.phases import Plan
-from tests.conftest import ONE, sexpgpu
+from tests.conftest import ONE, called
 from tests.runner.support import contents, metrics, steps
 from tests.support import plan_of, run_text
 
@@ -179,13 +179,13 @@ def test_s39_the_lowering_report_has_the_generator_s_rows_and_line(tmp_path: Pat
     """39: its calls and kernels of a step, and its part of them; a run without one has neither."""
     path = tmp_path / "run.sx"
     path.write_text(run_text(**OWN))
-    lines = sexpgpu("explain", path, "--target", ONE).stdout.splitlines()
+    lines = called("explain", path, "--target", ONE).stdout.splitlines()
     report = lines[next(i for i, line in enumerate(lines) if line.startswith("lowered for ")) :]
     calls = 2 * (1 + TRIPS + 1)
     assert next(line for line in report if line.startswith("generate ")).split()[1] == str(calls)
     assert any(line.startswith(f"generation   {TRIPS} trips a microbatch: {calls} of {calls + 3} ") for line in report)
     path.write_text(run_text(run=TWO))
-    assert "generat" not in sexpgpu("explain", path, "--target", ONE).stdout
+    assert "generat" not in called("explain", path, "--target", ONE).stdout
 
 
 def test_s40_a_generator_adds_nothing_to_a_checkpoint(tmp_path: Path) -> None:
