@@ -60,7 +60,7 @@ def parser() -> Parser:
         usage="sexpgpu-run ARTIFACT --out DIR [options]",
     )
     p.add_argument("artifact", metavar="ARTIFACT", help="the file made by sexpgpu build")
-    p.add_argument("--out", metavar="DIR", required=True, help="directory of checkpoints and metrics.jsonl")
+    p.add_argument("-o", "--out", metavar="DIR", required=True, help="directory of checkpoints and metrics.jsonl")
     p.add_argument("--data", metavar="DIR", default="", help="where the sources of the loaders lie (default: here)")
     _place_options(p)
     start = p.add_mutually_exclusive_group()

@@ -92,8 +92,17 @@ def write(
 
 def check_output(path: str, force: bool, inputs: Iterable[str]) -> None:
     """RunError where ``write`` would refuse ``path``: asked before the minutes that go into what is to be written."""
-    if not os.access(os.path.dirname(path) or os.curdir, os.W_OK | os.X_OK):
-        raise RunError(IO_WRITE, "the folder of the output is not there, or cannot be written to", path)
+    folder = os.path.dirname(path) or os.curdir
+    if os.path.isdir(path):
+        raise RunError(
+            IO_WRITE, "the output is a folder", path, f"name a file in it, such as {os.path.join(path, 'run.tar')}"
+        )
+    if not os.path.isdir(folder):
+        raise RunError(IO_WRITE, f"the folder {folder} is not there", path, "make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RunError(
+            IO_WRITE, f"the folder {folder} cannot be written to", path, "choose another one, or mend its permissions"
+        )
     if not os.path.lexists(path):
         return
     if any(os.path.exists(each) and os.path.samefile(each, path) for each in inputs if os.path.exists(path)):

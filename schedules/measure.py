@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import tvm
 from .cpu.stages import stored
 
 PATIENCE = 60  # seconds that a kernel may take in all, before it is given up
+ANSWER = 10  # seconds in which a tracker takes a connection
 REPEATS, LEAST = 5, 10  # rounds of a measurement, and the milliseconds that each lasts at least
 FILLS = 2  # sets of inputs whose outputs are digested: numbers of both signs, and numbers that no root or log refuses
 
@@ -107,6 +109,7 @@ class Nodes:
         self._device, self._key = device, key
         self._place = f"{host}:{port}"
         try:
+            socket.create_connection((host, port), timeout=ANSWER).close()  # TVM would try for a minute, and log it
             from tvm import rpc
 
             self._tracker = rpc.connect_tracker(host, port)

@@ -31,7 +31,7 @@ from .manifest_records import (
 from .members import data_members, source_members
 from .memory import Memory, check_room, estimate, measured
 from .phases import Plan
-from .targets_report import default_row, row
+from .targets_report import default_row, row, unknown
 
 
 def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
@@ -86,9 +86,8 @@ def need_extra() -> None:
         try:
             version(package)
         except PackageNotFoundError:
-            raise UserError(
-                codes.ENV_MISSING, None, f"building needs {package}", hint="pip install 'sexpgpu[build]'"
-            ) from None
+            what, hint = f"{package} is not installed", "pip install 'sexpgpu[build]'"
+            raise UserError(codes.ENV_MISSING, None, what, hint=hint) from None
 
 
 def need_cuda(targets: Sequence[Any]) -> None:
@@ -111,15 +110,14 @@ def find_targets(names: str, compiles: bool = True) -> tuple[Any, ...]:
     wanted: list[str] = []
     for name in names.split(","):
         if name not in TARGETS and name != "cpu":
-            known = " ".join(("cpu", *TARGETS))
-            raise UserError(codes.TARGET_NAME, None, f"there is no target {name}", hint=f"one of {known}")
+            what, hint = unknown(name, ("cpu", *TARGETS))
+            raise UserError(codes.TARGET_NAME, None, what, hint=hint)
         wanted += [t.name for t in default()] if name == "cpu" else [name]
     chosen = tuple(t for t in TARGETS.values() if t.name in wanted)
     machines = dict.fromkeys(t.machine for t in chosen)
     if len(machines) > 1:
-        raise UserError(
-            codes.TARGET_MIXED, None, f"{names} is for {' and '.join(machines)}, and an artifact is for one"
-        )
+        what = f"{names} is for {' and '.join(machines)}, and an artifact is for one"
+        raise UserError(codes.TARGET_MIXED, None, what, hint="build an artifact for each")
     if compiles:
         need_cuda(chosen)
     return chosen
@@ -308,7 +306,7 @@ def explain_cost(plan: Plan, options: argparse.Namespace) -> str:
     """``sexpgpu explain --cost``: the cost model's figures, by default for all targets of this architecture."""
     from .cost_report import cost_data, cost_text
 
-    rates = rates_named(options.target or "cpu", compiles=False)
+    rates = rates_named("cpu" if options.target is None else options.target, compiles=False)
     return json.dumps(cost_data(plan, rates)) + "\n" if options.output_format == "json" else cost_text(plan, rates)
 
 

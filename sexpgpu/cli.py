@@ -6,25 +6,40 @@ import argparse
 import difflib
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from . import __version__, interrupt
 from .diagnostics import Report, UserError, printable
 
 EXIT_USAGE, EXIT_BUG = 2, 70
+RUN_FILE, ARTIFACT = "the run file, such as run.sx", "a file made by sexpgpu build"
 STACK = "microbatches in one call; auto, the default: what costs least, where the run allows it"
 
 
+EXITS = """\
+exit status: 0 done, 1 wrong input (or a difference that diff found), 2 wrong usage, 3 this machine or its software
+cannot do it, 4 artifact refused, 5 reading or writing failed, 70 our bug, 130 stopped by SIGINT.
+sexpgpu-run, on the machine that trains, runs what build makes."""
+
+
 class Parser(argparse.ArgumentParser):
-    """One line and exit 2 for wrong usage, with the nearest flag or command."""
+    """One line and exit 2 for wrong usage, with the nearest flag or command, or else with where to look."""
 
     def error(self, message: str) -> NoReturn:
-        quoted = message.split("'")[1:2] if "unrecognized" not in message else message.rpartition(": ")[2].split()[:1]
-        close = difflib.get_close_matches(quoted[0], self.words(), 1) if quoted else []
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        self.exit(EXIT_USAGE, printable(f"error[E-CLI-001]: {self.prog}: {message}{hint}") + "\n")
+        hint = f"see {self.prog} --help"
+        if "unrecognized arguments: " in message:
+            close = difflib.get_close_matches(message.rpartition(": ")[2].split()[0], self.words(), 1)
+            hint = f"did you mean {close[0]}?" if close else hint
+        elif "invalid choice: 'run'" in message:
+            hint = "sexpgpu-run trains from an artifact"
+        elif "invalid choice: " in message:
+            given, *choices = re.findall(r"'([^']*)'", message)
+            close = difflib.get_close_matches(given, choices, 1)
+            hint = f"did you mean {close[0]}?" if close else hint
+        self.exit(EXIT_USAGE, printable(f"error[E-CLI-001]: {self.prog}: {message} ({hint})") + "\n")
 
     def words(self) -> list[str]:
         """Every command and option, those of the commands too."""
@@ -37,36 +52,47 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    top = Parser("sexpgpu", description="Training runs as compiled artifacts.", allow_abbrev=False)
+    top = Parser(
+        "sexpgpu",
+        description="Training runs as compiled artifacts.",
+        allow_abbrev=False,
+        epilog=EXITS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument("--version", action="version", version=f"sexpgpu {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Parser:
         made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         made.set_defaults(run=run)
-        made.add_argument("--output-format", choices=("text", "json"), default="text")
+        made.add_argument(
+            "--output-format",
+            choices=("text", "json"),
+            default="text",
+            help="json: results and errors, an object a line",
+        )
         return made
 
     check = command("check", run_check, "Report every fault of a run file; needs no compiler.")
-    check.add_argument("file")
+    check.add_argument("file", help=RUN_FILE)
     explain_options(
         command("explain", run_explain, "Print a run's phases and their graphs, or what a compiler makes of them.")
     )
     build_options(command("build", run_build, "Compile a run file into one artifact."))
     tune_options(command("tune", run_tune, "Measure schedules of a run's kernels, for builds to replay."))
     inspect = command("inspect", run_inspect, "Print what an artifact holds; loads no code of it.")
-    inspect.add_argument("artifact")
+    inspect.add_argument("artifact", help=ARTIFACT)
     verify = command("verify", run_verify, "Check every byte of an artifact against its manifest.")
-    verify.add_argument("artifact")
+    verify.add_argument("artifact", help=ARTIFACT)
     diff = command("diff", run_diff, "Name the first difference of two artifacts.")
-    diff.add_argument("artifact")
-    diff.add_argument("other")
+    diff.add_argument("artifact", help=ARTIFACT)
+    diff.add_argument("other", help="another one")
     command("targets", run_targets, "List the targets of --target.")
     return top
 
 
 def explain_options(explain: Parser) -> None:
-    explain.add_argument("file")
+    explain.add_argument("file", help=RUN_FILE)
     explain.add_argument("--stack", type=degree, metavar="auto|N", help=STACK)
     explain.add_argument("--cost", action="store_true", help="print what the cost model expects of each phase")
     explain.add_argument(
@@ -77,8 +103,8 @@ def explain_options(explain: Parser) -> None:
 
 
 def build_options(build: Parser) -> None:
-    build.add_argument("file")
-    build.add_argument("-o", "--output", required=True, metavar="RUN.tar")
+    build.add_argument("file", help=RUN_FILE)
+    build.add_argument("-o", "--out", "--output", dest="output", required=True, metavar="RUN.tar", help="the artifact")
     build.add_argument(
         "--target", default="cpu", metavar="T[,T]", help="see sexpgpu targets; default: cpu, all of this architecture"
     )
@@ -107,14 +133,16 @@ def build_options(build: Parser) -> None:
 
 
 def tune_options(tune: Parser) -> None:
-    tune.add_argument("file")
+    tune.add_argument("file", help=RUN_FILE)
     tune.add_argument("--target", required=True, metavar="T", help="see sexpgpu targets")
     place = tune.add_mutually_exclusive_group(required=True)
     place.add_argument("--local", action="store_true", help="measure on this machine's CPU")
     place.add_argument("--tracker", type=address, metavar="HOST:PORT", help="measure on servers of this tracker")
     tune.add_argument("--key", help="the servers' key")
     tune.add_argument("--trials", type=trials, required=True, metavar="N", help="candidates of each kernel")
-    tune.add_argument("--out", required=True, metavar="DIR", help="where records go, and those of before are kept")
+    tune.add_argument(
+        "-o", "--out", required=True, metavar="DIR", help="where records go, and those of before are kept"
+    )
     tune.add_argument("--seed", type=count, default=1, metavar="N", help="of the search (default: 1)")
     tune.add_argument("--only", metavar="PATTERN", help="kernels by name, such as '*matmul*'")
     tune.add_argument("--threads", type=count, metavar="N", help="of this machine that measure (default: all)")
@@ -243,10 +271,10 @@ def run_explain(options: argparse.Namespace) -> int:
     plan = plan_of(options.file, report)
     if report:
         return show(report.errors, options)
-    if options.cost or options.target:
+    if options.cost or options.target is not None:
         from .build import explain_cost, explain_lowered, rates_named
 
-        rates = rates_named(options.target or "cpu", compiles=not options.cost)
+        rates = rates_named("cpu" if options.target is None else options.target, compiles=not options.cost)
         plan = stacked(plan, options.stack, rates.values())
         print((explain_cost if options.cost else explain_lowered)(plan, options), end="")
         return 0
@@ -256,6 +284,8 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def run_build(options: argparse.Namespace) -> int:
+    if options.require_tuned and options.records is None:
+        return complain("error[E-CLI-001]: sexpgpu build: --require-tuned needs --records", EXIT_USAGE)
     from .build import build, find_targets, rates_of
     from .memory import room_of
     from .stack import stacked
@@ -267,21 +297,28 @@ def run_build(options: argparse.Namespace) -> int:
     targets = find_targets(options.target)
     room = room_of(targets, options.memory_limit)
     built = build(stacked(plan, options.stack, rates_of(targets).values(), room), options)
-    if options.output_format == "json":
-        print(json.dumps(built))
-    else:
-        print(f"{printable(options.output)}: sha256:{built['hash']}")
-        print(
-            f"  {built['kernels']} kernels for {' and '.join(built['targets'])}, "
-            f"{built['bytes']:,} bytes, {built['seconds']} s"
-            + (f"; no schedule rule took {', '.join(built['unscheduled'])}" if built["unscheduled"] else "")
-        )
+    print(json.dumps(built) if options.output_format == "json" else built_text(built, options.output))
     return 0
+
+
+def built_text(built: Mapping[str, Any], output: str) -> str:
+    from .tuning import counts
+
+    unscheduled = f"; no schedule rule took {', '.join(built['unscheduled'])}" if built["unscheduled"] else ""
+    made = f"{built['kernels']} kernels for {' and '.join(built['targets'])}, {built['bytes']:,} bytes"
+    lines = [f"{made}, {built['seconds']} s{unscheduled}", *(f"tuning: {words}" for words in counts(built["tuning"]))]
+    return "\n  ".join([f"{printable(output)}: sha256:{built['hash']}", *lines])
 
 
 def run_tune(options: argparse.Namespace) -> int:
     if options.tracker and not options.key:
-        return complain("error[E-CLI-001]: sexpgpu tune: --tracker needs --key", EXIT_USAGE)
+        return complain(
+            "error[E-CLI-001]: sexpgpu tune: --tracker needs --key, the key of the servers that measure", EXIT_USAGE
+        )
+    if options.local and options.key is not None:
+        return complain(
+            "error[E-CLI-001]: sexpgpu tune: --key is for --tracker, and --local asks no server", EXIT_USAGE
+        )
     if options.tracker and options.threads:
         what = "--threads is for --local; a server has as many as its TVM_NUM_THREADS says"
         return complain(f"error[E-CLI-001]: sexpgpu tune: {what}", EXIT_USAGE)

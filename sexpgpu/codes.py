@@ -177,6 +177,7 @@ TUNE_PLACE = code(
     3,
 )
 TUNE_TARGET = code("E-TUNE-004", "tuning is for one target", "Name one; see sexpgpu targets.", 2)
+TUNE_NONE = code("E-TUNE-005", "no kernel has the name that --only gives", "Name one, or leave --only out.", 2)
 MEM_LIMIT = code(
     "E-MEM-001",
     "the run takes more memory than --memory-limit allows, or than the card that a target names has",

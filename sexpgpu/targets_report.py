@@ -1,7 +1,9 @@
-"""``sexpgpu targets``: what each target's machine must have, and what a build for it needs to be installed."""
+"""``sexpgpu targets``: what each target's machine must have, and what a build for it needs to be installed. And what is
+said of a name that is no target's."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,3 +40,16 @@ def words(of: Mapping[str, Any]) -> str:
     extras = f"; sexpgpu[{','.join(of['extras'])}] builds for it" if of["extras"] != ["build"] else ""
     lacking = f"; not installed: {of['lacking']}" if of["lacking"] else ""
     return f"{of['machine']}, needs {' '.join(of['needs'])}{memory}{extras}{lacking}"
+
+
+def unknown(name: str, known: Sequence[str]) -> tuple[str, str]:
+    """What is wrong with a name of --target, and the target that was meant, or all there are."""
+    if not name:
+        return "--target has an empty name in it", "a list is names with commas between, such as cpu,nvidia-h100"
+    plain = name.strip().lower()
+    meant = [k for k in known if k == plain or k.endswith(f"-{plain}")]
+    # No name of another card or instruction set, which one other character makes: a letter too many or too few.
+    meant = meant or difflib.get_close_matches(plain, known, 1, cutoff=0.93)
+    shown = name if name == name.strip() else f'"{name}", with a space in it'
+    hint = f"did you mean {meant[0]}? sexpgpu targets lists them all" if meant else f"one of {' '.join(known)}"
+    return f"there is no target {shown}", hint

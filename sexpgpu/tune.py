@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from . import codes, interrupt
 from .diagnostics import UserError, printable
 from .phases import Plan
 
+MOST = 8  # kernels that a message names
 PATIENCE = 120  # seconds that one candidate may take to compile, before it is given up
 
 
@@ -23,6 +25,7 @@ def tune(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     """Records for the kernels of ``plan`` in ``options.out``; what came of it, for the command line."""
     target = one_target(options.target)
     check_place(target, options)
+    check_out(Path(options.out))
     programs = wanted_programs(plan, options.only)
     from schedules import replay
     from schedules.measure import MeasureFault
@@ -33,7 +36,8 @@ def tune(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         with apart() as call:
             measure = measurer(target, options, call)
             tools = Tools(compiler(target, call), lambda *job: (show.trial(), measure(*job))[1], interrupt.check)
-            made = tune(programs, target, effort, tools, Path(options.out), show.kernel)
+            with alone(Path(options.out) / replay.set_of(target)):
+                made = tune(programs, target, effort, tools, Path(options.out), show.kernel)
     except MeasureFault as fault:
         raise UserError(codes.TUNE_PLACE, None, str(fault)) from None
     except replay.RecordsFault as fault:
@@ -76,14 +80,38 @@ def check_place(target: Any, options: argparse.Namespace) -> None:
         raise UserError(codes.TUNE_PLACE, None, f"this machine lacks {' '.join(absent)} of {target.name}", hint=hint)
 
 
+def check_out(out: Path) -> None:
+    """E-IO-001 where ``out`` is no folder and cannot become one."""
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(codes.IO_WRITE, None, f"{there} is not a folder", where="--out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(codes.IO_WRITE, None, f"the folder {there} cannot be written to", where="--out")
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """E-LOCK-001 where another process tunes into ``folder``: each would write its own records over the other's."""
+    from artifacts import lock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock.held(str(folder), lambda warning: print(f"warning: {warning}", file=sys.stderr)):
+        yield
+
+
 def wanted_programs(plan: Plan, only: str | None) -> dict[str, Any]:
-    """The tensor programs that a build of ``plan`` schedules, those that match ``only``."""
+    """The tensor programs that a build of ``plan`` schedules, those that match ``only``. E-TUNE-005 where none does."""
     from lowering import emit, pipeline
 
     pairs = {p.function: p.in_place for p in plan.phases if p.in_place}
     programs = pipeline.lower(emit.emit([p.graph for p in plan.phases]), pairs).programs
     interrupt.check()
-    return {name: func for name, func in programs.items() if only is None or fnmatch.fnmatchcase(name, only)}
+    found = {name: func for name, func in programs.items() if only is None or fnmatch.fnmatchcase(name, only)}
+    if not found:
+        most = ", ".join([*programs][:MOST]) + (", ..." if len(programs) > MOST else "")
+        what = f"--only {only} is the name of none of {len(programs)} kernels"
+        raise UserError(codes.TUNE_NONE, None, what, hint=f"there are {most}; * stands for any letters")
+    return found
 
 
 @contextlib.contextmanager
@@ -182,8 +210,13 @@ def told(outcome: Any) -> str:
     """``8 trials, 11.0 us by the rules, 9.6 us tuned`` and what follows from it."""
     if not outcome.rule:
         return outcome.record.why or "has a record"
-    parts = [f"{outcome.trials} trials", f"{outcome.rule * 1e6:.1f} us by the rules"]
+    parts = [f"{outcome.trials} trials", f"{us(outcome.rule)} by the rules"]
     parts += [f"{outcome.wrong} with other bits"] if outcome.wrong else []
     parts += [f"{outcome.failed} failed"] if outcome.failed else []
-    parts += [f"{outcome.best * 1e6:.1f} us tuned"] if outcome.best else []
+    parts += [f"{us(outcome.best)} tuned"] if outcome.best else []
     return ", ".join(parts) + (f": {outcome.record.why}" if outcome.record.why else "")
+
+
+def us(seconds: float) -> str:
+    """``11.0 us``; of less than one, as many digits as tell it from another."""
+    return f"{seconds * 1e6:.1f} us" if seconds >= 1e-6 else f"{seconds * 1e6:.3f} us"

@@ -36,15 +36,17 @@ class Use:
 
 
 def found(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Library -> its Records of ``--records``; nothing without it. E-TUNE-001, E-TUNE-002."""
-    if not options.records:
-        if options.require_tuned:
-            raise UserError(codes.TUNE_MISSING, None, "--require-tuned needs --records")
+    """Library -> its Records of ``--records``; nothing without it. E-TUNE-001."""
+    if options.records is None:
         return {}
     from schedules import replay
 
+    folder = replay.SHIPPED if options.records == SHIPPED else Path(options.records)
+    if not any(folder.glob(f"*/{replay.FILE}")):
+        what = f"there is no folder {folder}" if not folder.is_dir() else f"{folder} has no TARGET/{replay.FILE} in it"
+        hint = f"give the folder that was --out of sexpgpu tune, or {SHIPPED}"
+        raise UserError(codes.TUNE_RECORDS, None, what, hint=hint)
     try:
-        folder = replay.SHIPPED if options.records == SHIPPED else Path(options.records)
         return {name: replay.load(folder, name) for name in names}
     except replay.RecordsFault as fault:
         raise UserError(codes.TUNE_RECORDS, None, str(fault)) from None
@@ -104,15 +106,20 @@ def members(uses: Mapping[str, Use]) -> dict[str, bytes]:
 def lines(uses: Mapping[str, Use]) -> list[str]:
     """The report's lines: how many kernels of each target are scheduled by what."""
     out = []
-    for target, use in uses.items():
-        why = f" ({use.reason})" if use.reason else ""
-        out.append(
-            f"tuning       {target}: {use.tuned} kernels by their records, {use.settled} left to the rules by theirs, "
-            f"{len(use.missing)} have none{why}"
-        )
+    for use, words in zip(uses.values(), counts(data(uses)), strict=True):
+        out.append(f"tuning       {words}")
         out += [f"             no record: {name}" for name in use.missing[:MOST]]
         out += [f"             and {len(use.missing) - MOST} more"] if len(use.missing) > MOST else []
     return out
+
+
+def counts(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """For each target of ``data``, how many kernels are scheduled by what, and why there are no records at all."""
+    return [
+        f"{target}: {of['tuned']} kernels by their records, {of['settled']} left to the rules by theirs, "
+        f"{len(of['missing'])} have none" + (f" ({of['reason']})" if of["reason"] else "")
+        for target, of in found.items()
+    ]
 
 
 MOST = 8  # kernels without a record that the report names

@@ -228,25 +228,15 @@ def test_kernels_are_measured_by_a_server_of_a_tracker(run: Path, tmp_path: Path
     assert wrong.returncode == 3 and "has no server for the key gpu" in wrong.stderr
 
 
-@pytest.mark.parametrize(
-    ("argv", "status", "what"),
-    [
-        (["--target", f"{ONE},{OTHER}", "--local"], 2, "E-TARGET-004"),
-        (["--target", "cpu-x86-64-v3,cpu-x86-64-v4", "--local"], 2, "E-TUNE-004"),
-        pytest.param(["--target", GPU, "--local"], 3, "E-TUNE-003", marks=needs_cuda),
-        (["--target", OTHER, "--local"], 3, "E-TUNE-003"),
-        (["--target", ONE, "--tracker", "127.0.0.1:9"], 2, "--tracker needs --key"),
-        (["--target", ONE, "--tracker", "127.0.0.1:9", "--key", "k", "--threads", "1"], 2, "--threads is for --local"),
-        (["--target", ONE, "--tracker", "nowhere"], 2, "nowhere is not HOST:PORT"),
-        (["--target", ONE], 2, "one of the arguments --local --tracker is required"),
-        (["--target", ONE, "--local", "--trials", "0"], 2, "0 is not a whole number"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused(run, tmp_path, capsys, argv: list[str], status: int, what: str) -> None:
-    assert command("tune", run, "--trials", 1, "--out", tmp_path, *argv) == status
+def test_two_cannot_tune_into_one_folder(run: Path, tmp_path: Path, stub: list[bytes], capsys) -> None:
+    from artifacts import lock
+
+    (tmp_path / ONE).mkdir()
+    with lock.held(str(tmp_path / ONE), print):
+        assert tuned(run, tmp_path) == 4
     err = capsys.readouterr().err
-    assert what in err and len(err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert err.startswith("error[E-LOCK-001]: ") and "is in use by process" in err and err.count("\n") == 1
+    assert tuned(run, tmp_path) == 0 and stub
 
 
 # Replaying
@@ -320,8 +310,24 @@ def refused(capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path, *more
 def test_a_kernel_without_a_record_is_refused_where_all_must_have_one(run, some, tmp_path, capsys) -> None:
     said = refused(capsys, run, tmp_path, "--records", some, "--require-tuned")
     assert said.startswith("error[E-TUNE-002]: ") and "update_elements" in said and " matmul" not in said
+    (tmp_path / OTHER).mkdir()
+    (tmp_path / OTHER / "records.jsonl").write_bytes((some / ONE / "records.jsonl").read_bytes())
     assert f"(no {ONE}/records.jsonl)" in refused(capsys, run, tmp_path, "--records", tmp_path, "--require-tuned")
-    assert "--require-tuned needs --records" in refused(capsys, run, tmp_path, "--require-tuned")
+    assert command("build", run, "-o", tmp_path / "run.tar", "--require-tuned") == 2
+    assert "--require-tuned needs --records" in capsys.readouterr().err
+
+
+def test_a_folder_that_has_no_records_is_refused(run, some, tmp_path, capsys) -> None:
+    """Else a misspelt folder is a build without its records, and nothing says so."""
+    for folder, words in (
+        (tmp_path / "nowhere", "there is no folder "),
+        (tmp_path, "has no TARGET/records.jsonl in it"),
+        (some / ONE, "has no TARGET/records.jsonl in it"),
+        (some / ONE / "records.jsonl", "there is no folder "),
+    ):
+        said = refused(capsys, run, tmp_path, "--records", folder)
+        assert said.startswith("error[E-TUNE-001]: ") and str(folder) in said and words in said
+        assert said.endswith("(give the folder that was --out of sexpgpu tune, or shipped)\n") and said.count("\n") == 1
 
 
 def test_records_that_were_tampered_with_are_refused(run, some, tmp_path, capsys) -> None:

@@ -34,6 +34,7 @@ ELSEWHERE: dict[str, str] = {
     "E-TUNE-002": "records: tests/test_tuning.py",
     "E-TUNE-003": "an option of tune: tests/test_tuning.py",
     "E-TUNE-004": "an option of tune: tests/test_tuning.py",
+    "E-TUNE-005": "an option of tune: tests/test_tuning.py",
 }
 
 
