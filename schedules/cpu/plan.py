@@ -106,7 +106,7 @@ def build(plan: Plan) -> Any:
 def function(program: Program, nests: Sequence[Stmt], given: Sequence[Any] | None = None) -> Any:
     """A function of the parameters of ``program`` that runs ``nests``; ``given``: what they hand to each other, if that
     is known."""
-    temps = _temps(program, nests) if given is None else given
+    temps = handed_on(program, nests) if given is None else given
     body = seq([*(tirx.AllocBuffer(b) for b in temps), *nests])
     body = in_buffers(body)
     body = as_bits(body, own_buffers(body))
@@ -114,7 +114,7 @@ def function(program: Program, nests: Sequence[Stmt], given: Sequence[Any] | Non
     return func.with_attrs({str(k): v for k, v in program.func.attrs.items()})
 
 
-def _temps(program: Program, nests: Sequence[Stmt]) -> list[Any]:
+def handed_on(program: Program, nests: Sequence[Stmt]) -> list[Any]:
     """The program's own buffers that one nest writes and another reads."""
     made = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
     used = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]

@@ -17,10 +17,9 @@ from ..cpu.emit import Stmt, seq
 from ..cpu.halves import as_bits
 from ..cpu.inline import Virtual
 from ..cpu.nests import Context, own_buffers
-from ..cpu.plan import contractions_of
+from ..cpu.plan import contractions_of, handed_on
 from ..cpu.split import split_folds
-from ..cpu.stages import Program, Stage, loads, read_program, stored
-from ..cpu.tree import collect
+from ..cpu.stages import Program, Stage, read_program
 from .columns import columns_nest
 from .draws import draw_nest
 from .head_gradients import gradient_nests
@@ -145,12 +144,6 @@ def function(program: Program, nests: Sequence[Stmt]) -> Any:
     another."""
     nests = [for_device(nest) for nest in nests]
     nests = [as_bits(nest, own_buffers(nest)) for nest in nests]
-    body = seq([*(tirx.AllocBuffer(b) for b in _between(program, nests)), *nests])
+    body = seq([*(tirx.AllocBuffer(b) for b in handed_on(program, nests)), *nests])
     func = tirx.PrimFunc(list(program.params), body)
     return func.with_attrs({str(k): v for k, v in program.func.attrs.items()})
-
-
-def _between(program: Program, nests: Sequence[Stmt]) -> list[Any]:
-    made = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
-    used = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
-    return [b for b in dict.fromkeys(used) if b not in made and program.owns(b)]
