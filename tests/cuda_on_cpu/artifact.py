@@ -11,16 +11,23 @@ from pathlib import Path
 from . import compile as cuda
 
 REPO = Path(__file__).parents[2]
+TEXT = b"\n// CUDA text\n"  # what it was made of stands behind it, which nobody loads
 
 
 def kernels(source: str, arch: str, names: tuple[str, ...]) -> tuple[bytes, float]:
     """What stands for sexpgpu.build.compile_kernel: the fake driver's cubin or PTX, and the seconds it took."""
     started = time.monotonic()
     head = f"/PTX {arch}\n" if arch.startswith("compute_") else f"CUBIN {arch}\n"
-    data = head.encode() + cuda.library(source)
+    data = head.encode() + cuda.library(source) + TEXT + source.encode()
     missing = set(names) - {kernel.name for kernel in cuda.kernels(source)}
     assert not missing, missing
     return data, time.monotonic() - started
+
+
+def watched(image: bytes) -> bytes:
+    """A fake cubin or PTX compiled anew, so that a launch of its kernels fails at a race."""
+    head, _, _ = image.partition(b"\n")
+    return head + b"\n" + cuda.library(image.rpartition(TEXT)[2].decode(), watched=True)
 
 
 def preloaded(**fake: object) -> dict[str, str]:

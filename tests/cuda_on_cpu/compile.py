@@ -21,6 +21,7 @@ import attrs
 from . import assembly
 
 HERE = Path(__file__).parent
+CORE = ("core.cc", "races.cc")
 CACHE = "SEXPGPU_CUDA_ON_CPU_CACHE"  # a folder; default: one of this user's in the temporary directory
 TRIPLES = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 COMMON = (
@@ -40,6 +41,8 @@ KERNELS = (
     "-ftrivial-auto-var-init=pattern", "-fsanitize=array-bounds,local-bounds,integer-divide-by-zero",
     "-fsanitize-trap=all", "-w",
 )  # fmt: skip
+# For kernels that tell the launcher each load and store, to be watched for races (races.h, shim/watch.h).
+WATCHED = ("-DCUDA_ON_CPU_WATCHED", "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0")
 KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\((\d+)[^)]*\)\s*)?(\w+)\(([^)]*)\)\s*([;{])')
 WAITS = re.compile(r"\b(__sync\w+|__shfl\w*|__ballot\w*|__any_sync|__all_sync|__activemask|asm|__asm__|ptx_\w+)\b")
 FUNCTION = re.compile(r"\b(\w+)\([^()]*\)\s*\{")
@@ -77,7 +80,8 @@ def cpu_flags() -> tuple[str, ...]:
 @functools.cache
 def _toolchain() -> str:
     """A digest of all but the text that the bytes depend on."""
-    digest = hashlib.sha256(repr((version("ziglang"), platform.machine(), cpu_flags(), COMMON, KERNELS)).encode())
+    flags = (cpu_flags(), COMMON, KERNELS, WATCHED)
+    digest = hashlib.sha256(repr((version("ziglang"), platform.machine(), *flags)).encode())
     for path in sorted(
         [
             *HERE.glob("*.h"),
@@ -129,7 +133,7 @@ def native(output: Path, sources: Sequence[str], *link_flags: str) -> None:
 
 def core() -> Path:
     """The library that runs kernels."""
-    return cached("core", ".so", lambda path: native(path, ("core.cc",)))
+    return cached("core", ".so", lambda path: native(path, CORE))
 
 
 WHEEL = "site/nvidia/cu13/lib"  # where the wheel of CUDA's runtime has it, below a folder of packages
@@ -143,7 +147,7 @@ def driver() -> Path:
         wheel.mkdir(parents=True)
         (folder / "site/nvidia/__init__.py").touch()  # before any other package of the name
         parts = ("memory", "queue", "settings", "libcuda")
-        sources = ["core.cc", *(f"driver/{part}.cc" for part in parts)]
+        sources = [*CORE, *(f"driver/{part}.cc" for part in parts)]
         native(folder / "libcuda.so.1", sources, "-soname", "libcuda.so.1")
         versions = folder / "versions"
         versions.write_text("libcudart.so.13 { global: cuda*; fake_cuda_counters; local: *; };")
@@ -240,27 +244,30 @@ def _table(found: Sequence[Kernel]) -> str:
         )
     return (
         f'extern "C" const cuda_on_cpu::Kernel cuda_on_cpu_kernels[] = {{\n{"".join(rows)}{{}}}};\n'
-        'extern "C" void cuda_on_cpu_attach(cuda_on_cpu::State* state) { cuda_on_cpu_now = state; }\n'
+        'extern "C" CUDA_ON_CPU_UNWATCHED void cuda_on_cpu_attach(cuda_on_cpu::State* state)'
+        " { cuda_on_cpu_now = state; }\n"
     )
 
 
-def cached_library(source: str) -> Path:
-    """Where the shared object of CUDA text ``source`` lies: its kernels and a table of them. Raises CompileError."""
+def cached_library(source: str, watched: bool = False) -> Path:
+    """Where the shared object of CUDA text ``source`` lies: its kernels and a table of them. ``watched``: a launch of
+    them fails at a race. Raises CompileError."""
+    flags = (*KERNELS, *(WATCHED if watched else ()))
 
     def make(path: Path) -> None:
         text = path.with_suffix(".cc")
         text.write_text(translated(source))
         try:
-            clang(text, path.with_suffix(".o"), f"-I{HERE}", f"-I{HERE / 'shim'}", *KERNELS)
+            clang(text, path.with_suffix(".o"), f"-I{HERE}", f"-I{HERE / 'shim'}", *flags)
         except CompileError as error:
             kept = folder() / "failed.cc"
             kept.write_bytes(text.read_bytes())
             raise CompileError(f"{error}\nthe text is kept in {kept}") from None
         link([path.with_suffix(".o")], path)
 
-    return cached(source, ".so", make)
+    return cached(f"{watched}{source}", ".so", make)
 
 
-def library(source: str) -> bytes:
+def library(source: str, watched: bool = False) -> bytes:
     """The bytes of ``cached_library``."""
-    return cached_library(source).read_bytes()
+    return cached_library(source, watched).read_bytes()

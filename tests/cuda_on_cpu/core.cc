@@ -1,13 +1,13 @@
 // Runs the blocks of a launch, one after the other, with fibers as threads.
 #include "core.h"
 
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "fibers.h"
+#include "guard.h"
+#include "races.h"
 
 namespace cuda_on_cpu {
 namespace {
@@ -76,6 +76,17 @@ void to_launcher() { cuda_on_cpu_switch(&current->sp, launcher); }
 
 void fail(const char* why) { fail_with("%s", why); }
 
+bool within(const void* at, const unsigned char* begin, unsigned long bytes) {
+  return (const unsigned char*)at >= begin && (const unsigned char*)at < begin + bytes;
+}
+
+void access(const void* at, unsigned bytes, bool write) {
+  if (launch.order != FORWARD || within(at, stacks, (unsigned long)(MOST + 1) * STACK)) return;
+  bool shared = within(at, state.shared, state.shared_end - state.shared) || within(at, state.dynamic, launch.dynamic);
+  if (const char* why = races_access(at, bytes, write, state.index, shared))
+    fail_with("a race in %s memory: a thread %s, and nothing orders them", shared ? "shared" : "global", why);
+}
+
 void barrier(int line) {
   current->line = line;
   current->status = AT_BARRIER;
@@ -106,6 +117,8 @@ void copy(void* shared, const void* global, unsigned bytes, unsigned filled) {
   c.global = (const unsigned char*)global;
   c.bytes = bytes;
   c.filled = filled;
+  access(global, filled, false);
+  access(shared, bytes, true);
   memset(shared, POISON, bytes);
 }
 
@@ -123,6 +136,7 @@ void wait(unsigned left) {
   for (unsigned i = 0; i < end; i++) {
     memcpy(mine[i].shared, mine[i].global, mine[i].filled);
     memset(mine[i].shared + mine[i].filled, 0, mine[i].bytes - mine[i].filled);
+    access(mine[i].shared, mine[i].bytes, true);
   }
   memmove(mine, mine + end, (f.copies - end) * sizeof *mine);
   for (unsigned i = 0; i < left; i++) f.ends[i] = f.ends[i + landed] - end;
@@ -196,7 +210,10 @@ bool release_together(Fiber* lanes, unsigned n) {
     }
     if (!all) continue;
     Operation operation = lanes[i].operation;
-    operation(mine, group);
+    if (operation)
+      operation(mine, group);
+    else
+      races_meet(lanes - fibers, group);
     for (unsigned j = 0; j < n; j++)
       if (group >> j & 1) lanes[j].status = READY;
     released = true;
@@ -248,6 +265,7 @@ bool next_interval(unsigned n) {
     fail_with("divergent barrier: %u of %u threads did not reach it", n - waiting, n);
   }
   for (unsigned i = 0; i < n; i++) fibers[i].status = READY;
+  races_barrier();
   return true;
 }
 
@@ -281,6 +299,7 @@ void run_blocks() {
   Permutation order(n, 1);
   for (unsigned q = 0; q < n; q++) {
     state.block = place(order[q], launch.blocks);
+    races_block();
     if (kernel->shared) memset(kernel->shared, POISON, kernel->shared_end - kernel->shared);
     if (launch.dynamic) memset(state.dynamic, POISON, launch.dynamic);
     if (kernel->waits)
@@ -300,32 +319,6 @@ void on_signal(int number, siginfo_t* info, void*) {
   if (number == SIGFPE) fail("an integer divided by zero");
   fail_with("a load or store outside of every tensor, or not aligned, at %p", info->si_addr);
 }
-
-const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE};
-const int SIGNAL_COUNT = sizeof SIGNALS / sizeof *SIGNALS;
-
-// While kernels run, a fault is the kernel's: the signals of one are ours, on a stack of our own.
-struct Guard {
-  struct sigaction before[SIGNAL_COUNT];
-  stack_t stack_before;
-  Guard() {
-    static unsigned char room[64 << 10];
-    stack_t ours;
-    memset(&ours, 0, sizeof ours);
-    ours.ss_sp = room;
-    ours.ss_size = sizeof room;
-    sigaltstack(&ours, &stack_before);
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_sigaction = on_signal;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    for (int i = 0; i < SIGNAL_COUNT; i++) sigaction(SIGNALS[i], &action, &before[i]);
-  }
-  ~Guard() {
-    for (int i = 0; i < SIGNAL_COUNT; i++) sigaction(SIGNALS[i], &before[i], nullptr);
-    sigaltstack(&stack_before, nullptr);
-  }
-};
 
 void* reserve(unsigned long bytes) {
   return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -352,6 +345,7 @@ extern "C" State* cuda_on_cpu_state() {
   state.copy = copy;
   state.commit = commit;
   state.wait = wait;
+  state.access = access;
   state.fail = fail;
   return &state;
 }
@@ -390,7 +384,8 @@ extern "C" int cuda_on_cpu_run(const Kernel* k, void** given, const Launch* l, c
   state.shared_end = k->shared_end;
   state.dynamic_bytes = l->dynamic;
   state.dynamic = dynamic_page - (l->dynamic + 15) / 16 * 16;
-  Guard guard;
+  Guard guard(on_signal);
+  races_launch();
   cuda_on_cpu_switch(&home, fiber_start(stack_top(MOST), launcher_entry));
   return failed;
 }

@@ -21,13 +21,15 @@ struct State {
   unsigned dynamic_bytes;
 
   void (*barrier)(int line);
-  // Returns when every living lane of ``mask`` has come with the same operation and mask, and it was performed.
+  // Returns when every living lane of ``mask`` has come with the same operation and mask, and it was performed. None:
+  // __syncwarp, which orders the memory of these lanes.
   void (*together)(Operation operation, void* mine, unsigned mask);
   // The lanes that wait at the same line once no lane of the warp can go on.
   unsigned (*active)(int line);
   void (*copy)(void* shared, const void* global, unsigned bytes, unsigned filled);  // cp.async
   void (*commit)();                                                                 // cp.async.commit_group
   void (*wait)(unsigned left);                                                      // cp.async.wait_group
+  void (*access)(const void* at, unsigned bytes, bool write);                       // of a watched kernel
   void (*fail)(const char* why);                                                    // does not return
 };
 

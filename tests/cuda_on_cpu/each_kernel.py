@@ -1,5 +1,6 @@
-"""Every kernel of an artifact, alone: its GPU form on the fake device in three orders of threads, and its CPU form, on
-the same draws. A process of its own, which has the fake driver preloaded, or TVM would find another.
+"""Every kernel of an artifact, alone: its GPU form on the fake device in three orders of threads and watched for races,
+and its CPU form, on the same draws. A process of its own, which has the fake driver preloaded, or TVM would find
+another.
 
 python -m tests.cuda_on_cpu.each_kernel RUN.sx GPU.tar CPU.tar: one line of JSON a kernel; the last of CPU.tar's targets
 """
@@ -25,6 +26,8 @@ from sexpgpu.diagnostics import Report
 from sexpgpu.phases import trace_run
 from sexpgpu.runfile import load
 from sexpgpu.stack import stacked
+
+from .artifact import watched
 
 ORDERS = (0, 1, 2)  # fake_cuda_order
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -54,14 +57,17 @@ def draws(name: str, n: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return np.asarray(r.standard_normal(shape)).astype(BFLOAT16 if dtype == "bfloat16" else dtype)
 
 
-def libraries(on_gpu: tarball.Artifact, on_cpu: tarball.Artifact) -> tuple[Any, Any, Any]:
-    """The GPU's library of one artifact, the CPU's last of another, and what orders the device's threads."""
+def libraries(on_gpu: tarball.Artifact, on_cpu: tarball.Artifact) -> tuple[Any, Any, Any, Any]:
+    """The GPU's library of one artifact, the same with kernels that are watched, the CPU's last of another, and what
+    orders the device's threads."""
     driver = ctypes.CDLL("libcuda.so.1")
     gpu = next(t for t in on_gpu.manifest.targets if t.device == "cuda")
     cpu = [t for t in on_cpu.manifest.targets if t.device == "cpu"][-1]  # that with the fewest wants
-    tvm_ffi.register_global_func("tvm_callback_cuda_compile", _server(on_gpu, gpu.archs[0]), override=True)
+    served = _server(on_gpu, gpu.archs[0])
     loaded = []
-    for n, (artifact, target) in enumerate(((on_gpu, gpu), (on_cpu, cpu))):
+    for n, (artifact, target) in enumerate(((on_gpu, gpu), (on_gpu, gpu), (on_cpu, cpu))):
+        serve = (lambda key: watched(served(key))) if n == 1 else served
+        tvm_ffi.register_global_func("tvm_callback_cuda_compile", serve, override=True)
         file = Path(f"/dev/shm/each-kernel-{tvm_ffi.__version__}-{n}-{id(target)}.so")
         file.write_bytes(artifact.read(target.library))
         loaded.append(tvm_ffi.load_module(str(file)))
@@ -95,13 +101,16 @@ def bits(a: np.ndarray) -> bytes:
     return (np.where(np.isnan(a), np.nan, a) if a.dtype.kind == "f" else a).tobytes()
 
 
-def compared(name: str, kinds: list[tuple[tuple[int, ...], str]], gpu: Any, cpu: Any, order: Any) -> dict[str, Any]:
+def compared(
+    name: str, kinds: list[tuple[tuple[int, ...], str]], gpu: Any, watch: Any, cpu: Any, order: Any
+) -> dict[str, Any]:
     arrays = [draws(name, n, *kind) for n, kind in enumerate(kinds)]
     want = called(cpu.imports[0][name], arrays, tvm.cpu())
     got = []
     for way in ORDERS:
         order(way)
-        got.append(called(gpu.imports[0][name], arrays, tvm.cuda()))
+        library = watch if way == 0 else gpu  # a race is an error
+        got.append(called(library.imports[0][name], arrays, tvm.cuda()))
     orders = {tuple(a.tobytes() for a in made) for made in got}
     pairs = list(zip(got[0], want, strict=True))
     apart, equal = max((difference(*pair) for pair in pairs), default=0.0), all(bits(a) == bits(b) for a, b in pairs)
@@ -112,9 +121,9 @@ def main() -> None:
     run, *paths = sys.argv[1:]
     with tarball.open(paths[0]) as on_gpu, tarball.open(paths[1]) as on_cpu:
         assert on_gpu.manifest.degree == on_cpu.manifest.degree
-        gpu, cpu, order = libraries(on_gpu, on_cpu)
+        loaded = libraries(on_gpu, on_cpu)
         for name, kinds in programs(run, on_gpu.manifest.degree).items():
-            print(json.dumps(compared(name, kinds, gpu, cpu, order)), flush=True)
+            print(json.dumps(compared(name, kinds, *loaded)), flush=True)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ class Text:
     kernels: dict[str, tuple[cuda.Kernel, Any]]
 
     @classmethod
-    def load(cls, source: str) -> Text:
+    def load(cls, source: str, watched: bool = False) -> Text:
         """Raises cuda.CompileError."""
-        made = cuda.cached_library(source)
+        made = cuda.cached_library(source, watched)
         library = ctypes.CDLL(str(made))
         library.cuda_on_cpu_attach(ctypes.c_void_p(core().cuda_on_cpu_state()))
         found = cuda.kernels(source)
@@ -126,7 +126,7 @@ def _device(order: list[str], texts: list[Text]) -> Callable[..., Any]:
     original = tvm_ffi.get_global_func("target.build.cuda")
 
     def build(module: Any, target: Any) -> None:
-        text = Text.load(cuda_text(module, target, original))
+        text = Text.load(cuda_text(module, target, original), watched=True)
         texts.append(text)
         for _, func in module.functions_items():
             name = str(func.attrs["global_symbol"])
@@ -181,8 +181,8 @@ class Compiled:
         """All parameters as they are after the call, in their order.
 
         ``arrays`` are the first of them; those left out begin as NaN, or -1. ``order``: in which the threads of a
-        block, and the blocks, are taken. Raises KernelError where a kernel's threads part at a barrier, or one leaves
-        its tensors, its shared memory or its own arrays.
+        block, and the blocks, are taken. Raises KernelError where a kernel's threads part at a barrier, where nothing
+        orders what two of them do to one byte, or where one leaves its tensors, its shared memory or its own arrays.
         """
         rest = [(shape, dtype, None) for shape, dtype in self.params[len(arrays) :]]
         given = [(a.shape, str(a.dtype), np.asarray(a, order="C")) for a in arrays]
@@ -239,10 +239,17 @@ class Guarded:
 
 
 def text(
-    source: str, *arrays: Array, blocks: int = 1, threads: int = 32, dynamic: int = 0, order: str = "forward"
+    source: str,
+    *arrays: Array,
+    blocks: int = 1,
+    threads: int = 32,
+    dynamic: int = 0,
+    order: str = "forward",
+    watched: bool = False,
 ) -> list[Array]:
-    """The arrays as the one kernel of CUDA text ``source`` leaves them, in a single launch. Raises KernelError."""
-    loaded = Text.load(source)
+    """The arrays as the one kernel of CUDA text ``source`` leaves them, in a single launch. Raises KernelError; if it
+    is ``watched``, for a race too."""
+    loaded = Text.load(source, watched)
     (name,) = loaded.kernels
     guarded = [Guarded.make(a.shape, str(a.dtype), a) for a in map(np.ascontiguousarray, arrays)]
     shape = ((ctypes.c_uint * 3)(n, 1, 1) for n in (blocks, threads))
@@ -253,13 +260,15 @@ def text(
 
 def compile(func: Any, target: str = "cuda-sm_80") -> Compiled:
     """``func``, whose loops are bound to blocks and threads, for ``run``. Several launches and global scratch of its
-    own are allowed. Raises cuda.CompileError."""
+    own are allowed. Its barriers are those that it has: none is added where TVM sees that one is missing. Raises
+    cuda.CompileError."""
     elementary.install()
     digest = hashlib.sha256(tvm.ir.save_json(func).encode()).hexdigest()[:12]
     name = f"run_{digest}"  # the names of kernels begin with it, and global functions have one name space
     order, texts, made_for = ["forward"], [], tvm_target(target)
     module = ready(tvm.IRModule({name: func.with_attr("global_symbol", name)}), made_for)
-    with made_for, tvm.transform.PassContext(config=CONFIG), _replaced("target.build.cuda", _device(order, texts)):
+    passes = tvm.transform.PassContext(config=CONFIG, disabled_pass=["s_tir.ThreadSync"])
+    with made_for, passes, _replaced("target.build.cuda", _device(order, texts)):
         library = tvm.compile(module, target=made_for)
     if not texts:
         raise KernelError("no loop of the program is bound to threads")

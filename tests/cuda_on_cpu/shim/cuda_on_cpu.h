@@ -37,6 +37,8 @@ CUDA_ON_CPU_DIM(gridDim, blocks);
   __attribute__((unused)) const cuda_on_cpu::Dim blockDim = cuda_on_cpu_now->threads;                  \
   __attribute__((unused)) const cuda_on_cpu::Dim gridDim = cuda_on_cpu_now->blocks;
 
+#include "watch.h"
+
 static const int warpSize = 32;
 #define __syncthreads() cuda_on_cpu_now->barrier(__LINE__)
 static inline void __threadfence() {}
@@ -69,12 +71,12 @@ static inline double __longlong_as_double(long long x) { return CudaOnCpuBits::a
 
 // Atomic between fibers, as they are switched at barriers alone; whether the order shows is what the three orders say.
 template <class T>
-static inline T atomicAdd(T* p, T value) { T before = *p; *p = before + value; return before; }
+CUDA_ON_CPU_UNWATCHED static inline T atomicAdd(T* p, T value) { T before = *p; *p = before + value; return before; }
 template <class T>
-static inline T atomicMax(T* p, T value) { T before = *p; *p = before < value ? value : before; return before; }
+CUDA_ON_CPU_UNWATCHED static inline T atomicMax(T* p, T value) { T before = *p; *p = before < value ? value : before; return before; }
 template <class T>
-static inline T atomicMin(T* p, T value) { T before = *p; *p = value < before ? value : before; return before; }
+CUDA_ON_CPU_UNWATCHED static inline T atomicMin(T* p, T value) { T before = *p; *p = value < before ? value : before; return before; }
 template <class T>
-static inline T atomicExch(T* p, T value) { T before = *p; *p = value; return before; }
+CUDA_ON_CPU_UNWATCHED static inline T atomicExch(T* p, T value) { T before = *p; *p = value; return before; }
 template <class T>
-static inline T atomicCAS(T* p, T compare, T value) { T before = *p; if (before == compare) *p = value; return before; }
+CUDA_ON_CPU_UNWATCHED static inline T atomicCAS(T* p, T compare, T value) { T before = *p; if (before == compare) *p = value; return before; }

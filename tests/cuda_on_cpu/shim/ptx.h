@@ -56,10 +56,10 @@ struct PtxMatrices {
   bool transposed;
 };
 
-static inline unsigned ptx_half(void** lanes, unsigned matrix, unsigned row, unsigned column) {
+CUDA_ON_CPU_UNWATCHED static inline unsigned ptx_half(void** lanes, unsigned matrix, unsigned row, unsigned column) {
   return ((const unsigned short*)((PtxMatrices*)lanes[8 * matrix + row])->row)[column];
 }
-static inline void ptx_load_matrices(void** lanes, unsigned group) {
+CUDA_ON_CPU_UNWATCHED static inline void ptx_load_matrices(void** lanes, unsigned group) {
   if (group != 0xffffffffu) cuda_on_cpu_now->fail("ldmatrix of a warp with fewer than 32 threads");
   for (unsigned t = 0; t < 32; t++) {
     PtxMatrices& mine = *(PtxMatrices*)lanes[t];
@@ -73,7 +73,10 @@ static inline void ptx_load_matrices(void** lanes, unsigned group) {
 }
 static inline PtxMatrices ptx_ldmatrix(unsigned count, bool transposed, unsigned address) {
   PtxMatrices mine = {nullptr, {0, 0, 0, 0}, count, transposed};
-  if (cuda_on_cpu_now->lane < 8 * count) mine.row = ptx_shared(address, 16);
+  if (cuda_on_cpu_now->lane < 8 * count) {
+    mine.row = ptx_shared(address, 16);
+    CUDA_ON_CPU_READ(mine.row, 16);
+  }
   cuda_on_cpu_now->together(ptx_load_matrices, &mine, 0xffffffffu);
   return mine;
 }

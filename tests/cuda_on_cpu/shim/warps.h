@@ -48,8 +48,7 @@ static inline T __shfl_xor_sync(unsigned mask, T value, int with, int width = 32
   return cuda_on_cpu_shuffle(mask, value, from <= ((lane & (32 - width)) | (width - 1)) ? from : lane);
 }
 
-static inline void cuda_on_cpu_meet(void**, unsigned) {}
-static inline void __syncwarp(unsigned mask = 0xffffffffu) { cuda_on_cpu_now->together(cuda_on_cpu_meet, nullptr, mask); }
+static inline void __syncwarp(unsigned mask = 0xffffffffu) { cuda_on_cpu_now->together(nullptr, nullptr, mask); }
 
 static inline void cuda_on_cpu_vote(void** lanes, unsigned group) {
   unsigned yes = 0;
