@@ -16,7 +16,6 @@ HINT = "cast it to a float dtype first"
 X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))
 HEADS = 4  # heads from which attention is one kernel
-LARGEST_SCORES = 1 << 15  # and scores of a head up to which it is for bf16 and f16
 FAR = -1e30  # a score that no finite one comes near: exp(FAR - score) is exactly 0
 F = [("f32", (3, 5))]
 FLOAT_CASES = ((F, {}), ([("f32", (40,), -30.0, 30.0)], {}), ([("f64", (2, 3))], {}), ([("bf16", (3, 7))], {}),
@@ -236,11 +235,10 @@ def attention(b: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = F
 
 
 def attends(q: TensorType, k: TensorType, v: TensorType) -> bool:
-    """Is attend's one kernel worth more than the parts? It leaves no scores behind, and the gradient makes them again;
-    of halves it makes all in f32, which for long rows costs more than the scores did."""
+    """Is attend's one kernel worth more than the parts? It leaves no scores behind, and the gradient makes them again.
+    It shares its work out by heads."""
     heads = q.shape[:-2]
-    small = q.dtype not in HALVES or q.shape[-2] * k.shape[-2] <= LARGEST_SCORES
-    return heads == k.shape[:-2] == v.shape[:-2] and math.prod(heads) >= HEADS and small
+    return heads == k.shape[:-2] == v.shape[:-2] and math.prod(heads) >= HEADS
 
 
 def attend_vjp(b: Any, dy: Any, y: Any, q: Any, k: Any, v: Any, *mask: Any, causal: bool) -> tuple[Any, ...]:

@@ -73,10 +73,10 @@ def training(length: int, dtype: str = "f32") -> dict[str, Any]:
     return dict(pipeline.lower(emit.emit([graph])).programs)
 
 
-@pytest.mark.parametrize("length", [90, 700])
-def test_no_matrix_of_scores_is_in_memory(length: int) -> None:
+@pytest.mark.parametrize(("length", "dtype"), [(90, "f32"), (700, "f32"), (700, "bf16")])
+def test_no_matrix_of_scores_is_in_memory(length: int, dtype: str) -> None:
     """Neither from kernel to kernel nor between the launches of one; the backward pass is one kernel."""
-    made = training(length)
+    made = training(length, dtype)
     assert sum(name.startswith("attend_grad") for name in made) == 1
     for name, func in made.items():
         done = scheduled(func)
