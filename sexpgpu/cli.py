@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import json
 import os
 import re
@@ -184,21 +185,37 @@ def memory_size(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0, 1 wrong input, 2 usage, 3 environment, 4 artifact refused, 5 I/O, 70 our bug."""
+    open_standard()
     options = parser().parse_args(argv)
     interrupt.watch()
     try:
         status = options.run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it came closed
+            sys.stdout.flush()
         return status
     except UserError as error:
         return show([error], options)
     except KeyboardInterrupt:
         return complain("stopped by SIGINT", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered has no reader
+        discard()
         return 141
     except Exception as error:
         return complain("stopped by SIGINT", 130) if interrupt.seen() else unexpected(error, options)
+
+
+def open_standard() -> None:
+    """Give the descriptors 0 to 2 a place if they came closed: else the next file opened would take one of them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+
+
+def discard() -> None:
+    """What is still buffered for standard output has no reader, or no room: Python would complain of it as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def unexpected(error: Exception, options: argparse.Namespace) -> int:
@@ -210,6 +227,8 @@ def unexpected(error: Exception, options: argparse.Namespace) -> int:
     if os.environ.get("SEXPGPU_DEBUG") == "1":
         raise error
     if isinstance(error, OSError):
+        if error.errno == errno.ENOSPC and error.filename is None:
+            discard()
         return complain(f"error[E-IO-001]: {error.filename or 'output'}: {error.strerror or error}", 5)
     return complain(
         f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -57,6 +60,14 @@ def test_help_says_what_each_argument_is() -> None:
         for action in command._actions:
             assert action.help, f"{name}: {action.option_strings or action.dest}"
     assert "exit status: 0 done" in called("--help").stdout
+
+
+@pytest.mark.parametrize(("to", "status", "lines"), [(">&-", 0, 0), (">&- 2>&-", 0, 0), (">/dev/full", 5, 1)])
+def test_a_standard_output_that_is_closed_or_full_is_no_bug(good: Path, to: str, status: int, lines: int) -> None:
+    command = f'exec "$0" -m sexpgpu check "$1" {to}'
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}  # as a user's is
+    done = subprocess.run(["sh", "-c", command, sys.executable, str(good)], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (status, lines), done.stderr
 
 
 def test_an_output_has_one_name_in_all_commands() -> None:
