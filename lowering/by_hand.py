@@ -15,7 +15,6 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-SERIAL = 16384  # additions below which starting threads costs more than they save
 LANES = 16
 
 
@@ -30,16 +29,15 @@ def written(ins: Sequence[Any], outs: Sequence[Any], body: Callable[..., None]) 
     return ib.get()
 
 
-def share(extent: int, size: int, others: int, body: Callable[[Any, Any, int], None], work: int) -> None:
-    """``body(other, start, length)`` for pieces of ``size`` of ``extent`` and a last shorter one, to threads if the
-    ``work`` is worth it."""
+def share(extent: int, size: int, others: int, body: Callable[[Any, Any, int], None]) -> None:
+    """``body(other, start, length)`` for pieces of ``size`` of ``extent`` and a last shorter one, to threads where the
+    schedule thinks it worth while."""
     full, rest = divmod(extent, size)
-    loop = T.parallel if work >= SERIAL else T.serial
     if full:
-        with loop(0, number(others * full)) as p:
+        with T.parallel(0, number(others * full)) as p:
             body(p // full, p % full * size, size)
     if rest:
-        with loop(0, number(others)) as other:
+        with T.parallel(0, number(others)) as other:
             body(other, number(full * size), rest)
 
 

@@ -23,14 +23,14 @@ def cumsum(x: te.Tensor, out: TensorType, reverse: bool) -> Any:
     """Running sums of x [outer, n, inner], of f32, f64 or integers, along the second axis; from its end if ``reverse``.
     Integers wrap."""
     outer, n, inner = sizes(x)
-    work, dtype = outer * n * inner, dtype_of(x)
+    dtype = dtype_of(x)
 
     def body(x: Any, y: Any) -> None:
         scan = _Scan(x, y, n, reverse, dtype)
         if inner >= CHAINS:
-            share(inner, STRIP, outer, scan.strip, work)
+            share(inner, STRIP, outer, scan.strip)
         else:
-            share(outer, max(1, CHAINS // inner), 1, lambda _, o, rows: scan.chains(o, rows, inner), work)
+            share(outer, max(1, CHAINS // inner), 1, lambda _, o, rows: scan.chains(o, rows, inner))
 
     make = lambda ins, outs: written(ins, outs, body)  # noqa: E731
     said = {"by_hand": "cumsum", "reverse": int(reverse)}

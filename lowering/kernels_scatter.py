@@ -14,13 +14,15 @@ from tvm.script.ir_builder import tirx as T
 
 from sexpgpu.types import TensorType
 
-from .by_hand import SERIAL, lanes, number, share, wrapped_sum, written
+from .by_hand import lanes, number, share, wrapped_sum, written
 from .kernels import kernel
 from .kernels_index import clamp, sizes
 from .kernels_reduce import dtype_of
 
 PANEL = 64  # columns that one task owns
-BANDS = 16  # tasks that own rows, at most: each looks at every index, which must stay less than what it adds
+BANDS = 16  # tasks that own rows, at most
+LOOK = 8  # columns from which a task's look at an index costs less than what it adds: each looks at every index
+SHARED = 16_384  # numbers from which rows are dealt out to tasks
 SMALL = 65_536  # elements of a result that stays in the second cache
 
 
@@ -75,7 +77,7 @@ def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType) -> Any:
                     i = place(0)
                     lanes(width, lambda c: _add(y, (o, i, left + c), dy[o, j, left + c]))
 
-        share(inner, PANEL if outer < BANDS else inner, outer, column, outer * (n + many) * inner)
+        share(inner, PANEL if outer < BANDS else inner, outer, column)
 
     return _program([dy, ids], out.shape, body, "scatter_along")
 
@@ -101,10 +103,10 @@ def _scatter(y: Any, start: Any, row: Any, update: Any, counts: tuple[int, int, 
                 lanes(width, lambda c: _add(y, (i, left + c), update(t, left + c)))
 
     if columns >= 2 * PANEL and rows * columns <= SMALL:
-        share(columns, PANEL, 1, lambda _, c, width: region(number(0), rows, c, width), work)
+        share(columns, PANEL, 1, lambda _, c, width: region(number(0), rows, c, width))
     else:
-        bands = min(BANDS, columns) if work >= SERIAL else 1
-        share(rows, -(-rows // bands), 1, lambda _, r, height: region(r, height, number(0), columns), work)
+        bands = max(1, min(BANDS, columns // LOOK)) if work >= SHARED else 1
+        share(rows, -(-rows // bands), 1, lambda _, r, height: region(r, height, number(0), columns))
 
 
 class _If:

@@ -91,11 +91,6 @@ def _changes(node: Any, var: Any) -> list[int]:
     return [at_least if strict == (c > 0) else above]
 
 
-def place_names(axes: Sequence[Axis]) -> list[Any]:
-    """A variable for the place along each axis."""
-    return [tirx.Var("p", "int64") for _ in axes]
-
-
 def in_space(box: Box, places: Sequence[Expr]) -> list[Expr]:
     """Places within the box as places of the whole space."""
     return [place if low == 0 else place + i64(low) for place, low in zip(places, box.lows, strict=True)]

@@ -45,7 +45,6 @@ def column_nest(ctx: Context, fold: Stage, after: Sequence[Stage]) -> Stmt:
     heads, last = fold.space[:-1], fold.space[-1]
     full, rest = divmod(last.extent, COLUMNS)
     count = full + (1 if rest else 0)
-    work = fold.points * fold.depth * (ctx.virtual.cost(fold) + 1)
 
     def strip(head: Sequence[Expr], start: Expr, width: int) -> Stmt:
         return column_strip(ctx, fold, at(heads, head), last, start, width, after)
@@ -53,8 +52,8 @@ def column_nest(ctx: Context, fold: Stage, after: Sequence[Stage]) -> Stmt:
     if not rest or not full:
         whole = COLUMNS if full else rest
         extents = [*(a.extent for a in heads), count]
-        return chunks(prod(extents), 1, lambda p, _: _at(strip, unravel(p, extents), whole), work)
-    return _ragged(strip, [a.extent for a in heads], full, rest, work)
+        return chunks(ctx, prod(extents), 1, lambda p, _: _at(strip, unravel(p, extents), whole))
+    return _ragged(ctx, strip, [a.extent for a in heads], full, rest)
 
 
 def _at(strip, places: Sequence[Expr], width: int) -> Stmt:
@@ -62,7 +61,7 @@ def _at(strip, places: Sequence[Expr], width: int) -> Stmt:
     return strip(head, c * COLUMNS, width)
 
 
-def _ragged(strip, heads: Sequence[int], full: int, rest: int, work: int) -> Stmt:
+def _ragged(ctx: Context, strip, heads: Sequence[int], full: int, rest: int) -> Stmt:
     """Whole strips and a narrower last one."""
     extents = [*heads, full + 1]
 
@@ -70,4 +69,4 @@ def _ragged(strip, heads: Sequence[int], full: int, rest: int, work: int) -> Stm
         *head, c = unravel(p, extents)
         return tirx.IfThenElse(c < i64(full), strip(head, c * COLUMNS, COLUMNS), strip(head, i64(full * COLUMNS), rest))
 
-    return chunks(prod(extents), 1, task, work)
+    return chunks(ctx, prod(extents), 1, task)

@@ -26,7 +26,6 @@ from .tree import rewrite
 
 WORDS = 4
 BLOCKS = 64  # blocks of WORDS vectors a task
-WORK = 16  # additions that a word counts as
 
 
 @attrs.frozen(eq=False)
@@ -125,9 +124,8 @@ def draw_nest(ctx: Context, stages: Sequence[Stage]) -> Stmt:
     """The nest of a group: blocks of WORDS vectors of elements, the last one with what is left."""
     total, size = stages[0].points, WORDS * ctx.lanes
     full, rest = divmod(total, size)
-    work = total * sum(WORK if read_draw(s) else ctx.virtual.cost(s) + 1 for s in stages)
     whole = lambda start, length: _blocks(ctx, stages, start, length, size)  # noqa: E731
-    done = [chunks(full, BLOCKS, whole, work)] if full else []
+    done = [chunks(ctx, full, BLOCKS, whole)] if full else []
     if rest:
         done.append(in_buffers(_blocks(ctx, stages, i64(full), 1, rest)))
     return seq(done)

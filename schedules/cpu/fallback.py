@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import attrs
 import tvm
 from tvm import s_tir, tirx
 
-from .emit import is_int
-from .nests import GRAIN
-from .tree import collect
+from .emit import PARALLEL, SERIAL, is_int
+from .price import WORTH, nanoseconds
+from .tree import collect, rewrite
 
 
 @attrs.frozen
 class ByHand:
-    """A program whose block holds loops of its own: its author chose their order and what runs in parallel."""
+    """A program whose block holds loops of its own: its author chose their order and what may run in parallel."""
 
     name: str = "by-hand"
 
     def apply(self, func: Any, target: Any) -> Any:
         leaves = [block for block in collect(func.body, s_tir.SBlock) if not collect(block.body, s_tir.SBlock)]
-        return func if leaves and all(collect(block.body, tirx.For) for block in leaves) else None
+        if not leaves or not all(collect(block.body, tirx.For) for block in leaves):
+            return None
+        return func.with_body(rewrite(func.body, [(tirx.For, lambda node: _priced(node, target.lanes))]))
+
+
+def _priced(node: Any, lanes: int) -> Any:
+    """A parallel loop as a serial one where threads cost more than they save."""
+    if node.kind != PARALLEL or (not is_int(node.extent, 1) and nanoseconds(node, lanes) >= WORTH):
+        return node
+    return tirx.For(node.loop_var, node.min, node.extent, SERIAL, node.body)
 
 
 @attrs.frozen
@@ -38,20 +46,19 @@ class Fallback:
         schedule = s_tir.Schedule(tvm.IRModule({"main": func}))
         root = schedule.get_sblock("root")
         for block in schedule.get_child_blocks(root):
-            _share_out(schedule, block)
+            _share_out(schedule, block, target.lanes)
         return schedule.mod["main"]
 
 
-def _share_out(schedule: Any, block: Any) -> None:
+def _share_out(schedule: Any, block: Any, lanes: int) -> None:
     """The outermost loop over the block's space, in parallel, if the block writes only its own point there."""
     loops = schedule.get_loops(block)
     if not loops:
         return
     nodes = [schedule.get(loop) for loop in loops]
-    work = prod(int(node.extent) for node in nodes if is_int(node.extent))
     axes = schedule.get(block).iter_vars
     outer = [a for a, v in zip(axes, _bindings(schedule, block), strict=True) if v.same_as(nodes[0].loop_var)]
-    if work >= GRAIN and len(outer) == 1 and outer[0].iter_type == tirx.IterVar.DataPar:
+    if nanoseconds(nodes[0], lanes) >= WORTH and len(outer) == 1 and outer[0].iter_type == tirx.IterVar.DataPar:
         schedule.parallel(loops[0])
 
 

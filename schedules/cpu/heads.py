@@ -18,8 +18,9 @@ from .emit import Expr, Stmt, seq, shape_of, unravel
 from .folds import stage_body
 from .matmul_nest import product_body
 from .nests import Context, block, parallel
+from .price import stages_take
 from .reuse import dies
-from .rows import RowGroup, local_buffers, localize, row_buffer, row_group, work_of
+from .rows import RowGroup, local_buffers, localize, row_buffer, row_group
 from .stages import Stage
 
 LARGEST = 1 << 19  # bytes of a head's own buffers that a second cache holds
@@ -82,4 +83,4 @@ def head_nest(ctx: Context, found: RowGroup, products: Mapping[Any, Contraction]
         body = localize(seq([part(stage, after, places) for stage, after in parts]), mine, found)
         return block([body], list(dict.fromkeys(mine.values())))
 
-    return parallel(prod(extents), head, work_of(ctx, found.stages))
+    return parallel(ctx, prod(extents), head, stages_take(ctx.virtual, found.stages, products, ctx.lanes))

@@ -11,11 +11,12 @@ from typing import Any
 
 from tvm import tirx
 
-from .access import Access, merged_tail, reads_of, same_indices, write_of
-from .boxes import Box, boxes, in_space, place_names
-from .emit import Expr, Stmt, seq, store, unravel
+from .access import Access, reads_of, same_indices, write_of
+from .boxes import Box, boxes, in_space
+from .emit import Expr, Stmt, grid, seq, store, unravel
 from .inline import Known, Point
-from .nests import Context, chunks, vectors
+from .loops import Loops, cut, joined, straight
+from .nests import Context, chunks, vectors, worth_it
 from .stages import Axis, Stage, stage_loads, substitute
 from .tiles import tile_nest, turned_axis
 
@@ -105,46 +106,51 @@ def map_nest(ctx: Context, stages: Sequence[Stage]) -> Stmt:
 
 
 def _box_nest(ctx: Context, stages: Sequence[Stage], box: Box) -> Stmt:
-    """The last axes merged as far as memory allows, vectors along them, tasks over the rest; or tiles."""
+    """The last axes joined as far as memory allows, vectors along them, tasks over the rest; or tiles."""
     accesses = common_accesses(ctx, stages, box)
     axes = [Axis(axis.var, extent) for axis, extent in zip(stages[0].space, box.extents, strict=True)]
-    work = prod(box.extents) * sum(ctx.virtual.cost(s) + 1 for s in stages)
-    stores = _stores(ctx, stages, box)
-    turned = turned_axis(axes, accesses)
+    loops = straight(axes, accesses)
+    loops = cut(loops) if box.whole else loops
+    turned = turned_axis(loops.axes, loops.accesses)
     if turned is not None:
-        return tile_nest(axes, turned, ctx.lanes, stores, work)
-    inner = merged_tail(axes, accesses)
-    heads, tails = [a.extent for a in axes[: len(axes) - inner]], [a.extent for a in axes[len(axes) - inner :]]
+        return tile_nest(ctx, loops.axes, turned, _stores(ctx, stages, box, loops))
+    loops = joined(loops)
+    stores = _stores(ctx, stages, box, loops)
+    *heads, inner = [a.extent for a in loops.axes] or [1]
 
     def piece(outer: list[Expr], start: Expr | None, length: int) -> Stmt:
-        def body(f: Expr) -> Stmt:
-            flat = f if start is None else start + f
-            return stores([*outer, *unravel(flat, tails)])
+        place = lambda f: [*outer, f if start is None else start + f] if loops.axes else []  # noqa: E731
+        return seq(vectors(length, ctx.lanes, lambda f: stores(place(f))))
 
-        return seq(vectors(length, ctx.lanes, body))
-
-    return share(heads, prod(tails), piece, work)
+    return share(ctx, heads, inner, piece)
 
 
-def _stores(ctx: Context, stages: Sequence[Stage], box: Box) -> Callable[[Sequence[Expr]], Stmt]:
-    """Places within the box -> the statements there, with the conditions settled that the box settles."""
+def _stores(ctx: Context, stages: Sequence[Stage], box: Box, loops: Loops) -> Callable[[Sequence[Expr]], Stmt]:
+    """Places along the loops, within the box -> the statements there, with the conditions settled that the box settles,
+    and indices as short as the loops' extents allow."""
     keep = [s for s in stages if kept(ctx, s, stages)]
 
     def stores(places: Sequence[Expr]) -> Stmt:
-        if box.whole:
-            return point_stores(ctx, stages, places, {}, keep)
-        names = place_names(stages[0].space)
-        stmt = point_stores(ctx, stages, names, {}, keep, box.analyzer(names))
-        return substitute(stmt, dict(zip(names, in_space(box, places), strict=True)))
+        names = [tirx.Var("p", "int64") for _ in loops.axes]
+        values = at(loops.axes, names)
+        here = in_space(box, [substitute(place, values) for place in loops.places])
+        stmt = point_stores(ctx, stages, here, {}, keep, loops.analyzer(names))
+        return substitute(stmt, dict(zip(names, places, strict=True)))
 
     return stores
 
 
-def share(heads: Sequence[int], inner: int, piece: Any, work: int) -> Stmt:
-    """Tasks over the outer points, or over pieces of the inner axis where there are few outer points."""
+def share(ctx: Context, heads: Sequence[int], inner: int, piece: Any) -> Stmt:
+    """Tasks over the first outer axes, as many as it takes, or over pieces of the inner one where these are few."""
     outer = prod(heads)
     if outer >= FEW or inner <= PIECE:
-        return chunks(outer, 1, lambda p, _: piece(unravel(p, heads), None, inner), work)
+        plain = grid(heads, lambda places: piece(places, None, inner))
+        if not worth_it(ctx, plain):
+            return plain
+        n = next((n for n in range(len(heads)) if prod(heads[:n]) >= FEW), len(heads))
+        first = lambda p: unravel(p, heads[:n])  # noqa: E731
+        task = lambda p, _: grid(heads[n:], lambda places: piece([*first(p), *places], None, inner))  # noqa: E731
+        return chunks(ctx, prod(heads[:n]), 1, task)
     full, rest = divmod(inner, PIECE)
     count = full + (1 if rest else 0)
 
@@ -157,7 +163,7 @@ def share(heads: Sequence[int], inner: int, piece: Any, work: int) -> Stmt:
             return piece(head, None, rest)
         return _either(c, full, whole(), piece(head, c * PIECE, rest))
 
-    return chunks(outer * count, 1, task, work)
+    return chunks(ctx, outer * count, 1, task)
 
 
 def _either(c: Expr, full: int, whole: Stmt, last: Stmt) -> Stmt:

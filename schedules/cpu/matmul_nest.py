@@ -18,6 +18,7 @@ from .maps import finish
 from .names import in_buffers
 from .nests import Context, block, parallel, vector
 from .panels import pack, pack_all, pack_tall, turn_rows
+from .price import stages_take
 from .product_jobs import Job, places_of, plan_product, read_a, read_b, row_of
 from .stages import Stage
 from .turn import FOUR
@@ -28,7 +29,6 @@ Turn = Callable[[Expr, Vectors], Stmt]  # one turn of the depth for the whole ti
 Walk = Callable[[Turn], list[Stmt]]  # the whole depth, in order
 
 DEEP = 4  # turns of the depth loop written out
-SPEED = 8  # multiply-adds that count like one addition beside GRAIN
 
 
 def matmul_nest(ctx: Context, one: Contraction, after: Sequence[Stage]) -> Stmt:
@@ -36,7 +36,8 @@ def matmul_nest(ctx: Context, one: Contraction, after: Sequence[Stage]) -> Stmt:
     job = plan_product(ctx, one, tuple(after))
     extents = [one.count, job.count, job.groups]
     tasks = one.count * job.count * job.groups
-    nest = parallel(tasks, lambda p: _task(job, *unravel(p, extents)), one.count * one.m * one.n * one.k // SPEED)
+    work = stages_take(ctx.virtual, [one.stage, *after], {one.stage}, ctx.lanes)
+    nest = parallel(ctx, tasks, lambda p: _task(job, *unravel(p, extents)), work)
     before = [pack_tall(job)] if job.tall is not None else []
     return seq([*before, *([pack_all(job)] if job.packed == "all" else []), nest])
 

@@ -11,10 +11,11 @@ from tvm import tirx
 from .emit import PARALLEL, SERIAL, VECTOR, Expr, Stmt, i64, loop, seq
 from .inline import Virtual, can_vectorize
 from .names import in_buffers, split_names
+from .price import WORTH, nanoseconds
 from .stages import Program
 from .tree import collect
 
-GRAIN = 65_536  # additions below which a second thread costs more than it saves (1.3 us to launch, measured)
+GRAIN = 65_536  # additions from which stages are put together so that there is something to share out
 TREE = 16  # lanes of a reduction, the same for every target: the order of a sum is part of the result
 
 
@@ -57,20 +58,29 @@ def dynamic_loop(extent: Expr, body: Callable[[Expr], Stmt], name: str) -> Stmt:
     return tirx.For(var, i64(0), extent, SERIAL, in_buffers(body(var)))
 
 
-def parallel(extent: int, body: Callable[[Expr], Stmt], work: int) -> Stmt:
-    """A loop whose turns are shared out to threads if the whole ``work`` is worth it."""
-    return loop(extent, body, PARALLEL if work >= GRAIN else SERIAL, "task")
+def parallel(ctx: Context, extent: int, body: Callable[[Expr], Stmt], work: float | None = None) -> Stmt:
+    """A loop whose turns are shared out to threads if that pays. ``work``: what it takes on one thread, in nanoseconds;
+    by default what its statements say."""
+    made = loop(extent, body, SERIAL, "task")
+    if extent == 1 or not (worth_it(ctx, made) if work is None else work >= WORTH):
+        return made
+    return tirx.For(made.loop_var, made.min, made.extent, PARALLEL, made.body)
 
 
-def chunks(extent: int, size: int, body: Callable[[Expr, int], Stmt], work: int) -> Stmt:
-    """``body(start, length)`` for pieces of ``size`` and a last shorter one, in parallel if worth it."""
+def worth_it(ctx: Context, stmt: Stmt) -> bool:
+    """Does ``stmt`` take long enough to be shared out to threads?"""
+    return nanoseconds(stmt, ctx.lanes) >= WORTH
+
+
+def chunks(ctx: Context, extent: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
+    """``body(start, length)`` for pieces of ``size`` and a last shorter one, in parallel if that pays."""
     full, rest = divmod(extent, size)
     if not rest:
-        return parallel(full, lambda c: body(c * size, size), work)
+        return parallel(ctx, full, lambda c: body(c * size, size))
     if not full:
         return body(i64(0), rest)
     last = i64(full * size)
-    return parallel(full + 1, lambda c: tirx.IfThenElse(c < i64(full), body(c * size, size), body(last, rest)), work)
+    return parallel(ctx, full + 1, lambda c: tirx.IfThenElse(c < i64(full), body(c * size, size), body(last, rest)))
 
 
 def block(statements: list[Stmt], buffers: list[Any]) -> Stmt:

@@ -19,7 +19,6 @@ Put = Callable[[Expr, Expr, Expr], Stmt]  # value, turn of the depth, columns of
 
 def pack_all(job: Job) -> Stmt:
     """Every panel, before the tasks that read them."""
-    work = job.one.count * job.one.n * job.one.k
 
     def one(p: Expr) -> Stmt:
         b, jo = unravel(p, [job.one.count, job.count])
@@ -30,7 +29,7 @@ def pack_all(job: Job) -> Stmt:
         last = pack(job, b, i64(job.full * job.tile.panel), job.rest, put)
         return tirx.IfThenElse(jo < i64(job.full), whole(), last) if job.full else last
 
-    return parallel(job.one.count * job.count, one, work)
+    return parallel(job.ctx, job.one.count * job.count, one)
 
 
 def pack_tall(job: Job) -> Stmt:
@@ -52,8 +51,8 @@ def pack_tall(job: Job) -> Stmt:
         return seq([*whole, *([tile(i64(full), rest)] if rest else [])])
 
     if one.count > 1:
-        return parallel(one.count, lambda b: some(b, i64(0), one.k), one.count * one.m * one.k)
-    return chunks(one.k, DEPTHS, lambda start, deep: some(i64(0), start, deep), one.m * one.k)
+        return parallel(job.ctx, one.count, lambda b: some(b, i64(0), one.k))
+    return chunks(job.ctx, one.k, DEPTHS, lambda start, deep: some(i64(0), start, deep))
 
 
 def pack(job: Job, b: Expr, start: Expr, width: int, put: Put) -> Stmt:

@@ -19,6 +19,7 @@ from .inline import Known, Virtual
 from .maps import point_stores
 from .members import Form, Member, Members, read_members
 from .nests import Context, dynamic_loop, parallel, vector
+from .price import element_takes
 from .stages import Axis, NotStaged, Program, Stage, loads, read_program
 from .tree import collect
 
@@ -58,8 +59,8 @@ def nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
         groups.append(make_group(program, target, form, members, groups[-1].end if groups else 0))
     if any(g.partial and g.outputs for g in groups):
         return None
-    work = sum(m.length * g.cost for g in groups for m in g.members)
-    tasks = parallel(groups[-1].end, lambda task: _choose(groups, task), work)
+    work = sum(m.length * g.takes for g in groups for m in g.members)
+    tasks = parallel(groups[0].ctx, groups[-1].end, lambda task: _choose(groups, task), work)
     if program.pairs and any(g.rereads(tasks) for g in groups):
         return None
     ctx = groups[0].ctx
@@ -103,8 +104,9 @@ class Group:
         return self.begin + self.tasks
 
     @property
-    def cost(self) -> int:
-        return sum(self.ctx.virtual.cost(s) + 1 for s in self.form.stages)
+    def takes(self) -> float:
+        """Nanoseconds an element."""
+        return element_takes(self.ctx.virtual, self.form.stages, sum(self.form.wide), self.ctx.lanes)
 
     @property
     def outputs(self) -> list[Stage]:

@@ -127,7 +127,7 @@ def row_nest(ctx: Context, found: RowGroup) -> Stmt:
 
         return block([loop(length, row, name="row")], list(mine.values()))
 
-    return chunks(prod(extents), ROWS, task, work_of(ctx, found.stages))
+    return chunks(ctx, prod(extents), ROWS, task)
 
 
 def local_buffers(ctx: Context, found: RowGroup) -> list[Any]:

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from .access import Access
 from .emit import Expr, Stmt, i64, loop, seq, unravel
-from .nests import chunks, vectors
+from .nests import Context, chunks, vectors
 from .stages import Axis, variables
 
 TILE = 16  # elements of 4 bytes in a cache line
@@ -32,9 +32,7 @@ def turned_axis(axes: Sequence[Axis], accesses: Sequence[Access]) -> int | None:
     return None
 
 
-def tile_nest(
-    axes: Sequence[Axis], turned: int, lanes: int, stores: Callable[[Sequence[Expr]], Stmt], work: int
-) -> Stmt:
+def tile_nest(ctx: Context, axes: Sequence[Axis], turned: int, stores: Callable[[Sequence[Expr]], Stmt]) -> Stmt:
     """Tasks over the other axes and TILE places of the turned one; inside, tiles along the last axis."""
     others = [n for n in range(len(axes) - 1) if n != turned]
     extents = [axes[n].extent for n in others]
@@ -50,7 +48,7 @@ def tile_nest(
                 places[turned], places[-1] = first + r, start + c
                 return stores(places)
 
-            return seq(vectors(columns, lanes, at))
+            return seq(vectors(columns, ctx.lanes, at))
 
         return loop(rows, row, name="r")
 
@@ -67,4 +65,4 @@ def tile_nest(
         last = strip(head, i64(full * TILE), rest)
         return tirx.IfThenElse(t < i64(full), strip(head, t * TILE, TILE), last) if full else last
 
-    return chunks(prod(extents) * count, 1, task, work)
+    return chunks(ctx, prod(extents) * count, 1, task)

@@ -1,0 +1,120 @@
+"""The loops of a map nest: the axes of its stages, cut where an index divides them and joined where memory goes on.
+
+A reshape reads ``x[c // 12, c % 12]``. Before or after a transpose these are two axes and not one, and only along the
+last of them memory is contiguous: ``c`` becomes ``h * 12 + d``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import attrs
+from tvm import tirx
+from tvm.ir import Range
+from tvm.sym import Analyzer, detect_linear_equation
+
+from .access import Access, mergeable
+from .emit import Expr, is_int, shape_of, value_of
+from .stages import Axis, substitute
+from .tree import collect
+
+SHORT = 4  # elements side by side that are better than as many apart
+MOST = 8  # loops
+LONG = 64  # elements in a row that are worth a loop of their own
+
+
+@attrs.frozen(eq=False)
+class Loops:
+    """``places``: where the stages' axes stand, in the variables of ``axes``. ``accesses``: all, in these too."""
+
+    axes: tuple[Axis, ...]
+    places: tuple[Expr, ...]
+    accesses: tuple[Access, ...]
+
+    def analyzer(self, names: Sequence[Any] | None = None) -> Any:
+        """Knows how far the axes go (or ``names``, one an axis)."""
+        known = Analyzer()
+        for axis, var in zip(self.axes, names or [a.var for a in self.axes], strict=True):
+            low = tirx.IntImm(str(var.ty.dtype), 0)
+            known.bind(var, Range.from_min_extent(low, tirx.IntImm(str(var.ty.dtype), axis.extent)))
+        return known
+
+    def replaced(self, first: int, count: int, axes: Sequence[Axis], values: dict[Any, Expr]) -> Loops:
+        """With ``axes`` for ``count`` axes from ``first`` on, which ``values`` says in them."""
+        made = attrs.evolve(self, axes=(*self.axes[:first], *axes, *self.axes[first + count :]))
+        known = made.analyzer()
+        write = lambda expr: known.simplify(substitute(expr, values))  # noqa: E731
+        accesses = tuple(Access(a.buffer, tuple(map(write, a.indices))) for a in self.accesses)
+        return attrs.evolve(made, places=tuple(map(write, self.places)), accesses=accesses)
+
+
+def straight(axes: Sequence[Axis], accesses: Sequence[Access]) -> Loops:
+    """The axes as they are."""
+    return Loops(tuple(axes), tuple(a.var for a in axes), tuple(accesses))
+
+
+def cut(found: Loops) -> Loops:
+    """The axes cut where an index divides them."""
+    while len(found.axes) < MOST and (place := _cut(found)):
+        n, size = place
+        axis = found.axes[n]
+        dtype = str(axis.var.ty.dtype)
+        outer = Axis(tirx.Var(f"{axis.var.name}_o", dtype), axis.extent // size)
+        inner = Axis(tirx.Var(f"{axis.var.name}_i", dtype), size)
+        value = outer.var * tirx.IntImm(dtype, size) + inner.var
+        found = found.replaced(n, 1, [outer, inner], {axis.var: value})
+    return found
+
+
+def _cut(loops: Loops) -> tuple[int, int] | None:
+    """An axis and the size of the pieces that an index wants of it."""
+    for access in loops.accesses:
+        for node in collect(list(access.indices), (tirx.FloorDiv, tirx.FloorMod)):
+            for n, axis in enumerate(loops.axes):
+                least = SHORT if n == len(loops.axes) - 1 else 2
+                if node.a.same_as(axis.var) and is_int(node.b) and _fits(axis.extent, value_of(node.b), least):
+                    return n, value_of(node.b)
+    return None
+
+
+def _fits(extent: int, size: int, least: int) -> bool:
+    return least <= size < extent and extent % size == 0
+
+
+def joined(loops: Loops) -> Loops:
+    """The last axes as one, as far as every access goes on from one to the next in memory. Where the accesses have axes
+    of their own each, places along the joined one are divided, so then only until it is LONG."""
+    count, axes = 1, loops.axes
+    while count < len(axes) and _join(loops, axes[-count - 1], axes[-count], prod(a.extent for a in axes[-count:])):
+        count += 1
+    if count == 1:
+        return loops
+    tail = loops.axes[-count:]
+    extents = [a.extent for a in tail]
+    dtype = str(tail[-1].var.ty.dtype)
+    flat = Axis(tirx.Var("f", dtype), prod(extents))
+    values = {}
+    for n, axis in enumerate(tail):
+        place = tirx.floordiv(flat.var, tirx.IntImm(dtype, prod(extents[n + 1 :])))
+        place = tirx.floormod(place, tirx.IntImm(dtype, axis.extent)) if n else place
+        values[axis.var] = place.astype(str(axis.var.ty.dtype))
+    return loops.replaced(len(loops.axes) - count, count, [flat], values)
+
+
+def _join(loops: Loops, outer: Axis, inner: Axis, length: int) -> bool:
+    if mergeable(outer, inner, loops.accesses):
+        return True
+    return length < LONG and all(_goes_on(access, outer, inner) for access in loops.accesses)
+
+
+def _goes_on(access: Access, outer: Axis, inner: Axis) -> bool:
+    """Is the next place along ``outer`` behind the last along ``inner``, or the same place wherever both are?"""
+    shape = shape_of(access.buffer)
+    strides = [prod(shape[n + 1 :]) for n in range(len(shape))]
+    flat: Any = tirx.IntImm("int64", 0)
+    for index, stride in zip(access.indices, strides, strict=True):
+        flat = flat + index.astype("int64") * tirx.IntImm("int64", stride)
+    steps = list(detect_linear_equation(flat, [outer.var, inner.var]))[:2]
+    return len(steps) == 2 and all(map(is_int, steps)) and value_of(steps[0]) == inner.extent * value_of(steps[1])

@@ -1,0 +1,134 @@
+"""What loops are said to take, and that only those that repay it are shared out to threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm import relax, tirx
+
+import schedules
+from lowering import elementary
+from schedules.cpu.emit import i64, load, loop, scratch, store
+from schedules.cpu.nests import vectors
+from schedules.cpu.price import WORTH, nanoseconds
+from schedules.cpu.tree import collect
+
+from .kernels import V3, build, graph, numbers, operator, product, runs_here
+
+pytestmark = pytest.mark.build
+
+R: Any = relax.op
+F32 = "float32"
+
+
+def shared_out(func: Any) -> int:
+    """Loops over threads in the program as its rule makes it."""
+    elementary.install()
+    aimed = attrs.evolve(schedules.TARGETS[V3], functions=elementary.STEPS)
+    done = schedules.first(func.with_attr("global_symbol", "main"), aimed)
+    assert not done.failures and done.func is not None
+    return sum(node.kind == tirx.ForKind.PARALLEL for node in collect(done.func.body, tirx.For))
+
+
+def add(n: int) -> Any:
+    return operator("+", ("f32", (n, 64)), ("f32", (n, 64)))
+
+
+def scatter(n: int) -> Any:
+    return operator("scatter-add", ("f32", (100, 40)), ("i32", (n,)), ("f32", (n, 40)))
+
+
+KERNELS: dict[str, tuple[Any, int, int]] = {
+    # what -> program of a size, a size of some microseconds, and one of tens of them
+    "map": (add, 64, 4096),
+    "function": (lambda n: operator("exp", ("f32", (n, 64))), 16, 512),
+    "tiles": (lambda n: operator("transpose", ("f32", (n, 48)), perm=(1, 0)), 64, 2048),
+    "rows": (lambda n: operator("softmax", ("f32", (n, 64)), axis=-1), 16, 1024),
+    "columns": (lambda n: operator("sum", ("f32", (n, 512)), axes=(0,)), 16, 1024),
+    "product": (lambda n: product("NN", n, 32, 32), 32, 1024),
+    "by hand": (scatter, 64, 8192),
+}
+
+
+@pytest.mark.parametrize("what", KERNELS)
+def test_what_takes_microseconds_stays_on_one_thread(what: str) -> None:
+    made, small, _ = KERNELS[what]
+    assert shared_out(made(small)) == 0
+
+
+@pytest.mark.parametrize("what", KERNELS)
+def test_what_takes_longer_is_shared_out(what: str) -> None:
+    made, _, large = KERNELS[what]
+    assert shared_out(made(large)) == 1
+
+
+def a_map(value: Any, count: int = 4096, step: int = 1) -> Any:
+    """``y[f] = value(x[f * step])`` by vectors of 8."""
+    x, y = scratch([count * step], F32, "x"), scratch([count], F32, "y")
+    read = lambda f: load(x, f * i64(step) if step > 1 else f)  # noqa: E731
+    (whole,) = vectors(count, 8, lambda f: store(y, value(read(f)), f))
+    return whole
+
+
+def test_a_price_follows_elements_operations_and_the_way_through_memory() -> None:
+    plain = nanoseconds(a_map(lambda x: x), 8)
+    assert nanoseconds(a_map(lambda x: x, 8192), 8) == pytest.approx(2 * plain)
+    assert nanoseconds(a_map(lambda x: x), 4) > 1.5 * plain
+    assert nanoseconds(a_map(lambda x: x * x), 8) > plain
+    assert nanoseconds(a_map(lambda x: x / (x + 1.0)), 8) > nanoseconds(a_map(lambda x: x * (x + 1.0)), 8)
+    assert nanoseconds(a_map(tirx.exp), 8) > 3 * plain
+    assert nanoseconds(a_map(lambda x: x, step=3), 8) > 3 * plain
+
+
+def test_branches_and_loops_of_unknown_extent() -> None:
+    whole, last, n = a_map(lambda x: x), a_map(lambda x: x, 2048), tirx.Var("n", "int64")
+    either = tirx.IfThenElse(n < i64(3), whole, last)
+    assert nanoseconds(whole, 8) < nanoseconds(either, 8) < 1.1 * nanoseconds(whole, 8)
+    assert nanoseconds(tirx.IfThenElse(n < i64(3), whole, None), 8) < 0.6 * nanoseconds(whole, 8)
+    some = tirx.For(tirx.Var("i", "int64"), i64(0), tirx.Min(i64(6), n), tirx.ForKind.SERIAL, last)
+    assert nanoseconds(some, 8) == pytest.approx(nanoseconds(loop(6, lambda _: last), 8))
+    assert 0 < WORTH < 100_000
+
+
+def through_heads(emit: Any, x: Any) -> Any:
+    """[rows 8, heads 12] -> [rows, heads, 8, 12] -> back, the heads first: what attention does with its inputs."""
+    rows, wide = (int(n) for n in x.ty.shape) if hasattr(x, "ty") else (128, 48)
+    split = emit(R.reshape(x, (rows // 8, 8, wide // 12, 12)))
+    return emit(R.permute_dims(split, [0, 2, 1, 3]))
+
+
+def back(emit: Any, x: Any) -> Any:
+    return R.reshape(emit(R.permute_dims(x, [0, 2, 1, 3])), (128, 48))
+
+
+@pytest.mark.parametrize("target", [V3, "cpu-x86-64-v4", "cpu-aarch64"])
+@pytest.mark.parametrize(("made", "shape"), [(through_heads, (128, 48)), (back, (16, 4, 8, 12))], ids=["to", "from"])
+def test_a_transpose_between_reshapes_divides_nothing(made: Any, shape: tuple[int, ...], target: str) -> None:
+    """Its vectors go along memory on both sides: no index is divided."""
+    (func,) = graph(made, (shape, F32))
+    done = schedules.first(func.with_attr("global_symbol", "main"), schedules.TARGETS[target])
+    assert done.func is not None and not collect(done.func.body, (tirx.FloorDiv, tirx.FloorMod))
+
+
+@pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")
+@pytest.mark.parametrize("sizes", [(128, 48, 8, 12), (24, 36, 4, 6), (30, 21, 5, 3), (16, 10, 2, 5), (600, 96, 50, 16)])
+def test_transposes_between_reshapes(sizes: tuple[int, int, int, int]) -> None:
+    """There and back, with something done on the way, for pieces longer and shorter than a vector."""
+    rows, wide, deep, each = sizes
+
+    def made(emit: Any, x: Any, y: Any) -> Any:
+        split = emit(R.reshape(x, (rows // deep, deep, wide // each, each)))
+        turned = emit(R.permute_dims(split, [2, 0, 1, 3]))
+        return emit(R.reshape(emit(R.add(turned, y)), (wide // each * rows, each)))
+
+    four = (wide // each, rows // deep, deep, each)
+    (func,) = graph(made, ((rows, wide), F32), (four, F32))
+    x, y = numbers(rows, wide), numbers(*four, seed=1)
+    want = (x.reshape(rows // deep, deep, wide // each, each).transpose(2, 0, 1, 3) + y).reshape(-1, each)
+    np.testing.assert_array_equal(build(func).run(x, y)[0], want)
