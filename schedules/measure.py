@@ -21,6 +21,7 @@ from .cpu.stages import stored
 PATIENCE = 60  # seconds that a kernel may take in all, before it is given up
 ANSWER = 10  # seconds in which a tracker takes a connection
 REPEATS, LEAST = 5, 10  # rounds of a measurement, and the milliseconds that each lasts at least
+SHIFT = 31  # of a word of 32 bits, at most
 FILLS = 2  # sets of inputs whose outputs are digested: numbers of both signs, and numbers that no root or log refuses
 
 
@@ -53,7 +54,8 @@ def arguments(func: Any) -> Arguments:
 
 
 def inputs(wanted: Arguments, fill: int) -> list[np.ndarray]:
-    """The same numbers wherever they are made. An index may be anything: programs clamp or test theirs."""
+    """The same numbers wherever they are made. An index may be anything: programs clamp or test theirs. A single unsigned
+    number is what a draw shifts its words by: from 32 on nothing would be left of them, and of the kernel's work."""
     return [_numbers(np.random.default_rng((fill, n)), *param, fill) for n, param in enumerate(wanted.params)]
 
 
@@ -61,7 +63,7 @@ def _numbers(draw: np.random.Generator, shape: Sequence[int], dtype: str, fill: 
     if dtype == "bool":
         return draw.integers(0, 2, shape).astype("bool")
     if dtype.startswith("uint"):
-        return draw.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+        return draw.integers(0, np.iinfo(dtype).max if shape else SHIFT, shape, dtype, endpoint=True)
     if dtype.startswith("int"):
         return draw.integers(-2, 67, shape).astype(dtype)
     floats = draw.standard_normal(shape, "float32") if fill == 0 else draw.uniform(0.5, 1.5, shape)

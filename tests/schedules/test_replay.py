@@ -202,6 +202,17 @@ def test_numbers_of_a_measurement_are_the_same_everywhere() -> None:
     assert measure.digest(once) != measure.digest(measure.inputs(wanted, 0))
 
 
+@pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")
+def test_a_measured_shift_leaves_something_of_a_word() -> None:
+    """What is shifted out makes a kernel's work superfluous, and a compiler sees that."""
+    from schedules import measure
+
+    func = operator("shift-right", ("u32", (64,)), ("u32", ()))
+    for fill in range(measure.FILLS):
+        words, amount, _ = measure.inputs(measure.arguments(func), fill)
+        assert amount < 32 and len(set(build(func).run(words, amount)[0])) > 1
+
+
 # GPUs: the CUDA text of candidates, run on the CPU
 
 
