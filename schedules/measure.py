@@ -54,7 +54,7 @@ def arguments(func: Any) -> Arguments:
 
 
 def inputs(wanted: Arguments, fill: int) -> list[np.ndarray]:
-    """The same numbers wherever they are made. An index may be anything: programs clamp or test theirs. A single unsigned
+    """The same numbers wherever they are made. An index may be anything: programs clamp or test theirs. One unsigned
     number is what a draw shifts its words by: from 32 on nothing would be left of them, and of the kernel's work."""
     return [_numbers(np.random.default_rng((fill, n)), *param, fill) for n, param in enumerate(wanted.params)]
 

@@ -84,13 +84,23 @@ def _fits(extent: int, size: int, least: int) -> bool:
 
 
 def joined(loops: Loops) -> Loops:
-    """The last axes as one, as far as every access goes on from one to the next in memory. Where the accesses have axes
-    of their own each, places along the joined one are divided, so then only until it is LONG."""
-    count, axes = 1, loops.axes
-    while count < len(axes) and _join(loops, axes[-count - 1], axes[-count], prod(a.extent for a in axes[-count:])):
-        count += 1
-    if count == 1:
-        return loops
+    """The last axes as one, as far as every access goes on from one to the next in memory. Where each access has axes
+    of its own, places along the joined one are divided: then only until it is LONG, and once."""
+    best, axes = loops, loops.axes
+    for count in range(2, len(axes) + 1):
+        outer, inner = axes[-count], axes[-count + 1]
+        made = _as_one(loops, count)
+        if not mergeable(outer, inner, loops.accesses):
+            if best.axes[-1].extent >= LONG or not all(_goes_on(access, outer, inner) for access in loops.accesses):
+                break
+            if not all(map(_divides_once, made.accesses)):
+                break
+        best = made
+    return best
+
+
+def _as_one(loops: Loops, count: int) -> Loops:
+    """The last ``count`` axes joined."""
     tail = loops.axes[-count:]
     extents = [a.extent for a in tail]
     dtype = str(tail[-1].var.ty.dtype)
@@ -103,18 +113,22 @@ def joined(loops: Loops) -> Loops:
     return loops.replaced(len(loops.axes) - count, count, [flat], values)
 
 
-def _join(loops: Loops, outer: Axis, inner: Axis, length: int) -> bool:
-    if mergeable(outer, inner, loops.accesses):
-        return True
-    return length < LONG and all(_goes_on(access, outer, inner) for access in loops.accesses)
-
-
 def _goes_on(access: Access, outer: Axis, inner: Axis) -> bool:
     """Is the next place along ``outer`` behind the last along ``inner``, or the same place wherever both are?"""
-    shape = shape_of(access.buffer)
-    strides = [prod(shape[n + 1 :]) for n in range(len(shape))]
-    flat: Any = tirx.IntImm("int64", 0)
-    for index, stride in zip(access.indices, strides, strict=True):
-        flat = flat + index.astype("int64") * tirx.IntImm("int64", stride)
-    steps = list(detect_linear_equation(flat, [outer.var, inner.var]))[:2]
+    steps = list(detect_linear_equation(_address(access), [outer.var, inner.var]))[:2]
     return len(steps) == 2 and all(map(is_int, steps)) and value_of(steps[0]) == inner.extent * value_of(steps[1])
+
+
+def _address(access: Access) -> Expr:
+    """The place in memory, in elements."""
+    shape = shape_of(access.buffer)
+    found: Any = tirx.IntImm("int64", 0)
+    for n, index in enumerate(access.indices):
+        found = found + index.astype("int64") * tirx.IntImm("int64", prod(shape[n + 1 :]))
+    return found
+
+
+def _divides_once(access: Access) -> bool:
+    """Else TVM does not see that neighbouring places lie side by side."""
+    divided = (tirx.FloorDiv, tirx.FloorMod)
+    return not any(collect(node.a, divided) for node in collect(list(access.indices), divided))

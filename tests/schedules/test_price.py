@@ -132,3 +132,13 @@ def test_transposes_between_reshapes(sizes: tuple[int, int, int, int]) -> None:
     x, y = numbers(rows, wide), numbers(*four, seed=1)
     want = (x.reshape(rows // deep, deep, wide // each, each).transpose(2, 0, 1, 3) + y).reshape(-1, each)
     np.testing.assert_array_equal(build(func).run(x, y)[0], want)
+
+
+@pytest.mark.parametrize(("old", "new"), [((2, 16, 8, 4, 12), (256, 48)), ((1280, 64), (64, 20, 64))], ids=str)
+def test_a_reshape_divides_no_place_twice(old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    """TVM then loses sight of which places lie side by side, and loads one number at a time."""
+    (func,) = graph(lambda emit, x: R.reshape(x, new), (old, F32))
+    done = schedules.first(func.with_attr("global_symbol", "main"), schedules.TARGETS[V3])
+    assert done.func is not None
+    divided = (tirx.FloorDiv, tirx.FloorMod)
+    assert not [node for node in collect(done.func.body, divided) if collect(node.a, divided)]
