@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from tvm import tirx
+from tvm.sym import Analyzer
 
 from .access import Access, reads_of, same_indices, write_of
 from .boxes import Box, boxes, in_space
@@ -19,6 +20,7 @@ from .loops import Loops, cut, joined, straight
 from .nests import Context, chunks, vectors, worth_it
 from .stages import Axis, Stage, stage_loads, substitute
 from .tiles import tile_nest, turned_axis
+from .tree import rewrite
 
 PIECE = 2048  # elements of one task where the last axis is shared out
 FEW = 16  # tasks that are enough for any machine to share out evenly
@@ -135,7 +137,9 @@ def _stores(ctx: Context, stages: Sequence[Stage], box: Box, loops: Loops) -> Ca
         values = at(loops.axes, names)
         here = in_space(box, [substitute(place, values) for place in loops.places])
         stmt = point_stores(ctx, stages, here, {}, keep, loops.analyzer(names))
-        return substitute(stmt, dict(zip(names, places, strict=True)))
+        stmt = substitute(stmt, dict(zip(names, places, strict=True)))
+        known = Analyzer()
+        return rewrite(stmt, [((tirx.FloorDiv, tirx.FloorMod), known.simplify)])
 
     return stores
 
