@@ -27,7 +27,7 @@ from .test_replay import compiled
 pytestmark = pytest.mark.build
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
-TUNED = ("tiny-generate",)  # examples that have records
+TUNED = ("route-planner",)  # examples that have records
 TARGET = attrs.evolve(schedules.TARGETS[V3], functions=elementary.STEPS)
 
 
