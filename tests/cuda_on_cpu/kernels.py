@@ -258,16 +258,16 @@ def text(
     return [g.array.copy() for g in guarded]
 
 
-def compile(func: Any, target: str = "cuda-sm_80") -> Compiled:
+def compile(func: Any, target: str = "cuda-sm_80", synced: bool = False) -> Compiled:
     """``func``, whose loops are bound to blocks and threads, for ``run``. Several launches and global scratch of its
-    own are allowed. Its barriers are those that it has: none is added where TVM sees that one is missing. Raises
-    cuda.CompileError."""
+    own are allowed. Its barriers are those that it has; TVM adds those that it misses only to a schedule that is to be
+    ``synced``. Raises cuda.CompileError."""
     elementary.install()
     digest = hashlib.sha256(tvm.ir.save_json(func).encode()).hexdigest()[:12]
     name = f"run_{digest}"  # the names of kernels begin with it, and global functions have one name space
     order, texts, made_for = ["forward"], [], tvm_target(target)
     module = ready(tvm.IRModule({name: func.with_attr("global_symbol", name)}), made_for)
-    passes = tvm.transform.PassContext(config=CONFIG, disabled_pass=["s_tir.ThreadSync"])
+    passes = tvm.transform.PassContext(config=CONFIG, disabled_pass=[] if synced else ["s_tir.ThreadSync"])
     with made_for, passes, _replaced("target.build.cuda", _device(order, texts)):
         library = tvm.compile(module, target=made_for)
     if not texts:
@@ -276,6 +276,8 @@ def compile(func: Any, target: str = "cuda-sm_80") -> Compiled:
     return Compiled(texts[0].source, library[name], params, order)
 
 
-def run(func: Any, *arrays: Array, order: str = "forward", target: str = "cuda-sm_80") -> list[Array]:
+def run(
+    func: Any, *arrays: Array, order: str = "forward", target: str = "cuda-sm_80", synced: bool = False
+) -> list[Array]:
     """``compile(func, target).run(*arrays, order=order)``: all parameters after the call, the given ones first."""
-    return compile(func, target).run(*arrays, order=order)
+    return compile(func, target, synced).run(*arrays, order=order)
