@@ -32,11 +32,12 @@ def code(name: str, summary: str, fix: str, exit: int) -> Code:
 
 
 class RunError(Exception):
-    """Something the user can mend: what is wrong, where, and what to do. Everything else that is raised is our bug."""
+    """Something the user can mend: what is wrong, where, and what to do, by default the code's ``fix``. Everything else
+    that is raised is our bug."""
 
     def __init__(self, code: Code, what: str, where: str = "", hint: str = "") -> None:
         super().__init__(what)
-        self.code, self.what, self.where, self.hint = code, what, where, hint
+        self.code, self.what, self.where, self.hint = code, what, where, hint or clause(code.fix)
 
     def __str__(self) -> str:
         """``error[CODE]: where: what (hint)``, always one line."""
@@ -46,6 +47,11 @@ class RunError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         return {"code": self.code.name, "message": self.what, "hint": self.hint, "where": self.where}
+
+
+def clause(sentence: str) -> str:
+    """A sentence as a part of another one."""
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
 
 
 def printable(text: str) -> str:

@@ -241,6 +241,8 @@ def _parse(block: bytes, path: str, at: int) -> tuple[str, int]:
     """(name, size) of a header block, which must be the one that ``header`` makes of them."""
     if len(block) < BLOCK:
         raise RunError(ART_CUT, f"cut short at byte {at + len(block)}", path)
+    if block[257:265] == b"ustar  \0":
+        raise RunError(ART_FORMAT, "another program has packed it", path, "take the file as sexpgpu build wrote it")
     if block[257:263] != b"ustar\0":
         raise RunError(ART_CUT, f"there is no member header at byte {at}", path)
     raw = block[:100].split(b"\0", 1)[0]

@@ -24,7 +24,8 @@ class Code:
 class UserError(Exception):
     """The user's input is wrong, at ``span`` or, where there is no text to point at, at the file ``where``.
 
-    ``notes`` are other places of the same fault: (span, message) pairs. Everything else that is raised is our bug.
+    ``notes`` are other places of the same fault: (span, message) pairs. ``hint`` is what to do; where there is no text
+    to point at, by default the code's ``fix``. Everything else that is raised is our bug.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class UserError(Exception):
         where: str = "",
     ) -> None:
         super().__init__(message)
-        self.code, self.span, self.message, self.notes, self.hint = code, span, message, notes, hint
+        self.code, self.span, self.message, self.notes = code, span, message, notes
+        self.hint = hint or ("" if span else clause(code.fix))
         self.where = where or (span.place() if span else "")
 
     def line(self) -> str:
@@ -60,6 +62,11 @@ class UserError(Exception):
         out: dict[str, Any] = {"code": self.code.name, "message": self.message, "hint": self.hint, "where": self.where}
         out["notes"] = [{"where": span.place(), "message": message} for span, message in self.notes]
         return out
+
+
+def clause(sentence: str) -> str:
+    """A sentence as a part of another one."""
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
 
 
 def printable(text: str) -> str:

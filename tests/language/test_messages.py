@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from sexpgpu.codes import IO_WRITE
+from sexpgpu.diagnostics import UserError, clause
 from sexpgpu.opcall import ABSENT
 from tests.support import plan_text, run_text
+
+
+def test_where_there_is_no_text_to_point_at_the_code_says_what_to_do() -> None:
+    assert UserError(IO_WRITE, None, "gone").line() == f"error[{IO_WRITE.name}]: gone ({clause(IO_WRITE.fix)})"
+    assert UserError(IO_WRITE, None, "gone", hint="look").hint == "look"
 
 
 def errors(**parts: str) -> list[str]:

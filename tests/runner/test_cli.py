@@ -21,7 +21,7 @@ import attrs
 import pytest
 
 from artifacts import cores, cpu, errors, report, run, signals, tarball
-from artifacts.errors import CODES, RunError
+from artifacts.errors import CKPT_NONE, CODES, RunError
 from artifacts.options import parse
 
 from . import toy
@@ -590,6 +590,13 @@ def test_codes_are_complete() -> None:
     assert all(c.summary and c.fix.endswith(".") and c.exit in (1, 2, 3, 4, 5, 6) for c in CODES.values())
     declared = {value.name for value in vars(errors).values() if isinstance(value, errors.Code)}
     assert declared == set(CODES)
+
+
+def test_a_refusal_says_what_to_do() -> None:
+    """Its own words, or else those of its code."""
+    assert str(RunError(CKPT_NONE, "none")) == "error[E-CKPT-001]: none (check --out, or start without --resume)"
+    assert RunError(CKPT_NONE, "none", hint="wait").hint == "wait"
+    assert all(RunError(code, "what").hint for code in CODES.values())
 
 
 def test_every_code_is_used() -> None:

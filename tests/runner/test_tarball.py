@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import os
 import random
 import tarfile
@@ -124,6 +125,17 @@ def test_row_41_trailing_bytes(artifact: str, tail: bytes) -> None:
 
 def test_row_41_no_end_blocks(artifact: str) -> None:
     refuse(put(artifact, Path(artifact).read_bytes()[: -len(tarball.END)]), "E-ART-002")
+
+
+def test_row_41_packed_again_by_tar(artifact: str) -> None:
+    """Its bytes, and so its hash, are then others."""
+    members = parts(artifact)
+    with tarfile.open(artifact, "w", format=tarfile.GNU_FORMAT) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    assert "take the file as sexpgpu build wrote it" in str(refuse(artifact, "E-ART-001"))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", *(name for name, data in toy.MEMBERS.items() if data)])
