@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sexpgpu import reader
-from sexpgpu.diagnostics import MAX_FAULTS, Report
+from sexpgpu.codes import READ_FILE, READ_SIZE
+from sexpgpu.diagnostics import MAX_FAULTS, Report, clause
 from sexpgpu.forms import Form, Keyword, Literal, Seq, Symbol
 from sexpgpu.identity import canonical
 from sexpgpu.reader import read, read_file
@@ -107,11 +108,14 @@ def test_text_beyond_ascii_may_stand_in_names_strings_and_comments() -> None:
 # ---- the table of bad inputs, by row
 
 
+CHECK, SMALL = clause(READ_FILE.fix), clause(READ_SIZE.fix)
+
+
 def test_row_1_missing_directory_unreadable(tmp_path: Path) -> None:
-    assert file_faults(tmp_path / "no.sx") == [f"error[E-READ-001]: {tmp_path}/no.sx: no such file"]
-    assert file_faults(tmp_path) == [f"error[E-READ-001]: {tmp_path}: is a directory"]
-    assert file_faults("a\0b") == ["error[E-READ-001]: a\\x00b: is not a path: it holds a NUL"]
-    assert file_faults("x" * 5000) == [f"error[E-READ-001]: {'x' * 5000}: cannot be read: File name too long"]
+    assert file_faults(tmp_path / "no.sx") == [f"error[E-READ-001]: {tmp_path}/no.sx: no such file ({CHECK})"]
+    assert file_faults(tmp_path) == [f"error[E-READ-001]: {tmp_path}: is a directory ({CHECK})"]
+    assert file_faults("a\0b") == [f"error[E-READ-001]: a\\x00b: is not a path: it holds a NUL ({CHECK})"]
+    assert file_faults("x" * 5000) == [f"error[E-READ-001]: {'x' * 5000}: cannot be read: File name too long ({CHECK})"]
 
 
 def test_row_1_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +124,7 @@ def test_row_1_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path.chmod(0)
     if os.access(path, os.R_OK):  # root reads everything, so the system's refusal is played
         monkeypatch.setattr(reader.os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "no")))
-    assert file_faults(path) == [f"error[E-READ-001]: {path}: cannot be read: Permission denied"]
+    assert file_faults(path) == [f"error[E-READ-001]: {path}: cannot be read: Permission denied ({CHECK})"]
 
 
 @pytest.mark.parametrize("text", ["", "\n\t ", "; only\n#| comments |#"])
@@ -240,7 +244,7 @@ def test_row_11_a_source_too_large(tmp_path: Path) -> None:
     with open(path, "wb") as file:
         file.truncate(2**30)  # sparse
     begin = time.monotonic()
-    assert file_faults(path) == [f"error[E-READ-011]: {path}: is larger than 16 MiB"]
+    assert file_faults(path) == [f"error[E-READ-011]: {path}: is larger than 16 MiB ({SMALL})"]
     assert time.monotonic() - begin < 2  # the table's bound on any bad input
     path.write_bytes(b" " * (16 * 2**20))
     assert file_faults(path) == []
@@ -249,7 +253,7 @@ def test_row_11_a_source_too_large(tmp_path: Path) -> None:
 def test_row_11_what_is_not_a_regular_file_is_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", "/dev/zero", "/dev/null"):
-        assert file_faults(path) == [f"error[E-READ-011]: {path}: is not a regular file"]
+        assert file_faults(path) == [f"error[E-READ-011]: {path}: is not a regular file ({SMALL})"]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_row_2_a_run_file_without_forms(tmp_path: Path) -> None:
 
 
 def test_a_run_file_that_cannot_be_read_is_no_run(tmp_path: Path) -> None:
-    assert loaded(tmp_path) == (None, ["error[E-READ-001]: run.sx: no such file"])
+    assert loaded(tmp_path) == (None, ["error[E-READ-001]: run.sx: no such file (check the path and its permissions)"])
 
 
 def test_the_prelude_has_no_fault_and_only_definitions() -> None:
@@ -109,11 +109,11 @@ def test_a_cycle_through_a_link_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path, why",
     [
-        ("no.sx", "no.sx: no such file"),
-        (".", ".: is a directory"),
+        ("no.sx", "no.sx: no such file (check the path and its permissions)"),
+        (".", ".: is a directory (check the path and its permissions)"),
         ("/dev/zero", '"/dev/zero" is not a relative path (an include is relative to its own file)'),
         ("", '"" is not a relative path (an include is relative to its own file)'),
-        ("fifo", "fifo: is not a regular file"),
+        ("fifo", "fifo: is not a regular file (name a text file of at most 16 MiB)"),
     ],
 )
 def test_an_include_that_cannot_be_read_points_at_the_include(tmp_path: Path, path: str, why: str) -> None:
