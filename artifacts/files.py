@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from .errors import IO_WRITE, RunError, of_os_error
 
@@ -65,12 +65,15 @@ def replace(path: str, parts: Iterable[bytes]) -> None:
         raise
 
 
-def make_directory(path: str) -> None:
-    """The directory ``path`` exists afterwards; else RunError E-IO, and no part of a hopeless path either."""
+def make_directory(path: str) -> list[str]:
+    """The directory ``path`` exists afterwards; else RunError E-IO, and no part of a hopeless path either. Answers what
+    was not there before: ``path`` and folders around it, the innermost first."""
     if len(os.fsencode(os.path.abspath(path))) > LONGEST:
         raise RunError(IO_WRITE, f"the path is longer than {LONGEST} bytes", path)
     try:
+        new = _absent(path)
         os.makedirs(path, exist_ok=True)
+        return new
     except FileExistsError:
         raise RunError(IO_WRITE, "it is there already, and is not a directory", path) from None
     except OSError as error:
@@ -79,6 +82,29 @@ def make_directory(path: str) -> None:
         raise RunError(IO_WRITE, "the path has too many levels", path) from None
     except ValueError as error:
         raise RunError(IO_WRITE, str(error), path) from None
+
+
+def _absent(path: str) -> list[str]:
+    around, found = os.path.abspath(path), []
+    while not os.path.lexists(around):
+        found.append(around)
+        around = os.path.dirname(around)
+    return found
+
+
+@contextlib.contextmanager
+def given_up(made: Sequence[str], known: str) -> Iterator[None]:
+    """Directories that were just ``made`` are gone again where what follows fails before there is more in the innermost
+    of them than the file ``known``."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if made and os.listdir(made[0]) == [known]:
+                os.unlink(os.path.join(made[0], known))
+            for path in made:
+                os.rmdir(path)
+        raise
 
 
 def remove_flat(path: str, known: frozenset[str]) -> None:

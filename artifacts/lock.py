@@ -40,6 +40,8 @@ def _take(fd: int, path: str, warn: Callable[[str], None]) -> bool:
             raise of_os_error(error, path) from None
         warn("this file system has no locks: do not start a second run in this directory")
         return False
+    if os.fstat(fd).st_nlink == 0:  # its holder gave the directory up, between our opening it and our locking it
+        raise RunError(LOCK_HELD, "the directory was in use by another process", os.path.dirname(path))
     _sign(fd, path)
     return True
 

@@ -11,7 +11,7 @@ from . import checkpoint, cores, forms, identity, lock, memory, report, store, t
 from .data import Records, Training, fingerprint, open_records
 from .device import Choice, Device, choose
 from .errors import ART_REQUIRED, CKPT_PRESENT, CLI_DIAGNOSTIC, RunError
-from .files import make_directory
+from .files import given_up, make_directory
 from .loop import Loop, PassResult, StepResult
 from .manifest import Manifest, Pass
 from .options import Options
@@ -36,8 +36,8 @@ def run(options: Options, console: report.Console, stop: Stop, make_device: Make
         check_artifact(artifact, options)
         choice = None if make_device else _choose(artifact, options)
         _check_room(artifact, options, choice, memory.held(artifact.manifest, options.data))
-        make_directory(options.out)
-        with lock.held(options.out, console.warn) as locked, cores.restored():
+        made = make_directory(options.out)
+        with lock.held(options.out, console.warn) as locked, given_up(made, lock.NAME), cores.restored():
             records = {name: _open(artifact, name, options) for name in artifact.manifest.loaders_used()}
             _check_room(artifact, options, choice)  # once more: the data is in memory now
             if choice and choice.words:

@@ -203,6 +203,20 @@ def test_row_53_nothing_to_resume(artifact: str, out: Path, how: str, capsys: py
     assert go(artifact, out, "--resume=auto", "-q", "--steps", "8") == 0 and steps(out)[-1] == 8
 
 
+def test_a_refusal_leaves_no_directory_that_it_made(
+    artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that was mistyped, and data that is not there; a directory of the user's stays, and all that is in it."""
+    assert go(artifact, tmp_path / "typed/wrongly", "--resume") == 4
+    assert "or start without --resume)" in one_error(capsys.readouterr().err, "E-CKPT-001")
+    assert go(artifact, tmp_path / "other", "--data", str(tmp_path / "nowhere")) != 0
+    assert not (tmp_path / "typed").exists() and not (tmp_path / "other").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes").write_text("mine")
+    assert go(artifact, tmp_path / "mine/deeper", "--resume") == go(artifact, tmp_path / "mine", "--resume") == 4
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["lock", "notes"]
+
+
 def damage(path: Path, how: str) -> None:
     if how == "missing":
         path.unlink()
@@ -466,6 +480,20 @@ def test_row_62_a_lock_of_a_dead_process_is_no_lock(artifact: str, out: Path) ->
     dead = child(artifact, out, "-q", env={"TOY_SIGNAL": "train:5:SIGKILL"})
     assert dead.returncode == -9 and (out / "lock").exists() and steps(out) == [2]
     assert go(artifact, out, "-q", "--resume") == 0
+
+
+def test_a_lock_that_its_holder_gave_up_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the opening of the file and the lock on it, its holder removed it: another one could be there by now."""
+    real = lock.fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        (tmp_path / "lock").unlink()
+        real(fd, how)
+
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    with pytest.raises(RunError) as caught, lock.held(str(tmp_path), lambda _: None):
+        pass
+    assert caught.value.code.name == "E-LOCK-001"
 
 
 def test_row_62_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
