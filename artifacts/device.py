@@ -167,6 +167,11 @@ class Row:
 
 
 ROWS = {row.name: row for row in (Row("cuda", "cuda"), Row("cpu", "cpu"))}  # the one to prefer first
+# The GPUs that sexpgpu build --target has names for, and their compute capabilities: what a library is called follows
+# from its schedules, and a user knows what he built for.
+CARDS = {
+    "nvidia-b200": 100, "nvidia-h200": 90, "nvidia-h100": 90, "nvidia-a100": 80, "nvidia-rtx4090": 89, "nvidia-l4": 89
+}  # fmt: skip
 # What is no reason to refuse a run where the artifact has a library for another device: this machine has no such GPU.
 ABSENT = (DEVICE_DRIVER, DEVICE_NONE, TARGET_ARCH)
 
@@ -204,9 +209,21 @@ def _instead(choice: Choice, error: RunError) -> Choice:
 
 
 def named(manifest: Manifest, name: str | None, where: str) -> list[Target]:
-    """The target of ``name``, or all; E-TARGET-011 for a name that is not in the artifact."""
-    offered = [t for t in manifest.targets if name in (None, t.name)]
+    """The target of ``name``, or all; E-TARGET-011 for a name that is not in the artifact. A library for GPUs goes by
+    the names of those that it has kernels for, too."""
+    offered = [t for t in manifest.targets if name in (None, t.name, *cards(t))]
     if not offered:
-        hint = f"it has {' '.join(t.name for t in manifest.targets)}"
+        hint = f"it has {' '.join(_with_cards(t) for t in manifest.targets)}"
         raise RunError(TARGET_NAME, f"there is no target {shown(str(name))} in the artifact", where, hint)
     return offered
+
+
+def cards(target: Target) -> list[str]:
+    """What --target calls the GPUs for which a library was built: cuda-sm_XX, and the cards of these capabilities."""
+    exact = [arch for arch in target.archs if arch.startswith("sm_")]
+    return [*(name for name, n in CARDS.items() if f"sm_{n}" in exact), *(f"cuda-{arch}" for arch in exact)]
+
+
+def _with_cards(target: Target) -> str:
+    more = [name for name in cards(target) if name != target.name]
+    return f"{target.name} ({' '.join(more)})" if more else target.name

@@ -90,7 +90,7 @@ def _place_options(p: Parser) -> None:
     p.add_argument("--steps", metavar="N", help="finish after N steps (default: as the run file says)")
     p.add_argument("--threads", metavar="N", help="worker threads (default: the cores it may use); changes no result")
     p.add_argument(
-        "--target", metavar="NAME", help="the library to run, of those in the artifact (default: the best one)"
+        "--target", metavar="NAME", help="the library to run, or a GPU that it was built for (default: the best one)"
     )
     p.add_argument(
         "--device",

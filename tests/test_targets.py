@@ -112,3 +112,11 @@ def test_ctrl_c_ends_a_build_and_all_of_its_processes(tmp_path: Path) -> None:
     assert (build.returncode, out, err) == (130, "", "stopped by SIGINT\n")
     assert not (tmp_path / "x.tar").exists()
     assert gone(workers)
+
+
+def test_the_runner_knows_the_cards_that_a_build_has_names_for() -> None:
+    import schedules
+    from artifacts import device
+
+    named = {name: t.gpu.capability for name, t in schedules.TARGETS.items() if t.gpu and name.startswith("nvidia-")}
+    assert named == device.CARDS

@@ -218,6 +218,19 @@ def test_the_device_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.code is errors.DEVICE_NONE
 
 
+def test_a_library_goes_by_the_names_of_what_it_was_built_for() -> None:
+    """Its own is that of its schedules: a user asked for cards, or for a compute capability."""
+    made = manifest(attrs.evolve(H100, name="cuda-sm_80"), CPU)
+    for name in ("cuda-sm_80", "nvidia-h100", "nvidia-h200", "nvidia-a100", "cuda-sm_90"):
+        assert device.choose(made, "x.tar", target=name).target.name == "cuda-sm_80"
+    for name in ("nvidia-b200", "nvidia-l4", "cuda-sm_86", "cuda-compute_80"):
+        with pytest.raises(RunError) as caught:
+            device.choose(made, "x.tar", target=name)
+        assert caught.value.code is errors.TARGET_NAME
+    built = "nvidia-h200 nvidia-h100 nvidia-a100 cuda-sm_90"
+    assert caught.value.hint == f"it has cuda-sm_80 ({built}) cpu-any"
+
+
 def test_a_device_that_the_artifact_has_no_library_for() -> None:
     for made, wish, words in (
         (manifest(CPU), "cuda:0", "there is no library for cuda (it has cpu-any (cpu))"),
