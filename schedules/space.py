@@ -27,6 +27,7 @@ from .replay import prepared
 ROUND = 4  # candidates that are made at once: the next ones are bred from what these measured
 CORES = 2  # of a nominal machine: spaces are cut for so many tasks, whatever machine tunes
 JOBS = 16  # tasks a core, at most
+SEEDS = 2**31 - 2  # that TVM's generator of random numbers tells apart
 LANES = 64  # elements of a vector, at most, and of the innermost tile
 QUIET = logging.getLogger(f"{__name__}.quiet")
 QUIET.setLevel(logging.CRITICAL)
@@ -81,9 +82,10 @@ def _cuda() -> Any:
 
 class Search:
     """Candidates for one program in rounds: an evolutionary search with a seed of its own and one thread, so that they
-    follow from the program, the seed and the times that were told."""
+    follow from the program, the seed (any number from 0 on) and the times that were told."""
 
     def __init__(self, func: Any, target: Any, trials: int, seed: int) -> None:
+        seed = 1 + (seed - 1) % SEEDS
         aim = dict(target.tvm) if target.gpu is not None else {**target.tvm, "num-cores": CORES}
         self._target = tvm.target.Target(aim)
         self._module = tvm.IRModule({"main": prepared(func, target)})

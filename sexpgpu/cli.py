@@ -144,7 +144,7 @@ def tune_options(tune: Parser) -> None:
     tune.add_argument(
         "-o", "--out", required=True, metavar="DIR", help="where records go, and those of before are kept"
     )
-    tune.add_argument("--seed", type=count, default=1, metavar="N", help="of the search (default: 1)")
+    tune.add_argument("--seed", type=seed, default=1, metavar="N", help="of the search, as any :seed (default: 1)")
     tune.add_argument("--only", metavar="PATTERN", help="kernels by name, such as '*matmul*'")
     tune.add_argument("--threads", type=count, metavar="N", help="of this machine that measure (default: all)")
     tune.add_argument("--stack", type=degree, metavar="auto|N", help=STACK)
@@ -155,16 +155,17 @@ def degree(text: str) -> int | None:
     return None if text == "auto" else count(text)
 
 
-def count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 256:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 256")
-    return int(text)
+def whole(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        digits = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+        if not digits or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return read
 
 
-def trials(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 100000")
-    return int(text)
+count, trials, seed = whole(1, 256), whole(1, 100_000), whole(0, 2**63 - 1)
 
 
 def address(text: str) -> str:

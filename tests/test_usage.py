@@ -80,6 +80,12 @@ def test_an_output_has_one_name_in_all_commands() -> None:
         assert options.parse(["x.tar", name, "run"]).out == "run"
 
 
+@pytest.mark.parametrize("seed", [0, 257, 2**63 - 1])
+def test_a_search_takes_any_seed_that_a_run_file_may_have(seed: int) -> None:
+    argv = ["tune", "x.sx", "--target", "cpu", "--local", "--trials", "1", "--out", "r", "--seed", str(seed)]
+    assert cli.parser().parse_args(argv).seed == seed
+
+
 @pytest.mark.build
 def test_an_unknown_target_is_refused_with_those_there_are(good: Path) -> None:
     done = called("build", good, "-o", good.with_name("x.tar"), "--target", "cpu-native")
@@ -122,6 +128,7 @@ def test_an_unknown_target_is_refused_with_those_there_are(good: Path) -> None:
         (["--target", ONE, "--tracker", "nowhere"], 2, "nowhere is not HOST:PORT"),
         (["--target", ONE], 2, "one of the arguments --local --tracker is required"),
         (["--target", ONE, "--local", "--trials", "0"], 2, "0 is not a whole number"),
+        (["--target", ONE, "--local", "--seed", str(2**63)], 2, "is not a whole number from 0 to 9223372036854775807"),
         (["--target", ONE, "--local", "--only", "mat"], 2, "E-TUNE-005]: --only mat is the name of none of "),
         (["--target", ONE, "--tracker", "127.0.0.1:9", "--key", "k"], 3, "no tracker answers at 127.0.0.1:9: [Errno"),
         (["--target", ONE, "--local", "--out", __file__], 5, "test_usage.py is not a folder"),

@@ -76,6 +76,7 @@ def test_a_search_follows_from_its_seed() -> None:
     func = product()
     assert traces(func) == traces(func)
     assert traces(func, seed=4) != traces(func)
+    assert traces(func, 4, 0) != traces(func, 4, 1) != traces(func, 4, 2**63 - 1)
 
 
 def test_a_trace_is_plain_json_and_gives_the_same_schedule_each_time() -> None:
