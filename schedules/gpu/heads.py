@@ -22,7 +22,7 @@ from ..cpu.stages import Stage
 from .head_memory import LANES, SKEW, THREADS, Memory, Product, as_product, copied, length, plan_memory
 from .head_stages import Rows, fold_rows, map_rows, product_rows
 from .head_streams import Stream, plan_stream, stream_launch
-from .launch import barrier, launch, shared
+from .launch import launch, shared
 
 AFAR = 16  # multiplications in the time that an element takes to a block
 
@@ -108,11 +108,12 @@ def _stage(rows: Rows, stage: Stage, products: dict[Any, Product]) -> list[Stmt]
 
 
 def _blank(rows: Rows) -> list[Stmt]:
-    """Zeros behind each row that is not a whole line, for products that take its elements in whole pieces."""
+    """Zeros behind each row that is not a whole line, for products that take its elements in whole pieces. No stage
+    writes there, and what takes them comes after the stage that makes the row, which ends with a barrier."""
     zero, done = tirx.const(0, "float32"), {}
     for buffer, held in rows.held.items():
         mine, line = length(buffer, rows.found), rows.line(buffer)
         if mine < line and str(buffer.dtype) == "float32":
             clear = lambda slot, i, b=held, m=mine, n=line: store(b, zero, slot * n + m + i)  # noqa: E731
             done[held] = rows.each(line - mine, clear)
-    return [*done.values(), barrier()] if done else []
+    return [*done.values()]

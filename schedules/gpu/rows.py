@@ -156,7 +156,7 @@ class _Nest:
         return seq([*([] if register is None else [store(register, value, i64(0))]), put])
 
     def _seen(self, stage: Stage) -> list[Stmt]:
-        """What is not in registers may be read by another thread."""
+        """What is not in registers may be read by another thread, as a row from its end is."""
         inside = any(x.source.same_as(stage.buffer) for s in self.found.stages for x in stage_loads(s))
         return [barrier()] if inside and stage.buffer not in self.registers else []
 

@@ -54,7 +54,8 @@ def _columns(program: Known) -> Stmt:
 
 
 def _tiles(program: Known) -> Stmt:
-    """A block takes some rows, a piece of each at a time: all threads bring it in and out, one a row adds."""
+    """A block takes some rows, a piece of each at a time: all threads bring it in and out, one a row adds. A thread
+    brings in where it took out of the piece before, so that no barrier is between the two."""
     (x,), y = program.ins, program.out
     outer, n, _ = sizes(y)
     dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MANY else (8, 128)
@@ -88,7 +89,6 @@ def _tiles(program: Known) -> Stmt:
                 tirx.IfThenElse(t < i64(rows), loop(steps, add), None),
                 barrier(),
                 each(lambda at, place: store(y, load(tile, at), *place), p),
-                barrier(),
             ])  # fmt: skip
 
         made = [tirx.AllocBuffer(tile), tirx.AllocBuffer(acc)]

@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("ziglang")
 
-from tvm import relax
+from tvm import relax, te, tirx
 
 from schedules.gpu.audit import audit
 
-from ..kernels import V3, graph, numbers, operator, runs_here
+from ..kernels import V3, graph, numbers, operator, program, runs_here
 from .both import same, scheduled
 from .folds import FOLDS, fold
 
@@ -110,3 +110,19 @@ def test_rows_that_do_not_fit_are_worked_out_again(monkeypatch: pytest.MonkeyPat
     func = one(lambda emit, x: R.nn.softmax(x, -1), (40, 300))
     same(func, numbers(40, 300), rule="rows")
     assert audit(scheduled(func))[0].shared == 0
+
+
+def test_an_element_that_another_thread_of_the_team_made() -> None:
+    """Weights of a row from its end: what one thread puts into shared memory another one takes."""
+
+    def turned(x: te.Tensor) -> Any:
+        rows, n = x.shape
+        k = te.reduce_axis((0, n), "k")
+        power: Any = te.compute((rows, n), lambda i, j: tirx.exp(x[i, j]), "power")
+        whole: Any = te.compute((rows,), lambda i: te.sum(power[i, k], axis=k), "whole")
+        return te.compute((rows, n), lambda i, j: power[i, n - 1 - j] / whole[i], "turned")
+
+    for shape in ((40, 100), (40, 13)):
+        func = program(turned, (shape, F))
+        assert audit(scheduled(func, "rows"))[0].shared
+        same(func, numbers(*shape), rule="rows")
