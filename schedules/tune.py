@@ -19,6 +19,9 @@ from tvm import tirx
 
 from . import replay
 from .cpu.emit import Call
+from .cpu.nests import TREE
+from .cpu.plan import contractions_of
+from .cpu.stages import NotStaged, read_program
 from .cpu.tree import collect
 from .measure import Arguments, Measured, arguments
 from .replay import Record
@@ -29,7 +32,9 @@ MARGIN = 0.05  # of the rules' time, and
 LEAST = 0.2e-6  # seconds, half of what a launch costs: less is not worth a record
 DUELS = 3  # measurements of each in the last comparison
 LOG = "trials.jsonl"
-BITS = "candidates have other bits"
+BITS = "candidates have other bits: "
+LANES = "the rules sum in lanes that meet at the end, and candidates one element after the other"
+ROUNDED = "they round at other places"
 
 Compile = Callable[[tirx.PrimFunc], bytes]  # a scheduled program to a library with the function "main"
 Measure = Callable[[bytes, Arguments], Measured]
@@ -151,7 +156,7 @@ def tune_one(name: str, func: tirx.PrimFunc, target: Any, effort: Effort, tools:
     except _NoSpace:
         return Outcome(Record(key, name, why="there are no candidates"), rule.seconds)
     if found.best is None:
-        why = BITS if found.wrong else "no candidate runs"
+        why = BITS + (LANES if sums_in_lanes(func) else ROUNDED) if found.wrong else "no candidate runs"
         return Outcome(Record(key, name, why=why), rule.seconds, None, found.trials, found.wrong, found.failed)
     mine, theirs = trial.duel(found.best, rule.digest)
     faster = theirs < min((1 - MARGIN) * mine, mine - LEAST)
@@ -167,6 +172,20 @@ def unfitness(func: tirx.PrimFunc, target: Any) -> str:
         {call.op.name for call in collect(func.body, Call) if getattr(call.op, "name", "") in target.functions}
     )
     return f"the rules write {' '.join(written)} out step by step" if written else ""
+
+
+def sums_in_lanes(func: tirx.PrimFunc) -> bool:
+    """Has a program sums, beside products, that are long enough for the rules to share them out to lanes?"""
+    try:
+        program = read_program(replay.plain(func))
+    except NotStaged:
+        return False
+    products = contractions_of(program)
+    return any(
+        s.fold is not None and s.fold.kind in ("sum", "prod") and s.depth >= TREE and not s.in_order
+        for s in program.stages
+        if s not in products
+    )
 
 
 class _NoSpace(Exception):

@@ -176,7 +176,7 @@ def test_a_candidate_with_other_bits_is_thrown_away(run: Path, tmp_path: Path, m
     count = iter(range(1000))
     monkeypatch.setattr(tune, "measurer", lambda *_: lambda *job: Measured(1.0 / (1 + next(count)), str(next(count))))
     assert tuned(run, tmp_path, *PRODUCTS) == 0
-    assert {row["why"] for row in rows(tmp_path)} == {"candidates have other bits"}
+    assert {row["why"] for row in rows(tmp_path)} == {"candidates have other bits: they round at other places"}
     assert "2 with other bits" in capsys.readouterr().err
 
 

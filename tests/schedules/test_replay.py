@@ -21,7 +21,9 @@ from lowering.codegen import CONFIG, ready
 from schedules import replay
 from schedules.replay import Record, RecordsFault
 from schedules.space import Search
+from schedules.tune import sums_in_lanes
 
+from .gpu.folds import fold
 from .kernels import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
 
 pytestmark = pytest.mark.build
@@ -77,6 +79,17 @@ def test_a_search_follows_from_its_seed() -> None:
     assert traces(func) == traces(func)
     assert traces(func, seed=4) != traces(func)
     assert traces(func, 4, 0) != traces(func, 4, 1) != traces(func, 4, 2**63 - 1)
+
+
+def test_why_no_candidate_has_the_bits_is_told() -> None:
+    """Of a softmax: its sum of a row goes to lanes. A row of a few elements, and a product, are summed one by one."""
+    for func, lanes in (
+        (operator("softmax", ("f32", (8, 40)), axis=1), True),
+        (operator("softmax", ("f32", (8, 5)), axis=1), False),
+        (fold("max", (8, 40), (1,)), False),
+        (product(), False),
+    ):
+        assert sums_in_lanes(func) == lanes
 
 
 def test_a_trace_is_plain_json_and_gives_the_same_schedule_each_time() -> None:
