@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -58,9 +62,45 @@ def test_the_table_has_every_check_every_time_and_every_product(modules) -> None
             "torch_ms": 0.2,
             "ratio": 0.8,
         },
+        {"what": "bf16 product", "name": "8192", "ok": None, "ms": 2.5, "tflops": 440, "torch": "none"},
         {"what": "ms", "name": "characters stacked 4", "ok": None, "step": 3.5, "plain": 4.5, "train*4": 2.0},
     ]
     text = check.table(rows)
     assert "| run to run | characters | ok |" in text and "| stacked 4 | characters | FAILED |" in text
-    assert "| 4096 | 0.25 | 549 | 0.2 | 0.8 |" in text
+    assert "| 4096 | 0.25 | 549 | 0.2 | 0.8 |" in text and "| 8192 | 2.5 | 440 | none | none |" in text
     assert "| characters stacked 4 | 3.5 | 4.5 | train*4: 2 |" in text
+
+
+def folder(modules, path: Path, **changes: object) -> object:
+    """A check of a prepared folder with nothing in it."""
+    check, _ = modules
+    plan = {
+        "target": "nvidia-h200",
+        "dry": False,
+        "python": "3.12",
+        "stacks": [1, 4],
+        "runs": [],
+        "gemms": [],
+        **changes,
+    }
+    (path / "plan.json").write_text(json.dumps(plan))
+    check.HERE = path
+    return argparse.Namespace(json=None, device="cuda", minutes=1, torch=sys.executable)
+
+
+def test_a_machine_without_pytorch_is_told_once(modules, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check, _ = modules
+    (tmp_path / "work.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    one = check.Check(folder(modules, tmp_path), tmp_path)
+    assert one.torch({"n": 8, "trips": 1}) is None
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and said.endswith("ModuleNotFoundError: No module named 'torch'\n")
+    (tmp_path / "work.py").unlink()
+    assert one.torch({"n": 8, "trips": 1}) is None and not capsys.readouterr().out
+
+
+def test_another_python_than_that_of_the_wheels_is_refused_in_words(modules, tmp_path: Path) -> None:
+    folder(modules, tmp_path, python="3.1")
+    copied = shutil.copy(DEVICE / "check.py", tmp_path)
+    done = subprocess.run([sys.executable, copied], capture_output=True, text=True)
+    assert done.returncode == 2 and "error: the wheels here are for Python 3.1, and this is 3." in done.stderr

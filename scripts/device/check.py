@@ -38,6 +38,8 @@ class Check:
             found = json.loads((HERE / "environment.json").read_text(encoding="utf-8"))
             self.env |= found | {"PYTHONPATH": f"{HERE}:{found['PYTHONPATH']}"}
         self.rows: list[Row] = []
+        self.device, self.torch_is = "", ""  # in words; "" until it was asked
+        self.no_torch = ""  # why there are no times of PyTorch
 
     def install(self) -> None:
         """The artifacts, and the wheels into a folder of their own."""
@@ -84,6 +86,9 @@ class Check:
         common = {"data": str(HERE / run["data"]), "steps": run["steps"], "want": str(HERE / f"{run['name']}.npz")}
         first = str(self.work / f"{run['name']}.first.npz")
         made = self.job("record", tar=self.tar(run, 1), keep=first, graphs=False, **common)
+        if not self.device:
+            self.device = made["device"]
+            print(f"     {self.device}", flush=True)
         near = made["worst"]["loss"] < LOSS[run["precision"]]
         self.told("losses as on the CPU", run["name"], near, worst=made["worst"])
         if run["precision"] == "f32":
@@ -131,19 +136,27 @@ class Check:
             ours.append(made["generate.step"] / one["trips"])
             theirs.append(self.torch(one))
         mine, other = min(ours), min((t for t in theirs if t is not None), default=None)
-        more = {} if other is None else {"torch_ms": other, "torch_tflops": flops / other / 1e9, "ratio": other / mine}
+        more = (
+            {"torch": "none"}
+            if other is None
+            else {"torch_ms": other, "torch_tflops": flops / other / 1e9, "ratio": other / mine}
+        )
         self.told("bf16 product", f"{n}", None, ms=mine, tflops=flops / mine / 1e9, **more)
 
     def torch(self, one: Row) -> float | None:
-        if self.dry:
+        """PyTorch's milliseconds. None where it cannot tell them, which is said once, and not asked again."""
+        if self.no_torch:
             return None
         asked = json.dumps({"job": "torch_gemm", "timed": 10, **one})
         env = {k: v for k, v in self.env.items() if k != "PYTHONPATH"}
         try:
-            return json.loads(self.child(self.args.torch, [HERE / "work.py", asked], env).splitlines()[-1])["ms"]
-        except Failed as fault:
-            print(f"     no times of PyTorch: {str(fault).splitlines()[-1:]}", flush=True)
+            made = json.loads(self.child(self.args.torch, [HERE / "work.py", asked], env).splitlines()[-1])
+        except (Failed, OSError) as fault:
+            self.no_torch = str(fault).splitlines()[-1]
+            print(f"     no times of PyTorch from {self.args.torch}: {self.no_torch}", flush=True)
             return None
+        self.torch_is = made["version"]
+        return made["ms"]
 
     def all(self) -> None:
         self.install()
@@ -180,7 +193,7 @@ def table(rows: list[Row]) -> str:
     lines += ["", "| bf16 product | ms | TFLOP/s | PyTorch's ms | ratio |", "| --- | --- | --- | --- | --- |"]
     for r in rows:
         if r["what"] == "bf16 product" and "ms" in r:
-            cells = [r["name"], *(shown(r[k]) if k in r else "" for k in ("ms", "tflops", "torch_ms", "ratio"))]
+            cells = [r["name"], *(shown(r.get(k, "none")) for k in ("ms", "tflops", "torch_ms", "ratio"))]
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| ms a step | step | without graphs | by phase, each waited for |", "| --- | --- | --- | --- |"]
     for r in rows:
@@ -197,11 +210,17 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--torch", default=sys.executable, help="a Python that has PyTorch")
     args = parser.parse_args()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as work:
         check = Check(args, Path(work))
+        if not check.dry and check.plan["python"] != f"{sys.version_info.major}.{sys.version_info.minor}":
+            parser.error(f"the wheels here are for Python {check.plan['python']}, and this is {sys.version.split()[0]}")
         check.all()
+    seconds = round(time.monotonic() - began, 1)
+    print(f"     {seconds} s")
     if args.json:
-        told = {"target": check.plan["target"], "dry": check.plan["dry"], "rows": check.rows}
+        told = {"target": check.plan["target"], "dry": check.dry, "device": check.device, "seconds": seconds}
+        told |= {"torch": check.torch_is or f"none: {check.no_torch}", "rows": check.rows}
         args.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(table(check.rows))
     return 0 if all(row["ok"] is not False for row in check.rows) else 1

@@ -138,6 +138,7 @@ def main() -> int:
     (args.folder / "artifacts").mkdir(parents=True)
     (args.folder / "sources").mkdir()
     plan: dict[str, Any] = {"target": args.target, "dry": args.dry_run, "stacks": STACKS}
+    plan["python"] = args.python
     plan["runs"] = artifacts(args.folder, args.target, args.dry_run, args.only)
     plan["gemms"] = gemms(args.folder, args.target, args.dry_run) if args.only in "gemm" else []
     (args.folder / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")

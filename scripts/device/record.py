@@ -28,6 +28,12 @@ def opened(artifact: tarball.Artifact, device: str, graphs: bool) -> Device:
     return choice.row.open(artifact, evolve(choice, target=target), None)
 
 
+def words(path: str, device: str) -> str:
+    """The device and the kernels that a run takes, as the runner says it."""
+    with tarball.open(path) as artifact:
+        return choose(artifact.manifest, path, None, device).words
+
+
 class Watched(Loop):
     """A loop that keeps what the last generation made; of no use where calls are captured."""
 

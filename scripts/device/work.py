@@ -20,7 +20,7 @@ def record(job: dict[str, Any]) -> dict[str, Any]:
     got = r.record(job["tar"], job["data"], job["device"], job["steps"], job["graphs"])
     np.savez(job["keep"], **got)
     with np.load(job["want"]) as want:
-        return r.compare(got, dict(want))
+        return {**r.compare(got, dict(want)), "device": r.words(job["tar"], job["device"])}
 
 
 def times(job: dict[str, Any]) -> dict[str, Any]:
