@@ -97,7 +97,7 @@ def need_cuda(targets: Sequence[Any]) -> None:
     gpus = [t.name for t in targets if t.gpu is not None]
     lacking = nvrtc.lacking() if gpus else None
     if lacking:
-        hint = "pip install 'sexpgpu[build,cuda]'"
+        hint = "pip install 'sexpgpu[cuda]'"
         raise UserError(codes.ENV_MISSING, None, f"building for {gpus[0]} needs {lacking}", hint=hint)
 
 

@@ -21,7 +21,7 @@ def row(target: Any, lacking: str | None) -> dict[str, Any]:
         return {**of_machine, "library": target.name, "extras": ["build"], "lacking": None}
     of_machine["needs"] = ["compute capability {}.{}".format(*divmod(target.gpu.capability, 10))]
     memory = {"memory": target.gpu.memory} if target.gpu.memory else {}
-    return {**of_machine, **memory, "library": target.gpu.level, "extras": ["build", "cuda"], "lacking": lacking}
+    return {**of_machine, **memory, "library": target.gpu.level, "extras": ["cuda"], "lacking": lacking}
 
 
 def default_row(targets: Sequence[Any]) -> dict[str, Any]:

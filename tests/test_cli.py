@@ -97,7 +97,7 @@ def test_a_gpu_needs_the_extra_cuda_before_any_work(good: Path, release: str, wo
 
     done = run("build", good, "-o", good.with_name("x.tar"), "--target", "cpu,nvidia-h100")
     assert done.returncode == 3 and not good.with_name("x.tar").exists()
-    assert done.stderr == f"error[E-ENV-001]: building for nvidia-h100 needs {words} install 'sexpgpu[build,cuda]')\n"
+    assert done.stderr == f"error[E-ENV-001]: building for nvidia-h100 needs {words} install 'sexpgpu[cuda]')\n"
     assert "ms h100" in run("explain", good, "--cost", "--target", "nvidia-h100").stdout
 
 
