@@ -152,6 +152,7 @@ class Made:
     kernels:   library for GPUs -> member -> the bytes of compiled kernels
     libm:      the C library's functions that they call
     tuning:    library -> what was made of its records (tuning.py's Use); empty without --records
+    graphs:    whether runs on GPUs replay calls of phases as CUDA graphs
     spent:     seconds of processor by kind of work, those of all processes added up; of the link, by the clock
     """
 
@@ -161,6 +162,7 @@ class Made:
     kernels: Mapping[str, Mapping[str, bytes]]
     libm: tuple[str, ...]
     tuning: Mapping[str, tuning.Use]
+    graphs: bool
     spent: Mapping[str, float]
 
     @property
@@ -213,7 +215,7 @@ def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace
     libraries = {to.name: export.library(compiled[to.name], to.target.machine) for to in wanted}
     spent["link"] = time.monotonic() - started
     libm = sorted({function for library in libraries.values() for function in export.libm(library)})
-    made = Made(lowered, compiled, libraries, kernels, tuple(libm), uses, spent)
+    made = Made(lowered, compiled, libraries, kernels, tuple(libm), uses, options.graphs == "auto", spent)
     if made.unscheduled and options.strict_schedules:
         raise UserError(codes.TARGET_SCHEDULE, None, f"no schedule rule took {', '.join(made.unscheduled)}")
     return made

@@ -100,7 +100,7 @@ def explain_options(explain: Parser) -> None:
         "--target", metavar="T[,T]", help="compile, and print what a build would report; see --cost too"
     )
     explain.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: one a core)")
-    explain.set_defaults(dump=None, strict_schedules=False, records=None, require_tuned=False)
+    explain.set_defaults(dump=None, graphs="auto", strict_schedules=False, records=None, require_tuned=False)
 
 
 def build_options(build: Parser) -> None:

@@ -15,6 +15,7 @@ from .phases import Plan
 
 SHOWN = 40  # launches that the report names
 HEAD = ["moves the most", "blocks", "threads", "shared B", "turns", "stride", "moved MiB", "Mflop"]
+GRAPHS, NO_GRAPHS = "a CUDA graph each", "one by one: no CUDA graphs, by --graphs off"
 NAME = 38  # columns for a launch's name
 
 
@@ -34,16 +35,19 @@ def kernel_fault(library: str, fault: Any) -> UserError:
 
 def data(plan: Plan, made: Any) -> dict[str, Any]:
     """Library -> its CUDA texts, their kernels and bytes, bytes of what these were compiled to, launches of a step
-    and calls of phases, which the runner captures as a CUDA graph each."""
-    calls = sum(calls_of(plan).values())
-    return {
-        library: {
+    and calls of phases, which the runner captures as a CUDA graph each if ``graphs``; the same phase by phase."""
+    calls = {p.name: n for p in plan.phases if (n := calls_of(plan)[p.function])}
+    found = {}
+    for library, of in made.kernels.items():
+        launches = launches_of(plan, made.compiled[library])
+        found[library] = {
             **of_library(made.compiled[library].devices, of),
-            "launches": of_step(plan, made.compiled[library]),
-            "calls": calls,
+            "launches": sum(n * launches[name] for name, n in calls.items()),
+            "calls": sum(calls.values()),
+            "graphs": made.graphs,
+            "phases": {name: {"calls": n, "launches": launches[name]} for name, n in calls.items()},
         }
-        for library, of in made.kernels.items()
-    }
+    return found
 
 
 def calls_of(plan: Plan) -> dict[str, int]:
@@ -51,10 +55,13 @@ def calls_of(plan: Plan) -> dict[str, int]:
     return {p.function: cost.calls(p, plan.phases, plan.settings, plan.trips) for p in plan.phases}
 
 
-def of_step(plan: Plan, compiled: Any) -> int:
-    """Launches of a training step."""
-    calls = calls_of(plan)
-    return sum(len(k.launches) * n * calls[function] for k in compiled.kernels for function, n in k.calls.items())
+def launches_of(plan: Plan, compiled: Any) -> dict[str, int]:
+    """Phase -> launches of a call."""
+    of = {p.function: 0 for p in plan.phases}
+    for kernel in compiled.kernels:
+        for function, n in kernel.calls.items():
+            of[function] += n * len(kernel.launches)
+    return {p.name: of[p.function] for p in plan.phases}
 
 
 def of_library(devices: Any, members: Mapping[str, bytes]) -> dict[str, Any]:
@@ -99,11 +106,18 @@ def library_lines(made: Any, library: str, of: Mapping[str, Any]) -> list[str]:
         "",
         f"{library}: {of['kernels']} kernels of {of['texts']} CUDA texts ({of['source']:,} bytes), made ahead of time",
         f"  {sizes}",
-        f"  {of['launches']} launches a step in {of['calls']} calls, a CUDA graph each",
+        f"  {of['launches']} launches a step in {of['calls']} calls, {GRAPHS if of['graphs'] else NO_GRAPHS}",
+        *(f"    {name:20} {words(phase)}" for name, phase in of["phases"].items()),
         *table([HEAD, *(cells(name, launch) for name, launch in found[:SHOWN])]),
         *([f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []),
         *faults,
     ]
+
+
+def words(phase: Mapping[str, int]) -> str:
+    """``6 calls of 27 launches``."""
+    calls, launches = phase["calls"], phase["launches"]
+    return f"{calls} call{'s' * (calls != 1)} of {launches} launch{'es' * (launches != 1)}"
 
 
 def cells(name: str, launch: Mapping[str, Any]) -> list[str]:

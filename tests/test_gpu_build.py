@@ -54,6 +54,14 @@ def test_cards_of_a_level_share_a_library_and_each_has_its_kernels(several: Path
     assert {m for m in members if m.startswith("kernels/")} == wanted
     assert re.search(r"^cuda-sm_80: \d+ kernels of \d+ CUDA texts .*\n  sm_90 [\d,]+ bytes, sm_80 ", report, re.M)
     assert max(map(len, report.splitlines())) <= 100
+    rows = re.findall(r"^    (\S+) +(\d+) calls? of (\d+) launch(?:es)?$", report, re.M)
+    said = re.findall(r"^  (\d+) launches a step in (\d+) calls, a CUDA graph each$", report, re.M)
+    for n, (launches, calls) in enumerate(said):
+        of = rows[n * len(rows) // len(said) : (n + 1) * len(rows) // len(said)]
+        assert {"train", "update"} <= {name.partition("*")[0] for name, *_ in of}
+        assert sum(int(c) for _, c, _ in of) == int(calls)
+        assert sum(int(c) * int(k) for _, c, k in of) == int(launches)
+    assert len(said) == 2
 
 
 def keys(library: bytes) -> set[str]:

@@ -55,7 +55,8 @@ def _columns(program: Known) -> Stmt:
 
 def _tiles(program: Known) -> Stmt:
     """A block takes some rows, a piece of each at a time: all threads bring it in and out, one a row adds. A thread
-    brings in where it took out of the piece before, so that no barrier is between the two."""
+    brings in where it took out of the piece before: no barrier is needed there, though TVM, which does not see it, puts
+    one."""
     (x,), y = program.ins, program.out
     outer, n, _ = sizes(y)
     dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MANY else (8, 128)

@@ -32,6 +32,7 @@ def made() -> Any:
     devices = [SimpleNamespace(source="x" * n, kernels=names) for n, names in ((1000, ("a", "b")), (500, ("c",)))]
     of.compiled["cuda-sm_80"] = SimpleNamespace(kernels=kernels, devices=devices)
     sizes = {"k1.sm_90.cubin": 3, "k2.sm_90.cubin": 1, "k1.compute_80.ptx": 2}
+    of.graphs = True
     of.kernels = {"cuda-sm_80": {f"kernels/{name}": bytes(size) for name, size in sizes.items()}}
     return of
 
@@ -44,23 +45,42 @@ def test_texts_and_what_they_were_compiled_to_are_added_up() -> None:
         "bytes": {"sm_90": 4, "compute_80": 2},
         "launches": 6 * 2 + 2 * (3 * 2 + 1),
         "calls": 2 * (1 + 3 + 1 + 1) + 1,  # two microbatches of three trips, and the update
+        "graphs": True,
+        "phases": {
+            "generate.init": {"calls": 2, "launches": 0},
+            "generate.step": {"calls": 6, "launches": 2},
+            "generate.finish": {"calls": 2, "launches": 0},
+            "train": {"calls": 2, "launches": 7},
+            "update": {"calls": 1, "launches": 0},
+        },
     }
 
 
 def test_launches_are_told_with_what_moves_the_most_first_and_faults_last() -> None:
     text = lines(PLAN, made())
-    assert text[1:4] == [
+    assert text[1:9] == [
         "cuda-sm_80: 3 kernels of 2 CUDA texts (1,500 bytes), made ahead of time",
         "  sm_90 4 bytes, compute_80 2 bytes",
         "  26 launches a step in 13 calls, a CUDA graph each",
+        "    generate.init        2 calls of 0 launches",
+        "    generate.step        6 calls of 2 launches",
+        "    generate.finish      2 calls of 0 launches",
+        "    train                2 calls of 7 launches",
+        "    update               1 call of 0 launches",
     ]
-    assert [row.split() for row in text[5:8]] == [
+    assert [row.split() for row in text[10:13]] == [
         ["copy7", "40", "256", "512", "7", "1", "4.00", "3.00"],
         ["fused_matmul3_add1", "1/2", "40", "256", "512", "7", "12", "2.00", "3.00"],
         ["fused_matmul3_add1", "2/2", "40", "256", "512", "7", "?", "1.00", "3.00"],
     ]
-    assert text[8:] == ["fused_matmul3_add1 1/2: x: neighbouring threads are 12 elements apart"]
+    assert text[13:] == ["fused_matmul3_add1 1/2: x: neighbouring threads are 12 elements apart"]
     assert all(len(line) <= 100 for line in text)
+
+
+def test_a_build_without_graphs_says_so() -> None:
+    of = made()
+    of.graphs = False
+    assert lines(PLAN, of)[3] == "  26 launches a step in 13 calls, one by one: no CUDA graphs, by --graphs off"
 
 
 def test_a_library_for_cpus_has_no_such_part() -> None:
