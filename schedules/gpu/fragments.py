@@ -25,19 +25,21 @@ MATRIX = 16  # rows of A and depth of one instruction
 
 @attrs.frozen
 class Layout:
-    """Where a factor's tile lies in shared memory. ``by_depth``: its rows are depths, and lines lie side by side."""
+    """Where a factor's tile, ``lines`` by ``deep``, lies in shared memory. ``by_depth``: its rows are depths, and lines
+    lie side by side."""
 
     lines: int
     by_depth: bool
+    deep: int = DEPTH
 
     @property
     def rows(self) -> int:
-        return DEPTH if self.by_depth else self.lines
+        return self.deep if self.by_depth else self.lines
 
     @property
     def units(self) -> int:
         """Units of a row."""
-        return (self.lines if self.by_depth else DEPTH) // UNIT
+        return (self.lines if self.by_depth else self.deep) // UNIT
 
     def unit(self, row: Expr, unit: Expr) -> Expr:
         """The half that begins unit ``unit`` of row ``row``. Eight units fill all banks once: neighbours in them are

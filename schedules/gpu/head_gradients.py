@@ -1,14 +1,14 @@
 """The gradients of attention as two launches: one by queries, one by keys, neither of which writes a score.
 
 A program that makes dq, dk and dv of one score matrix needs its rows (softmax, and dq) and its columns (dk and dv). So
-what dk and dv read of scores is made a second time, turned: a row is then a key's, and every stage is one of ``heads``.
-Only what a query has of its own, the largest score and two sums, goes from one launch to the other through memory. Each
-element is worked out from the same numbers in the same order both times.
+what dk and dv read of scores is made a second time, turned: a row is then a key's, and every stage is one of ``heads``
+or ``head_units``. Only what a query has of its own, the largest score and two sums, goes from one launch to the other
+through memory. In ``heads`` each element is worked out from the same numbers in the same order both times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -20,11 +20,16 @@ from ..cpu.nests import Context
 from ..cpu.plan import contractions_of
 from ..cpu.stages import Program, Stage, loads
 from ..cpu.tree import rewrite
-from .heads import heads_nest
+
+# (context, stages, must there be a fold?) -> how many stages it takes, and the launch
+Finder = Callable[[Context, Sequence[Stage], bool], tuple[int, Stmt] | None]
 
 
-def gradient_nests(program: Program) -> tuple[Context, list[tuple[int, Stmt]]] | None:
-    """The launches of a program of attention's gradients; None if it is none, or does not fit into a block."""
+def gradient_nests(
+    program: Program, finders: Sequence[Finder]
+) -> tuple[Context, list[tuple[Finder, int, Stmt]]] | None:
+    """The launches of a program of attention's gradients, each by the first of ``finders`` that answers; None if it is
+    none, or does not fit into a block."""
     groups = _groups(program)
     if groups is None:
         return None
@@ -36,10 +41,11 @@ def gradient_nests(program: Program) -> tuple[Context, list[tuple[int, Stmt]]] |
     nests = []
     for group in groups:
         left = [s for s in group if s.buffer not in ctx.virtual.stages]
-        found = heads_nest(ctx, left, folds=group is groups[0])
-        if found is None or found[0] < len(left):
+        answers = ((find, find(ctx, left, group is groups[0])) for find in finders)
+        nest = next(((find, *found) for find, found in answers if found is not None and found[0] == len(left)), None)
+        if nest is None:
             return None
-        nests.append(found)
+        nests.append(nest)
     return ctx, nests
 
 

@@ -89,6 +89,18 @@ class Stream:
 
 def plan_stream(ctx: Context, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int) -> Stream | None:
     """None if not all of its stages are of such kinds, or not one row fits."""
+    stream = read_stream(ctx, found, products)
+    if stream is None:
+        return None
+    for count in ROWS:
+        filled = count == 1 or (count < 2 * rows and heads * -(-rows // count) >= BLOCKS)
+        if filled and stream.bytes(count) <= ROOM:
+            return attrs.evolve(stream, memory=Memory(count, PIECE, stream.memory.lines))
+    return None
+
+
+def read_stream(ctx: Context, found: RowGroup, products: Mapping[Any, Product]) -> Stream | None:
+    """The passes, for blocks of one row; None if not all stages are of such kinds."""
     first = found.stages[0].space[found.lead :]
     whole = lines_of(ctx, found)
     ended = [s for s, p in products.items() if lies_there(found, whole, p)]
@@ -99,12 +111,7 @@ def plan_stream(ctx: Context, found: RowGroup, products: Mapping[Any, Product], 
     passes, after = kinds.passes(), kinds.after()
     if passes is None or after is None:
         return None
-    stream = Stream(ctx, found, products, kinds.extent, passes, after, Memory(1, PIECE, lines))
-    for count in ROWS:
-        filled = count == 1 or (count < 2 * rows and heads * -(-rows // count) >= BLOCKS)
-        if filled and stream.bytes(count) <= ROOM:
-            return attrs.evolve(stream, memory=Memory(count, PIECE, lines))
-    return None
+    return Stream(ctx, found, products, kinds.extent, passes, after, Memory(1, PIECE, lines))
 
 
 @attrs.frozen(eq=False)
@@ -125,6 +132,8 @@ class _Kinds:
         return mine and stage not in self.last and (stage in self.products or self._reads_at(stage, free[0].var))
 
     def is_sink(self, stage: Stage) -> bool:
+        if self.is_chain(stage):  # of as many columns as they are deep
+            return False
         if stage in self.last:
             left, product = self.products[stage].left, self.products[stage]
             maps = any(s.is_map and s.buffer.same_as(left.source) for s in self.found.stages)

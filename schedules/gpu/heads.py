@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import attrs
 import tvm
 from tvm import tirx
 
@@ -27,9 +28,35 @@ from .launch import launch, shared
 AFAR = 16  # multiplications in the time that an element takes to a block
 
 
+@attrs.frozen(eq=False)
+class Group:
+    """Rows of attention: ``rows`` of each of ``batch``, or, not ``tiled``, each row of ``batch`` for itself."""
+
+    found: RowGroup
+    products: dict[Any, Product]
+    batch: Sequence[int]
+    rows: int
+    tiled: bool
+
+
 def heads_nest(ctx: Context, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no product comes first, or too little is done on its rows: with
     ``folds`` there must be one."""
+    group = group_of(ctx, stages, folds)
+    if group is None:
+        return None
+    found, products, heads, rows = group.found, group.products, prod(group.batch), group.rows
+    memory = plan_memory(ctx, found, products, heads, rows)
+    stream = plan_stream(ctx, found, products, heads, rows) if group.tiled else None
+    if stream is not None and (memory is None or _is_better(stream, memory)):
+        return len(found.stages), stream_launch(stream, group.batch, rows)
+    if memory is None:
+        return None
+    return len(found.stages), _launch(ctx, found, products, memory, group.batch, rows)
+
+
+def group_of(ctx: Context, stages: Sequence[Stage], folds: bool) -> Group | None:
+    """The stages from the first on that are attention's, as ``heads_nest`` takes them."""
     if read_contraction(ctx.program, stages[0]) is None:
         return None
     found = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead))
@@ -40,14 +67,7 @@ def heads_nest(ctx: Context, stages: Sequence[Stage], folds: bool = True) -> tup
         return None
     tiled = any(len(p.one.batch) < found.lead for p in products.values())
     lead = [a.extent for a in found.stages[0].space[: found.lead]]
-    heads, rows = (prod(lead[:-1]), lead[-1]) if tiled else (prod(lead), 1)
-    memory = plan_memory(ctx, found, products, heads, rows)
-    stream = plan_stream(ctx, found, products, heads, rows) if tiled else None
-    if stream is not None and (memory is None or _is_better(stream, memory)):
-        return len(found.stages), stream_launch(stream, lead[:-1], rows)
-    if memory is None:
-        return None
-    return len(found.stages), _launch(ctx, found, products, memory, lead[:-1] if tiled else lead, rows)
+    return Group(found, products, lead[:-1], lead[-1], True) if tiled else Group(found, products, lead, 1, False)
 
 
 def _is_better(stream: Stream, memory: Memory) -> bool:

@@ -118,7 +118,7 @@ def _block(job: Job, places: Sequence[Expr], thread: Expr) -> Block:
     batch, down, across = places
     memory = shared([job.tile.halves * job.tile.stages], "uint16", "tile")
     row, column = down * job.tile.rows, across * job.tile.columns
-    return Block(job.tile, job.a, job.b, memory, thread, warp_of(job.tile, thread), batch, row, column)
+    return Block(job.tile, memory, thread, warp_of(job.tile, thread), row, column, batch, job.a, job.b)
 
 
 def _add(total: Any, sums: Any) -> Stmt:

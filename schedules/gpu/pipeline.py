@@ -16,20 +16,28 @@ from .launch import WARP, barrier, registers, unrolled
 from .operands import Operand
 from .tiles import DEPTH, Tile
 
+Place = tuple[Expr, Expr, Expr]  # of a tile: which of the batch, its first line, its first depth
+
 
 @attrs.frozen(eq=False)
-class Block:
-    """One block's place: its thread, which of the batch it makes, and where its rows and columns begin."""
+class Part:
+    """One block's part of a product: the thread, and where the block's rows and columns begin."""
 
     tile: Tile
-    a: Operand
-    b: Operand
     shared: Any
     thread: Expr
     warp: Warp
-    batch: Expr
     row: Expr
     column: Expr
+
+
+@attrs.frozen(eq=False)
+class Block(Part):
+    """Which of the batch it makes, of which factors."""
+
+    batch: Expr
+    a: Operand
+    b: Operand
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
@@ -69,27 +77,35 @@ def _copies(block: Block, turn: Expr, k: Expr) -> list[Stmt]:
 
 
 def _copy(block: Block, operand: Operand, layout: Layout, start: Expr, line: Expr, k: Expr) -> Stmt:
-    """The tile at ``line`` and depth ``k`` to shared memory from the half ``start`` on; what lies outside is zeros."""
-    width, threads = operand.width, block.tile.threads
+    place = block.batch, line, k
+    return copy_tile(block.shared, start, layout, operand, place, block.thread, block.tile.threads)
+
+
+def copy_tile(
+    memory: Any, start: Expr, layout: Layout, operand: Operand, place: Place, thread: Expr, threads: int
+) -> Stmt:
+    """The tile at ``place`` to shared memory from the half ``start`` on, by ``threads``, all of a block; what lies
+    outside is zeros."""
+    width, (batch, line, k) = operand.width, place
     pieces = layout.units * (UNIT // width)  # of a row
     total, (lines, deep) = layout.rows * pieces, operand.extents
 
     def one(turn: Expr) -> Stmt:
-        flat = turn * threads + block.thread
+        flat = turn * threads + thread
         row, piece = tirx.floordiv(flat, i64(pieces)), tirx.floormod(flat, i64(pieces))
         unit, rest = tirx.floordiv(piece, i64(UNIT // width)), tirx.floormod(piece, i64(UNIT // width))
         mine, depth = (line + piece * width, k + row) if layout.by_depth else (line + row, k + piece * width)
         inside = [mine < i64(lines)] if lines % layout.lines else []
-        inside += [depth < i64(deep)] if deep % DEPTH else []
+        inside += [depth < i64(deep)] if deep % layout.deep else []
         valid = tirx.all(*inside) if inside else tirx.const(True, "bool")
-        source = tirx.address_of(operand.element(block.batch, mine, depth))
-        copy = ptx.copy(block.shared, start + layout.unit(row, unit) + rest * width, source, width, valid)
+        source = tirx.address_of(operand.element(batch, mine, depth))
+        copy = ptx.copy(memory, start + layout.unit(row, unit) + rest * width, source, width, valid)
         return copy if total % threads == 0 else tirx.IfThenElse(flat < i64(total), copy, None)
 
     return unrolled(-(-total // threads), one)
 
 
-def write(block: Block, sums: Any, m: int, n: int, element: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+def write(block: Part, sums: Any, m: int, n: int, element: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
     """``element(row, column, sum)`` for all of the tile that is inside, columns in neighbouring threads."""
     tile, warp = block.tile, block.warp
     pitch = tile.warp_columns + 8  # rows of a warp's 16 begin in different banks

@@ -23,6 +23,7 @@ from ..cpu.stages import Program, Stage, read_program
 from .columns import columns_nest
 from .draws import draw_nest
 from .head_gradients import gradient_nests
+from .head_units import unit_nest
 from .heads import heads_nest
 from .launch import for_device
 from .maps import map_nest
@@ -63,6 +64,11 @@ def _heads(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
     return found and Nest("heads", *found)
 
 
+def _unit_heads(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+    found = unit_nest(ctx, stages)
+    return found and Nest("mma", *found)
+
+
 def _maps(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
     found = map_nest(ctx, stages)
     return found and Nest("map", *found)
@@ -97,21 +103,25 @@ def _single(ctx: Context, stages: Sequence[Stage]) -> Nest:
     return Nest("single", *single_nest(ctx, stages))
 
 
-FINDERS: tuple[Finder, ...] = (_draws, _heads, _mma, _matmul, _rows, _columns, _maps, _single)  # the first that answers
-WITHOUT_MATRIX_UNITS = ("cuda-sm_75",)  # for halves of both dtypes: schedule sets that have no ``_mma``
+FINDERS: tuple[Finder, ...] = (
+    _draws, _unit_heads, _heads, _mma, _matmul, _rows, _columns, _maps, _single,
+)  # fmt: skip  # the first that answers
+ON_MATRIX_UNITS = (_unit_heads, _mma)
+WITHOUT_MATRIX_UNITS = ("cuda-sm_75",)  # for halves of both dtypes: schedule sets that have none
 
 
 def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
     program = read_program(func)
-    finders = [f for f in FINDERS if f is not _mma or target.gpu.level not in WITHOUT_MATRIX_UNITS]
+    without = ON_MATRIX_UNITS if target.gpu.level in WITHOUT_MATRIX_UNITS else ()
+    finders = [f for f in FINDERS if f not in without]
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
         return _plan(_as_it_stands(program), finders)
     shared = cut_picks(split_folds(join_picks(program)))
-    gradients = gradient_nests(shared)
+    gradients = gradient_nests(shared, (heads_nest,) if without else (unit_nest, heads_nest))
     if gradients is not None and not program.aliased:
         ctx, nests = gradients
-        return Plan(ctx, tuple(Nest("heads", *nest) for nest in nests))
+        return Plan(ctx, tuple(Nest("mma" if find is unit_nest else "heads", *nest) for find, *nest in nests))
     products = contractions_of(shared)
     plan = _plan(Context(shared, Virtual(shared, list(products)), 1, 0), finders)
     safe = not program.aliased or plan.kinds == ("map",)

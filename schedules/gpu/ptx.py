@@ -19,6 +19,23 @@ _CALL, _COPY, _MULTIPLY = "tirx.cuda.func_call", "copy_", "multiply_"
 # What PTX calls the operands of a product, by dtype.
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 
+# Two numbers a and b as two halves each, those of a in the lower half of a register.
+_SPLIT = {
+    "bfloat16": (
+        "unsigned x = __float_as_uint(a), y = __float_as_uint(b);",
+        "high[j + r] = x >> 16 | (y & 0xffff0000u);",
+        "x = __float_as_uint(a - __uint_as_float(x & 0xffff0000u));",
+        "y = __float_as_uint(b - __uint_as_float(y & 0xffff0000u));",
+        "low[k + r] = x >> 16 | (y & 0xffff0000u);",
+    ),
+    "float16": (
+        "__half x = __float2half_rn(a), y = __float2half_rn(b);",
+        "high[j + r] = __half_as_ushort(x) | (unsigned)__half_as_ushort(y) << 16;",
+        "x = __float2half_rn(a - __half2float(x)), y = __float2half_rn(b - __half2float(y));",
+        "low[k + r] = __half_as_ushort(x) | (unsigned)__half_as_ushort(y) << 16;",
+    ),
+}
+
 
 def multiply(acc: tuple[Any, Expr], a: tuple[Any, Expr], b: tuple[Any, Expr], dtype: str) -> Stmt:
     """``acc += a b`` of a warp: 16 rows by 8 columns of float32, 16 deep. Each is (buffer of registers, first of them):
@@ -48,6 +65,21 @@ def load_matrices(registers: tuple[Any, Expr], tile: Any, at: Expr, transposed: 
         f': "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3]) : {_ADDRESS} : "memory");',
         *_pointer(*registers),
         tirx.address_of(load(tile, at)),
+    )
+
+
+def split(numbers: tuple[Any, Expr], high: tuple[Any, Expr], low: tuple[Any, Expr], dtype: str) -> Stmt:
+    """Eight float32 as the sum of two halves each, in four registers of ``high`` and four of ``low``. What is left of a
+    number is less than 2^-15 of it for bfloat16, which is cut off; for float16 at most 2^-22 of it, or 2^-25."""
+    steps = "\n".join(f"    {line}" for line in _SPLIT[dtype])
+    return _statement(
+        f"split_{OPERANDS[dtype]}",
+        "const float* from, int i, unsigned* high, int j, unsigned* low, int k",
+        "#pragma unroll\n  for (int r = 0; r < 4; ++r) {\n"
+        f"    float a = from[i + 2 * r], b = from[i + 2 * r + 1];\n{steps}\n  }}",
+        *_pointer(*numbers),
+        *_pointer(*high),
+        *_pointer(*low),
     )
 
 

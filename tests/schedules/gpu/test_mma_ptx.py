@@ -17,6 +17,7 @@ from tests.cuda_on_cpu import kernels
 
 from .both import GPU, scheduled
 from .halves import product
+from .test_head_units import attend
 
 pytestmark = [
     pytest.mark.build,
@@ -49,6 +50,25 @@ def test_every_layout_is_multiplied_in_place(kind: str, loads: tuple[str, ...]) 
 
 def test_float16() -> None:
     assert PRODUCT.format("f16") in instructions(product("NN", 40, 80, 24, dtype="float16"))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_attention(gradient: bool) -> None:
+    """Both kinds of products of the forward pass, all five of the gradients'."""
+    func = attend(((4,), 64, 64, 64, 64), True, gradient=gradient)
+    ptx = cubin.kernels(text(func), "compute_80", ()).decode()
+    assert {name for name in INSTRUCTION.findall(ptx) if name.startswith(("mma", "wmma"))} == {PRODUCT.format("bf16")}
+    made = ptx.count(".visible .entry")
+    assert made == (2 if gradient else 1) and ptx.count(MATRICES.format(".trans")) >= made
+    assert {"cp.async.commit_group", "cp.async.wait_group", "cp.async.cg.shared.global"} <= {*INSTRUCTION.findall(ptx)}
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_attention_does_not_spill(width: int, gradient: bool) -> None:
+    log = told(text(attend(((8, 12), 1024, 1024, width, width), True, gradient=gradient)), "sm_90")
+    found = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert found == [("0", "0", "0")] * (2 if gradient else 1)
 
 
 def test_float32_is_multiplied_as_float32() -> None:

@@ -1,0 +1,271 @@
+"""Attention of halves on matrix units: weights and gradients of scores stay float32, and only the order of columns and
+depth is in the bits."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm import te, tirx
+
+from lowering.kernels import KERNELS
+from lowering.kernels_attention import heads_of, product, wide
+from schedules.cpu.tree import collect
+from schedules.gpu import head_units
+from schedules.gpu.audit import audit
+from sexpgpu.ops.backward import attend_grads
+from sexpgpu.ops.nn import attention_ref
+from sexpgpu.types import TensorType
+from tests.cuda_on_cpu import kernels
+
+from ..kernels import program
+from .both import GPU, scheduled
+from .halves import DTYPES
+from .test_mma import UNIT
+
+pytestmark = pytest.mark.build
+
+ROUND = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}  # half of a last place, of itself at most
+CUT = 2.0**-15  # of a float32 that goes into the matrix unit as two bfloat16: the last of 16 bits
+LEAST = 2.0**-25  # half of the least float16
+
+# heads, queries, keys, width of a key, width of a value: one warp and one group of columns, whole tiles and not, a
+# batch of one
+SIZES = [((2,), 16, 16, 16, 16), ((1, 2), 37, 70, 32, 48), ((2,), 90, 90, 16, 16)]
+
+
+def exact_attend(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> Any:
+    """attend without the rounding of its result."""
+    heads = heads_of(q, k, [], False)
+    weigh = lambda at, j: heads.weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
+    return product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
+
+
+def shapes_of(size: tuple[Any, ...], gradient: bool = False) -> list[tuple[int, ...]]:
+    heads, q, k, d, e = size
+    return [*([(*heads, q, e)] if gradient else []), (*heads, q, d), (*heads, k, d), (*heads, k, e)]
+
+
+def attend(size: tuple[Any, ...], causal: bool, mask: Any = None, gradient: bool = False, dtype: str = "bf16") -> Any:
+    heads, q, _, _, e = size
+    told = {} if gradient else {"out": TensorType((*heads, q, e), dtype)}
+    made = partial(KERNELS["attend-grad" if gradient else "attend"], causal=causal, **told)
+    long = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}[dtype]
+    masks = [] if mask is None else [(mask.shape, "bool")]
+    return program(made, *((s, long) for s in shapes_of(size, gradient)), *masks)
+
+
+def given(size: tuple[Any, ...], gradient: bool = False, dtype: str = "bfloat16") -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(s).astype(DTYPES[dtype]) for s in shapes_of(size, gradient)]
+
+
+def results(func: Any, *arrays: np.ndarray) -> list[np.ndarray]:
+    """What the program makes, with the threads in each of three orders the same, and without a race."""
+    return kernels.compile(scheduled(func, "matrix-units"), GPU).every_order(*arrays)[len(arrays) :]
+
+
+# -- numbers: how far results may be from exact ones ----------------------------------------------------------------
+
+
+def wider(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    return [x.astype("f8") for x in arrays]
+
+
+def off(depth: int, instructions: int = 1) -> float:
+    """A product of that depth from the exact one, of the sum of its absolute terms: as ``test_mma.bound``, which takes
+    every one of 17 numbers of an instruction for cut off. ``instructions``: for each 16 of the depth."""
+    return 17 * instructions * -(-depth // 16) * UNIT
+
+
+def added(count: int) -> float:
+    """A sum of so many positive numbers by 16 lanes, of itself."""
+    return (-(-count // 16) + 4) * UNIT
+
+
+def weights_off(q: np.ndarray, k: np.ndarray) -> float:
+    """A weight from the exact one, of itself. A score that is off by s makes a power off by s of itself, and so it may
+    make their sum; functions and divisions are off by less than 3 units each."""
+    scale = q.shape[-1] ** -0.5
+    terms = np.abs(q) @ np.abs(k).swapaxes(-1, -2) * scale
+    return 2 * (off(q.shape[-1]) + 4 * UNIT) * float(terms.max()) + added(k.shape[-2]) + 8 * UNIT
+
+
+def softmax(q: np.ndarray, k: np.ndarray, seen: Any) -> np.ndarray:
+    scores = np.where(seen, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -1e30)
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.where(seen, powers / powers.sum(-1, keepdims=True), 0)
+
+
+def want(arrays: list[np.ndarray], causal: bool, mask: Any = None) -> np.ndarray:
+    """What the operator's row says, in float64."""
+    q, k, v = wider(arrays)
+    return attention_ref(np, q, k, v, mask, causal)
+
+
+def want_gradients(arrays: list[np.ndarray], causal: bool, mask: Any = None) -> tuple[np.ndarray, ...]:
+    dy, q, k, v = wider(arrays)
+    return attend_grads(np, dy, q, k, v, *([] if mask is None else [mask]), causal=causal)
+
+
+def forward_bound(arrays: list[np.ndarray], seen: Any) -> np.ndarray:
+    """Of a result in float32."""
+    q, k, v = wider(arrays)
+    return (weights_off(q, k) + CUT + off(k.shape[-2], 2)) * (softmax(q, k, seen) @ np.abs(v))
+
+
+def gradient_bounds(arrays: list[np.ndarray], seen: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of dq, dk and dv in float32: of the sums of absolute terms, what each factor of a term is off by, and the sum."""
+    dy, q, k, v = wider(arrays)
+    w, part = softmax(q, k, seen), weights_off(q, k)
+    dweights = np.abs(dy) @ np.abs(v).swapaxes(-1, -2)
+    dscores = w * (dweights + (w * dweights).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
+    apart = 2 * part + off(v.shape[-1]) + added(k.shape[-2]) + 8 * UNIT + CUT
+    turned = dscores.swapaxes(-1, -2)
+    return (
+        (apart + off(k.shape[-2], 2)) * (dscores @ np.abs(k)),
+        (apart + off(q.shape[-2], 2)) * (turned @ np.abs(q)),
+        (part + CUT + off(q.shape[-2], 2)) * (w.swapaxes(-1, -2) @ np.abs(dy)),
+    )
+
+
+def near(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> None:
+    """``bound``, and the one rounding to a half."""
+    half = ROUND[str(got.dtype)] * (np.abs(want) + bound) + LEAST
+    assert (np.abs(got.astype("f8") - want) <= bound + half).all()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
+    arrays, causal = given(size), size[1] == size[2]
+    (got,) = results(attend(size, causal), *arrays)
+    seen = np.tri(size[1], size[2], dtype=bool) if causal else np.bool_(True)
+    near(got, want(arrays, causal), forward_bound(arrays, seen))
+
+
+@pytest.mark.parametrize("size", [((1, 2), 37, 70, 32, 16), ((2,), 40, 40, 16, 16)], ids=str)
+def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
+    arrays, causal = given(size, True), size[1] == size[2]
+    got = results(attend(size, causal, gradient=True), *arrays)[-3:]
+    seen = np.tri(size[1], size[2], dtype=bool) if causal else np.bool_(True)
+    for each in zip(got, want_gradients(arrays, causal), gradient_bounds(arrays, seen), strict=True):
+        near(*each)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_mask(gradient: bool) -> None:
+    """Of one head for all, where a query sees nothing: its result is 0, and so is its gradient."""
+    size = ((3, 2), 24, 40, 16, 16)
+    mask = np.random.default_rng(3).random((3, 1, 24, 40)) < 0.5
+    mask[0, 0, 2] = False
+    arrays = given(size, gradient)
+    got = results(attend(size, False, mask, gradient), *arrays, mask)
+    if gradient:
+        exact, bounds = want_gradients(arrays, False, mask), gradient_bounds(arrays, mask)
+    else:
+        exact, bounds = (want(arrays, False, mask),), (forward_bound(arrays, mask),)
+    for each in zip(got[-len(exact) :], exact, bounds, strict=True):
+        near(*each)
+    assert not got[-len(exact)][0, :, 2].any()
+
+
+@pytest.mark.parametrize("scale", [1, 30])
+def test_float16(scale: float) -> None:
+    """Weights that are as small as float16's least numbers, and weights that are far apart. Gradients of scores may be
+    larger than float16's largest, and are the other kernel's."""
+    size = ((2,), 20, 600, 16, 16)
+    q, k, v = given(size, dtype="float16")
+    q *= np.float16(scale)
+    (got,) = results(attend(size, False, dtype="f16"), q, k, v)
+    least = LEAST * np.abs(wider([v])[0]).sum(-2, keepdims=True)
+    near(got, want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)) + least)
+    scheduled(attend(size, False, gradient=True, dtype="f16"), "heads")
+
+
+def test_weights_are_not_rounded_to_halves() -> None:
+    """37 equal ones of 1, whose sum is exact: each would be 2^-9.2 away as a bfloat16, on the same side."""
+    size = ((2,), 16, 37, 16, 16)
+    compiled = kernels.compile(scheduled(program(exact_attend, *((s, "bfloat16") for s in shapes_of(size)))), GPU)
+    q, k, v = given(size)
+    near(compiled.run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
+    k[:], v[:] = 0, 1
+    assert np.abs(compiled.run(q, k, v)[-1].astype("f8") - 1).max() <= CUT + 8 * UNIT
+
+
+# -- bits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sized(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def choose(warps: int, columns: int) -> None:
+        monkeypatch.setattr(head_units, "BLOCKS", 1)
+        monkeypatch.setattr(head_units, "WARPS", (warps,))
+        monkeypatch.setattr(head_units, "COLUMNS", (columns,))
+
+    return choose
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_bits_do_not_depend_on_the_block(gradient: bool, sized: Any) -> None:
+    """Sums of several widths leave by way of the same memory."""
+    size = ((2,), 70, 90, 16, 32)
+    func, arrays, made = attend(size, False, gradient=gradient), given(size, gradient), set()
+    for warps, columns in ((1, 16), (4, 64)):
+        sized(warps, columns)
+        got = results(func, *arrays)
+        assert audit(scheduled(func))[0].threads == 32 * warps
+        made.add(tuple(x.tobytes() for x in got))
+    assert len(made) == 1
+
+
+def test_bits_do_not_depend_on_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, made = ((2,), 40, 40, 16, 16), set()
+    for held in (0, head_units.HELD):
+        monkeypatch.setattr(head_units, "HELD", held)
+        compiled = kernels.compile(scheduled(attend(size, True), "matrix-units"), GPU)
+        assert ("left_ptr" in compiled.text) == bool(held)
+        made.add(compiled.every_order(*given(size))[-1].tobytes())
+    assert len(made) == 1
+
+
+def test_bits_do_not_depend_on_what_stands_beside() -> None:
+    """Neither on other queries, nor on heads that are stacked."""
+    q, k, v = given(((8,), 70, 50, 16, 16))
+    run = lambda *xs: results(attend(((len(xs[0]),), xs[0].shape[1], 50, 16, 16), False), *xs)[0]  # noqa: E731
+    many = run(q, k, v)
+    assert run(q[:2], k[:2], v[:2]).tobytes() == many[:2].tobytes()
+    few = np.ascontiguousarray(q[:, :20])
+    assert run(few, k, v).tobytes() == many[:, :20].tobytes()
+
+
+# -- what it asks of a GPU ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_no_score_is_written_and_memory_suffices(width: int, gradient: bool) -> None:
+    func = scheduled(attend(((4, 12), 1024, 1024, width, width), True, gradient=gradient), "matrix-units")
+    own = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
+    assert max(prod(map(int, b.shape)) for b in own if b.scope() == "local") < 256
+    assert all(prod(map(int, b.shape)) == 4 * 12 * 1024 for b in own if b.scope() in ("", "global"))
+    launches = audit(func)
+    assert len(launches) == (2 if gradient else 1)
+    for one in launches:
+        assert one.shared <= 48 << 10 and not one.faults and one.blocks == 4 * 12 * 1024 // 64
+
+
+def test_what_stays_with_the_other_kernel() -> None:
+    """Other depths, float32, few queries or keys, very wide heads; a level that has no matrix units."""
+    for size in (((4,), 32, 32, 24, 16), ((4,), 32, 32, 16, 24), ((4,), 32, 8, 16, 16), ((4,), 32, 32, 16, 400)):
+        scheduled(attend(size, False), "heads")
+    size = ((4,), 32, 32, 16, 16)
+    scheduled(attend(size, False, dtype="f32"), "heads")
+    scheduled(attend(size, False, gradient=True, dtype="f32"), "heads")
+    scheduled(attend(size, False), "heads", "cuda-sm_75")
+    scheduled(attend(size, False, gradient=True), "heads", "cuda-sm_75")
