@@ -18,9 +18,12 @@ def set_threads(count: int | None) -> int:
     """Fix the number of threads of the runtime, before it is loaded; default: the cores this process may use."""
     if count is not None and not 1 <= count <= 1024:
         raise RunError(CLI_VALUE, f"--threads is {count}; the range is 1 to 1024")
-    chosen = count or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    chosen = count or cores
     os.environ["TVM_NUM_THREADS"] = str(chosen)
     os.environ["TVM_BIND_THREADS"] = "0"
+    if chosen > cores:  # threads that look for work in a loop before they sleep would keep the cores from the others
+        os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = "0"
     return chosen
 
 

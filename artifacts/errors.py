@@ -126,7 +126,12 @@ DATA_FEW = code(
 DATA_LINE = code("E-DATA-016", "a line of a .jsonl file is not a record", "Write one JSON object of numbers a line.", 1)
 
 IO_WRITE = code("E-IO-010", "a file or directory cannot be written", "Check the path, its owner and permissions.", 5)
-IO_SPACE = code("E-IO-011", "there is no room for a file", "Free space or raise the quota, then resume.", 5)
+IO_SPACE = code(
+    "E-IO-011",
+    "there is no room for a file",
+    "Free space or raise the limit, then run it again; a run goes on with --resume.",
+    5,
+)
 IO_READ = code("E-IO-012", "a file cannot be read", "Check the path and its permissions.", 5)
 
 LOCK_HELD = code("E-LOCK-001", "another process uses the directory", "Wait for it, or choose another --out.", 4)

@@ -339,7 +339,7 @@ class Session:
             left = records.count % records.loader.batch
             if left and one.batches is None:
                 text = f"pass {one.name} leaves out the last {left} of {records.count} records: they fill no batch"
-                self.console.line(text, {"pass": one.name, "left_out": left})
+                self.console.line(text, {"left_out": left, "of": one.name, "records": records.count})
 
     def _finish(self, now: State, seconds: float) -> None:
         self.save(now)

@@ -106,11 +106,12 @@ def check_output(path: str, force: bool, inputs: Iterable[str]) -> None:
     if not os.path.lexists(path):
         return
     if any(os.path.exists(each) and os.path.samefile(each, path) for each in inputs if os.path.exists(path)):
-        raise RunError(CLI_OUTPUT, "the output is one of the inputs", path)
+        raise RunError(CLI_OUTPUT, "the output is one of the inputs", path, "choose another path")
     if not force:
         raise RunError(CLI_OUTPUT, "the output exists already", path, "give --force to replace it")
     if not os.path.isfile(path) or not _starts_like_artifact(path):
-        raise RunError(CLI_OUTPUT, "the output exists and is not an artifact: it is not replaced", path)
+        what = "the output exists and is not an artifact: it is not replaced"
+        raise RunError(CLI_OUTPUT, what, path, "choose another path, or remove it first")
 
 
 def _starts_like_artifact(path: str) -> bool:

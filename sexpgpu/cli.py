@@ -197,12 +197,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return show([error], options)
     except KeyboardInterrupt:
-        return complain("stopped by SIGINT", 130)
+        return complain(*interrupt.said())
     except BrokenPipeError:
         discard()
         return 141
     except Exception as error:
-        return complain("stopped by SIGINT", 130) if interrupt.seen() else unexpected(error, options)
+        return complain(*interrupt.said()) if interrupt.seen() else unexpected(error, options)
 
 
 def open_standard() -> None:

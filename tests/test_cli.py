@@ -281,6 +281,13 @@ def test_explain_cost_reckons_with_the_rates_of_a_target(good: Path) -> None:
 
 
 @pytest.mark.build
+def test_the_page_about_explain_has_the_table_that_explain_prints() -> None:
+    said = called("explain", "--cost", TINY, "--stack", "1").stdout
+    table = said.partition("\n")[2].partition("\n\n")[0]
+    assert len(table.splitlines()) == 11 and table in (EXAMPLES.parent / "docs/explain.md").read_text()
+
+
+@pytest.mark.build
 def test_explain_target_says_what_a_build_reports(good: Path, tmp_path: Path) -> None:
     output = tmp_path / "run.tar"
     done = called("explain", "--target", "cpu-aarch64,cpu-aarch64", good)

@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,7 +101,19 @@ def children(pid: int) -> list[int]:
     return [int(p) for task in Path(f"/proc/{pid}/task").glob("*") for p in (task / "children").read_text().split()]
 
 
-def test_ctrl_c_ends_a_build_and_all_of_its_processes(tmp_path: Path) -> None:
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder for temporary files whose path is short enough for a socket in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_build_and_all_of_its_processes(
+    tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """``kill`` and a closed terminal tell this process alone, Ctrl-C all of them."""
+    monkeypatch.setenv("TMPDIR", str(short))
     command = [sys.executable, "-m", "sexpgpu", "build", str(TINY), "-o", str(tmp_path / "x.tar"), "--jobs", "2"]
     build = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     workers: list[int] = []
@@ -107,10 +121,10 @@ def test_ctrl_c_ends_a_build_and_all_of_its_processes(tmp_path: Path) -> None:
         time.sleep(0.05)
         workers = [p for server in children(build.pid) for p in children(server)]
     assert build.poll() is None
-    os.killpg(build.pid, signal.SIGINT)
+    os.killpg(build.pid, number) if number == signal.SIGINT else build.send_signal(number)
     out, err = build.communicate(timeout=60)
-    assert (build.returncode, out, err) == (130, "", "stopped by SIGINT\n")
-    assert not (tmp_path / "x.tar").exists()
+    assert (build.returncode, out, err) == (128 + number, "", f"stopped by {number.name}\n")
+    assert not list(tmp_path.iterdir()) and not list(short.iterdir())
     assert gone(workers)
 
 

@@ -202,6 +202,17 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cores.set_threads(None) == len(os.sched_getaffinity(0))
 
 
+def test_more_threads_than_cores_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand threads on two cores that look for work in a loop keep the process from its end for minutes."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    for name in ("TVM_NUM_THREADS", "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT"):
+        monkeypatch.setenv(name, "7")
+    cores.set_threads(2)
+    assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "7"
+    cores.set_threads(3)
+    assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "0"
+
+
 # Row 67: odd paths
 
 
@@ -550,6 +561,8 @@ def test_json_lines(artifact: str, out: Path, capsys: Captured) -> None:
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[-1]["done"] and lines[-1]["step"] == 6 and lines[-1]["params"].startswith("sha256:")
     assert len([line for line in lines if "diagnostic" in line]) == 5
+    assert {"left_out": 1, "of": "held", "records": 9} in lines
+    assert all({"step", "loss", "metrics"} <= set(line) for line in lines if "pass" in line)  # a reader may ask for it
     assert run.main([artifact, "--out", str(out), "--output-format", "json"]) != 0
     error = json.loads(capsys.readouterr().err)["error"]
     assert error["code"].startswith("E-") and set(error) == {"code", "message", "hint", "where"}

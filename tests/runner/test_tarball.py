@@ -383,6 +383,7 @@ def test_row_66_an_existing_output(artifact: str, tmp_path: Path) -> None:
         with pytest.raises(RunError) as caught:
             tarball.write(path, toy.manifest(name="two"), toy.MEMBERS, **how)  # type: ignore[arg-type]
         assert caught.value.code.name == "E-CLI-005" and caught.value.code.exit == 2
+        assert ("--force" in caught.value.hint) != ("force" in how)  # who has given it is not told to
 
     fails(artifact)
     fails(artifact, force=True, inputs=[artifact])
