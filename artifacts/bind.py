@@ -66,6 +66,7 @@ def bind(device: Device, phase: Phase) -> Bound:
 
 
 def bind_all(device: Device, manifest: Manifest) -> dict[str, Bound]:
+    """name -> ``Bound`` of every phase of the manifest."""
     return {phase.name: bind(device, phase) for phase in manifest.phases}
 
 

@@ -25,6 +25,7 @@ CODES: dict[str, Code] = {}
 
 
 def code(name: str, summary: str, fix: str, exit: int) -> Code:
+    """Declare a code; ``name`` may be declared once."""
     if name in CODES:
         raise ValueError(f"{name} is declared twice")
     CODES[name] = made = Code(name, summary, fix, exit)

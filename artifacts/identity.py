@@ -57,5 +57,6 @@ def compare_data(theirs: Fingerprint, ours: Fingerprint, where: str) -> None:
 
 
 def mismatch(name: str, old: object, new: object, where: str, changed: str = "") -> RunError:
+    """E-CKPT-003 for the component ``name``; ``changed`` says it in words, where the forms are known."""
     what = changed or f"{name} differs: the checkpoint has {old}, this run has {new}"
     return RunError(CKPT_IDENTITY, what, where, "--fork DIR starts a new run from the weights")

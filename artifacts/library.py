@@ -118,4 +118,5 @@ def import_ffi(wanted: str, where: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of the error's message; its class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

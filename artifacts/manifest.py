@@ -64,6 +64,8 @@ class Tensor:
 
 @frozen
 class Parameter:
+    """A parameter of the run; a frozen one has no gradient and no optimizer entry."""
+
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -213,6 +215,8 @@ class File:
 
 @frozen
 class Manifest:
+    """All that the runner knows of the run; docs/artifact.md has the meaning of each key."""
+
     toolchain: Toolchain
     run: Run
     parameters: tuple[Parameter, ...]

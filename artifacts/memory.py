@@ -50,6 +50,7 @@ def checkpoint_bytes(manifest: Manifest) -> int:
 
 
 def nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of a dense tensor."""
     return math.prod(shape) * DTYPES[dtype][2]
 
 

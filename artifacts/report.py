@@ -84,14 +84,14 @@ class Log:
     def open(self, step: int) -> None:
         """Keep the lines up to ``step`` finished steps, and go on after them."""
         try:
-            kept = [line for line in self._lines() if line["step"] <= step] if step else []
+            kept = [line for line in self._lines(warn=True) if line["step"] <= step] if step else []
             text = "".join(json.dumps(line) + "\n" for line in (SCHEMA, *kept))
             files.replace(self._path, [text.encode("ascii")])
             self._file = open(self._path, "a", encoding="ascii")  # noqa: SIM115 (open as long as the run)
         except (OSError, RunError) as error:
             self._lost(error)
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def _lines(self, warn: bool) -> list[dict[str, Any]]:
         """The whole lines written so far, without the first; what a crash cut short ends the list."""
         out: list[dict[str, Any]] = []
         try:
@@ -103,14 +103,17 @@ class Log:
         except FileNotFoundError:
             pass
         except (ValueError, RecursionError):
-            self._console.warn(f"{self._path} has a broken line: it is cut there")
+            if warn:
+                self._console.warn(f"{self._path} has a broken line: it is cut there")
         return out
 
     def passes_at(self, step: int) -> set[str]:
         """Names of the passes that have a line at ``step``."""
         with contextlib.suppress(OSError):
             return {
-                line["pass"] for line in self._lines() if line["step"] == step and isinstance(line.get("pass"), str)
+                line["pass"]
+                for line in self._lines(warn=False)
+                if line["step"] == step and isinstance(line.get("pass"), str)
             }
         return set()
 
@@ -161,6 +164,7 @@ def pass_line(step: int, name: str, result: Any, seconds: float) -> dict[str, An
 
 
 def step_text(line: Mapping[str, Any], steps: int) -> str:
+    """``step_line`` for people, of a run of ``steps`` steps."""
     rate = [] if line["lr"] is None else [f"lr {_short(line['lr'])}"]
     metrics = [f"{name} {_short(value)}" for name, value in line["metrics"].items()]
     parts = [
@@ -173,6 +177,7 @@ def step_text(line: Mapping[str, Any], steps: int) -> str:
 
 
 def pass_text(line: Mapping[str, Any]) -> str:
+    """``pass_line`` for people."""
     metrics = [f"{name} {_short(value)}" for name, value in line["metrics"].items()]
     return "  ".join([f"pass {line['pass']} at step {line['step']}", f"loss {_short(line['loss'])}", *metrics])
 

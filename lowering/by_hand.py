@@ -19,6 +19,7 @@ LANES = 16
 
 
 def number(n: int) -> Any:
+    """``n`` as an i64 constant."""
     return tirx.const(n, "int64")
 
 

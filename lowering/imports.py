@@ -29,6 +29,7 @@ class Entry:
 
 
 def string(data: bytes) -> bytes:
+    """``data`` after its length, as dmlc writes strings."""
     return struct.pack("<Q", len(data)) + data
 
 
@@ -72,6 +73,7 @@ def read(data: bytes) -> list[Entry]:
 
 
 def write(entries: Sequence[Entry]) -> bytes:
+    """The blob of ``entries``: the tree of imports, then each module's kind and data."""
     starts = [0]
     for entry in entries:
         starts.append(starts[-1] + len(entry.children))

@@ -26,6 +26,7 @@ def clamp(i: Any, n: int) -> Any:
 
 
 def sizes(x: te.Tensor) -> tuple[int, ...]:
+    """The shape of ``x``, which is static."""
     return tuple(int(n) for n in x.shape)
 
 

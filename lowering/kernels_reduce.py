@@ -42,6 +42,7 @@ def merge(at: Sequence[Any], over: Sequence[Any], axes: Sequence[int], rank: int
 
 
 def reduce_axes(x: te.Tensor, axes: Sequence[int]) -> list[Any]:
+    """An axis to reduce over for each of ``axes`` of ``x``, in their order."""
     return [te.reduce_axis((0, x.shape[a]), f"k{a}") for a in axes]
 
 

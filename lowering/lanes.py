@@ -82,6 +82,7 @@ class Lanes:
 
 
 def dtype_of(x: Any) -> str:
+    """The dtype of an expression or buffer element, such as ``float32x8``."""
     return str(x.ty.dtype)
 
 

@@ -48,6 +48,7 @@ class Measured:
 
 
 def arguments(func: Any) -> Arguments:
+    """Shapes and dtypes of ``func``'s parameters, and the numbers of those that it writes."""
     writes = stored(func.body)
     params = tuple((tuple(map(int, p.shape)), str(p.dtype)) for p in func.params)
     return Arguments(params, tuple(n for n, p in enumerate(func.params) if any(p.same_as(b) for b in writes)))

@@ -58,6 +58,7 @@ def character_name(char: str) -> str:
 
 
 def number_hint(text: str) -> str:
+    """What to write instead of ``text``, which looks like a number and is none."""
     if re.fullmatch(r"[+-]?\.[0-9]+([eE][+-]?[0-9]+)?", text):
         return f"write {shorten(text.replace('.', '0.', 1))}"
     if re.fullmatch(r"[+-]?[0-9]+/[0-9]+", text):

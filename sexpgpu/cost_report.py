@@ -83,6 +83,7 @@ def row(
 
 
 def total(name: str, parts: Sequence[Row]) -> Row:
+    """The row ``name`` that sums ``parts``: their calls, and launches, flops, bytes and seconds of a step."""
     count = sum(r.calls for r in parts)
     return Row(
         name,
@@ -131,6 +132,7 @@ def cost_text(plan: Plan, rates: Mapping[str, Rates]) -> str:
 
 
 def cost_data(plan: Plan, rates: Mapping[str, Rates]) -> dict[str, Any]:
+    """``explain --cost`` as data: the rates by target, and the rows of ``rows``."""
     made = [as_data(r) for r in rows(plan, rates)]
     stacking = stacking_data(plan.stacking)
     return {

@@ -145,6 +145,7 @@ def data(plan: Plan) -> dict[str, Any]:
 
 
 def stacking_data(stacking: Stacking) -> dict[str, Any]:
+    """The degree, why it is that one, and calls and kernels of a step at each degree that was looked at."""
     offered = [dict(zip(("degree", "calls", "kernels"), row, strict=True)) for row in stacking.offered]
     return {"degree": stacking.degree, "reason": stacking.reason, "offered": offered}
 

@@ -9,11 +9,15 @@ from .source import Span
 
 @frozen
 class Form:
+    """What was read, with its place; two forms are equal whatever their places."""
+
     span: Span = field(eq=False, repr=False, kw_only=True)
 
 
 @frozen
 class Symbol(Form):
+    """A name."""
+
     name: str
 
 

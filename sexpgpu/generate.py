@@ -27,6 +27,7 @@ class Generator:
 
 
 def trace_generator(reader: Reader, settings: Settings) -> Generator | None:
+    """The graphs of the generator and its trips; None where :init has faults, which ``reader`` keeps."""
     top, world = reader.world.run.generate, reader.world
     assert top
     trips = reader.attempt(trips_of, reader, top)
@@ -56,6 +57,7 @@ def trace_generator(reader: Reader, settings: Settings) -> Generator | None:
 
 
 def graph(name: str, t: Tracer, kind: str, entries: dict[str, Value]) -> tuple[str, TrainGraph]:
+    """A part of the generator as a graph with its name; ``entries`` are its outputs, of one ``kind``."""
     return f"generate.{name}", TrainGraph(t, tuple((kind, n, v) for n, v in entries.items()))
 
 

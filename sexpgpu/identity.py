@@ -100,6 +100,8 @@ def component(run: RunFile, rows: Iterable[Part], roots: Iterable[Form]) -> list
 
 
 def settings(run: RunFile, top: Top, counted: dict[str, str]) -> list[Part]:
+    """The keywords of ``top`` that count, each with its default where it is not given, and every definition that they
+    reach."""
     given = {key: top.keys[key] for key in counted if key in top.keys}
     rows = []
     for key, default in counted.items():
@@ -113,12 +115,14 @@ def label(top: Top) -> str:
 
 
 def function(top: Top) -> Part:
+    """A form with a lambda list and a body, by its text; docstrings and layout are not in it."""
     assert top.params
     text = f"(({' '.join(s.name for s in top.params.symbols())}) {' '.join(map(canonical, top.body))})"
     return Part(top.head, top.form.span, text)
 
 
 def optimizer(run: RunFile, top: Top) -> list[Part]:
+    """The optimizer form, and every definition that it reaches."""
     return component(run, [Part(top.head, form.span, canonical(form)) for form in top.body], top.body)
 
 

@@ -16,6 +16,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def run_record(m: Any, plan: Plan) -> Any:
+    """The manifest's ``run``; ``m`` is the module artifacts.manifest, here and below."""
     s, identity = plan.settings, m.Identity(**plan.identity)
     return m.Run(
         s.name, s.seed, s.steps, s.microbatches, s.precision, s.log_every, s.checkpoint_every, identity
@@ -23,6 +24,7 @@ def run_record(m: Any, plan: Plan) -> Any:
 
 
 def step_record(m: Any, plan: Plan) -> Any:
+    """The manifest's ``step``: trips, generated names, passes, stages, and the diagnostics that some phase makes."""
     s = plan.settings
     made = {port.name for p in plan.phases for port in p.outputs if port.kind == "diagnostic"}
     return m.Step(
@@ -35,6 +37,9 @@ def step_record(m: Any, plan: Plan) -> Any:
 
 
 def phase_record(m: Any, phase: Phase, pairs: Pairs) -> Any:
+    """A phase with its ports and the ``pairs`` (input, output) that share memory; its bytes are filled in by
+    ``with_memory``."""
+
     def port(p: Port) -> Any:
         return m.Port(p.kind, p.name, p.type.shape, p.type.dtype)
 
@@ -51,6 +56,8 @@ def phase_record(m: Any, phase: Phase, pairs: Pairs) -> Any:
 
 
 def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, dict[str, bytes]]) -> Any:
+    """A loader with its fields and the range of their integers; ``data``: loader -> member -> bytes of embedded
+    files."""
     members = tuple(data.get(loader.name, ()))
     fields = tuple(
         m.Field(n, t.shape, t.dtype, *plan.bounds.get((loader.name, n), (None, None))) for n, t in loader.fields.items()
@@ -81,6 +88,7 @@ def without_graphs(manifest: Any) -> Any:
 
 
 def with_memory(manifest: Any, memory: Memory) -> Any:
+    """``manifest`` with the memory plan, all in bytes."""
     record = attrs.evolve(
         manifest.memory,
         parameters_bytes=memory.parameters,

@@ -47,6 +47,8 @@ class Loader:
 
 @frozen
 class Pass:
+    """A ``defpass``: which loader, how many steps apart, how many batches (None: all), and its form."""
+
     name: str
     loader: str
     every: int

@@ -292,6 +292,7 @@ class Checker:
 
 
 def describe(form: Form) -> str:
+    """``form`` for a message; a lambda by the number of its arguments."""
     if head_of(form) == "lambda" and isinstance(form, Seq) and isinstance(form.items[1], Seq):
         count = len(Checker().params(form.items[1]).names)
         return f"one of {count}"

@@ -30,6 +30,7 @@ def default_row(targets: Sequence[Any]) -> dict[str, Any]:
 
 
 def text(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """``sexpgpu targets``: a line for each name of ``rows``."""
     return "\n".join(f"{name:16} {words(of)}" for name, of in rows.items())
 
 

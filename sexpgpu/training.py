@@ -126,6 +126,8 @@ def check_plist(value: Any, code: Any, who: str, span: Span) -> dict[str, Value]
 def trace_train(
     world: World, settings: Settings, made: dict[str, TensorType], diagnostics: tuple[str, ...]
 ) -> TrainGraph:
+    """The graph of ``train``: prepare, objective, the loss as first output; ``made``: what the generator adds to the
+    batch, by name."""
     run, t = world.run, Tracer(world, "train", "objective")
     assert run.prepare and run.objective
     counters: dict[str, Value] = {}
@@ -175,6 +177,7 @@ def trained_parameters(world: World, t: Tracer, loss: Value, span: Span) -> tupl
 def trace_pass(
     world: World, settings: Settings, p: Pass, made: dict[str, TensorType], diagnostics: tuple[str, ...]
 ) -> TrainGraph:
+    """The graph of the pass ``p``; what the generator makes is in its batch if its loader has the training batches."""
     run, t = world.run, Tracer(world, f"pass/{p.name}", "pass")
     assert run.prepare and run.objective
     t.builder.evaluating = True
@@ -213,4 +216,5 @@ class Counters(dict[str, Value]):
 
 
 def known_counters(t: Tracer, world: World) -> Counters:
+    """The counters that ``prepare`` declared, as inputs of the graph of ``t``."""
     return Counters(t, world.counters)

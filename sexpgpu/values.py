@@ -161,6 +161,7 @@ FUNCTIONS = (Closure, Builtin, Operator, Model)
 
 
 def is_number(value: Any) -> bool:
+    """An int or float of the language; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

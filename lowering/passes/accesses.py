@@ -39,6 +39,7 @@ def _leaves(stmt: tirx.Stmt) -> Iterator[SBlock]:
 
 
 def regions(accesses: list) -> list[Region]:
+    """(buffer, ranges) of each access, in order."""
     return [(access.source, tuple(access.region)) for access in accesses]
 
 

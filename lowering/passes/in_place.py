@@ -157,6 +157,7 @@ class Body:
 
 
 def is_alloc(value: Any) -> bool:
+    """Whether ``value`` is the call that takes memory for a tensor."""
     return isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == ALLOC
 
 

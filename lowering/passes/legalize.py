@@ -27,6 +27,7 @@ class _Known:
 
 
 def legalize(module: tvm.IRModule) -> tvm.IRModule:
+    """Every operator of Relax by its own legalization, each (operator, types, attributes) worked out once."""
     known: dict[Any, _Known] = {}
     functions = {op.name: op.get_attr("FLegalize") for op in _operators(module)}
     once = {name: _once(function, known) for name, function in functions.items() if function is not None}

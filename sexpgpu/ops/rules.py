@@ -15,7 +15,6 @@ NUMBERS = ("float", "int", "uint")
 SIGNED = ("float", "int")
 WHOLE = ("int", "uint")
 BOOLS = ("bool",)
-ANY = (*NUMBERS, *BOOLS)
 
 WORDS = {
     FLOATS: "a float tensor",

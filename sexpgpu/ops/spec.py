@@ -48,6 +48,7 @@ class Arg:
 
 
 def tensor(name: str, **more: Any) -> Arg:
+    """A positional tensor argument."""
     return Arg(name, "tensor", **more)
 
 
@@ -57,6 +58,7 @@ def index(name: str, **more: Any) -> Arg:
 
 
 def tensors(name: str) -> Arg:
+    """One or more tensors, to the end of the positional arguments."""
     return Arg(name, "tensors")
 
 
@@ -134,6 +136,7 @@ def op(name: str, doc: str, **columns: Any) -> Op:
 
 
 def cases() -> Iterator[tuple[Op, tuple[Any, ...]]]:
+    """Every (row, case) of the table, for the generated tests."""
     for row in OPS.values():
         for case in row.cases:
             yield row, case

@@ -556,6 +556,15 @@ def test_text_lines(artifact: str, out: Path, capsys: Captured) -> None:
     assert lines[-2:] == [f"checkpoint {checkpoint(out, 6)}", f"params sha256:{contents(out, 6)['params.safetensors']}"]
 
 
+def test_a_broken_log_is_told_of_once(artifact: str, out: Path, capsys: Captured) -> None:
+    assert go(artifact, out, "-q", "--steps", "4") == 0
+    with open(out / "metrics.jsonl", "a") as log:
+        log.write('{"step": 5, "lo')
+    assert go(artifact, out, "-q", "--resume") == 0
+    assert capsys.readouterr().err.count("has a broken line: it is cut there") == 1
+    assert [line["step"] for line in metrics(out) if "pass" not in line] == [1, 2, 3, 4, 5, 6]
+
+
 def test_json_lines(artifact: str, out: Path, capsys: Captured) -> None:
     assert go(artifact, out, "--output-format", "json", "--diagnostic", "rows") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
