@@ -21,7 +21,7 @@ def describe(artifact: tarball.Artifact) -> str:
     m = artifact.manifest
     lines = [f"artifact   sha256:{artifact.hash}", *_run(m)]
     lines += ["phases"] + [f"  {_phase(p)}" for p in m.phases]
-    lines += ["loaders"] + [f"  {_loader(entry)}" for entry in m.loaders]
+    lines += ["loaders"] + [f"  {_loader(entry, entry.name in m.training_loaders())}" for entry in m.loaders]
     lines += ["memory"] + [f"  {what:11} {size(n)}" for what, n in _memory(m)]
     lines += ["targets"] + [f"  {t.name}: {t.machine}, {_target(t)}" for t in m.targets]
     lines += ["members"] + [f"  {f.sha256[:16]}  {f.size:>12}  {f.path}" for f in m.files]
@@ -80,10 +80,10 @@ def _memory(m: Manifest) -> list[tuple[str, int]]:
     return [*parts, *beside, ("in all", want.total), ("overhead", OVERHEAD)]
 
 
-def _loader(entry: Loader) -> str:
+def _loader(entry: Loader, trains: bool) -> str:
     what = f"{entry.count} indices" if entry.kind == "indices" else " ".join(entry.sources)
     fields = ", ".join(f"{f.name} {f.dtype}[{' '.join(map(str, f.shape))}]" for f in entry.fields)
-    words = [f"batch {entry.batch}", "shuffled" if entry.shuffle else "in order"]
+    words = [f"batch {entry.batch}", "shuffled" if entry.shuffle and trains else "in order"]
     words += ["embedded"] * bool(entry.embedded) + ([f"{entry.epochs} epochs"] if entry.epochs else [])
     return f"{entry.name}: {what} ({', '.join(words)}): {fields}"
 

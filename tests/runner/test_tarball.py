@@ -417,6 +417,10 @@ def test_describe_and_diff_load_no_code(artifact: str, tmp_path: Path) -> None:
     with tarball.open(artifact) as one:
         text = describe.describe(one)
         assert f"sha256:{one.hash}" in text and "generate.step" in text and "rows.npz" in text
+        assert "rows.npz (batch 4, shuffled)" in text and "held.npz (batch 4, in order)" in text
+        loaders = tuple(attrs.evolve(each, shuffle=True) for each in one.manifest.loaders)
+        read = attrs.evolve(one, manifest=attrs.evolve(one.manifest, loaders=loaders))
+        assert "held.npz (batch 4, in order)" in describe.describe(read)  # as passes read
         assert describe.to_json(one)["manifest"]["run"]["steps"] == 6
         assert describe.diff(one, one) is None
         for change, expected in (
