@@ -482,7 +482,6 @@ def test_row_62_a_lock_of_a_dead_process_is_no_lock(artifact: str, out: Path) ->
     assert go(artifact, out, "-q", "--resume") == 0
 
 
-<<<<<<< HEAD
 def test_a_lock_that_its_holder_gave_up_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the opening of the file and the lock on it, its holder removed it: another one could be there by now."""
     real = lock.fcntl.flock
@@ -495,7 +494,8 @@ def test_a_lock_that_its_holder_gave_up_is_not_taken(tmp_path: Path, monkeypatch
     with pytest.raises(RunError) as caught, lock.held(str(tmp_path), lambda _: None):
         pass
     assert caught.value.code.name == "E-LOCK-001"
-=======
+
+
 def test_row_62_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(fd: int, how: int) -> None:
         raise OSError(37, "No locks available")
