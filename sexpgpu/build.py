@@ -377,8 +377,6 @@ def asked(plan: Plan, compiled: Any) -> dict[str, Any]:
 
 
 def inspect(path: str, form: str) -> str:
-    """What is in the artifact at ``path``, as text or, where ``form`` is json, as one JSON object; RunError E-ART if
-    it is none."""
     from artifacts import describe, tarball
 
     artifact = tarball.open(path)
