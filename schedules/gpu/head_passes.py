@@ -13,11 +13,12 @@ from ..cpu.emit import Expr, Load, Stmt, i64, load, loop, seq, store, unravel
 from ..cpu.inline import Point
 from ..cpu.maps import at, finish, point_stores
 from ..cpu.names import in_buffers
-from ..cpu.nests import block
+from ..cpu.nests import block, dynamic_loop
 from ..cpu.stages import Stage
 from ..cpu.tree import rewrite
 from . import ptx
 from .fragments import MATRIX, Factor, Warp, clear, place
+from .head_hidden import LATER
 from .head_streams import Pass
 from .launch import barrier, registers, unrolled
 from .pipeline import Part, copy_tile, write
@@ -119,8 +120,8 @@ class _Text:
             parts = [self._make(s, turn, g, start) for s in self.one.chain]
             parts += [self._add(s, acc, start) for s, acc in folds.items()]
             parts += [self._multiply(s, sums[s], turn, g) for s in sums]
-            done = seq(parts)
-            return done if self.extent % units.columns == 0 else tirx.IfThenElse(start < i64(self.extent), done, None)
+            wanted = self._wanted(start)
+            return tirx.IfThenElse(tirx.all(*wanted), seq(parts), None) if wanted else seq(parts)
 
         pieces = self._pieces(lambda turn: loop(units.columns // MATRIX, lambda g: group(turn, g), name="group"))
         ends = [part for s, acc in folds.items() for part in self._end(s, acc)]
@@ -132,7 +133,7 @@ class _Text:
     def _pieces(self, body: Any) -> list[Stmt]:
         """``body`` for each tile of columns, while the next is on its way."""
         units, here = self.here.units, self.here
-        count = -(-self.extent // units.columns)
+        first, end = self._turns()
 
         def bring(turn: Expr) -> Stmt:
             copies, size = [], 0
@@ -141,13 +142,32 @@ class _Text:
                 start, threads = self._stage(turn) + size, units.tile(16).threads
                 copies.append(copy_tile(here.memory, start, layout, right.operand, where, here.thread, threads))
                 size += units.columns * right.inner
-            return seq([tirx.IfThenElse(turn < i64(count), seq(copies), None), ptx.commit()])
+            return seq([tirx.IfThenElse(turn < end, seq(copies), None), ptx.commit()])
 
-        def turn(now: Expr) -> Stmt:
+        def turn(n: Expr) -> Stmt:
+            now = first + n
             # One barrier: what arrived is seen by all, and all are done with the stage that is filled next.
             return seq([ptx.wait(0), barrier(), bring(now + 1), body(now)])
 
-        return [bring(i64(0)), loop(count, turn, name="turn"), ptx.wait(0), barrier()]
+        turns = end - first
+        walked = dynamic_loop(turns, turn, "turn") if units.hidden else loop(int(turns.value), turn, name="turn")
+        return [bring(first), walked, ptx.wait(0), barrier()]
+
+    def _turns(self) -> tuple[Expr, Expr]:
+        """The first tile of columns that any row of the block needs, and where they end."""
+        here, columns = self.here, self.here.units.columns
+        count = i64(-(-self.extent // columns))
+        if here.units.hidden == LATER:
+            return i64(0), tirx.Min(count, tirx.floordiv(here.first + here.units.rows - 1, i64(columns)) + 1)
+        return (tirx.Min(count, tirx.floordiv(here.first, i64(columns))) if here.units.hidden else i64(0)), count
+
+    def _wanted(self, start: Expr) -> list[Expr]:
+        """When the warp's rows need the columns from ``start`` on."""
+        units, row = self.here.units, self.here.first + self.here.warp.row
+        inside = [start < i64(self.extent)] if self.extent % units.columns else []
+        if not units.hidden:
+            return inside
+        return [*inside, start < row + MATRIX if units.hidden == LATER else row < start + MATRIX]
 
     def _stage(self, turn: Expr) -> Expr:
         units = self.here.units

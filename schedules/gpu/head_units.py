@@ -24,6 +24,7 @@ from ..cpu.emit import Call, Expr, Load, Stmt, i64, seq, unravel
 from ..cpu.nests import Context
 from ..cpu.stages import Stage
 from .fragments import Layout, warp_of
+from .head_hidden import LATER, hidden_columns
 from .head_memory import BLOCKS
 from .head_passes import Here, left_copies, pass_text
 from .head_streams import Pass, Stream, read_stream
@@ -70,11 +71,13 @@ _BATCH, _COLUMN, _INNER = (tirx.Var(name, "int64") for name in ("batch", "column
 @attrs.frozen(eq=False)
 class Units:
     """How a stream is done: ``lefts``, the factors of rows of the products that make scores; ``rights``, of all
-    products. ``warps`` of a block, ``columns`` of a tile."""
+    products. ``hidden``: the columns that count for nothing, LATER or EARLIER than the row's number, or none. ``warps``
+    of a block, ``columns`` of a tile."""
 
     stream: Stream
     lefts: Mapping[Any, Operand]
     rights: Mapping[Any, Right]
+    hidden: str
     warps: int = 1
     columns: int = COLUMNS[-1]
 
@@ -176,7 +179,7 @@ def _read(stream: Stream) -> Units | None:
     whole = all(right.inner % 16 == 0 for right in rights.values())
     if not whole or len({*reads}) > 1 or not _is_plain(stream) or not _has_room(stream, reads[0]):
         return None
-    return Units(stream, lefts, rights)
+    return Units(stream, lefts, rights, hidden_columns(stream))
 
 
 def _operand(stream: Stream, stage: Stage, value: Expr, lines: Any) -> Operand | None:
@@ -248,6 +251,7 @@ def _launch(units: Units, batch: Sequence[int], whole: int) -> Stmt:
 
     def body(place: Expr, thread: Expr) -> Stmt:
         *heads, group = unravel(place, [*batch, groups])
+        group = i64(groups - 1) - group if units.hidden == LATER else group  # those that take longest begin first
         number = tirx.floordiv(place, i64(groups)) if groups > 1 else place
         here = Here(
             units, memory, thread, warp_of(tile, thread), heads, number, group * units.rows, whole, matrices, numbers,

@@ -19,6 +19,7 @@ from lowering.kernels_attention import heads_of, product, wide
 from schedules.cpu.tree import collect
 from schedules.gpu import head_units
 from schedules.gpu.audit import audit
+from schedules.gpu.head_hidden import EARLIER, LATER
 from sexpgpu.ops.backward import attend_grads
 from sexpgpu.ops.nn import attention_ref
 from sexpgpu.types import TensorType
@@ -242,6 +243,51 @@ def test_bits_do_not_depend_on_what_stands_beside() -> None:
     assert run(q[:2], k[:2], v[:2]).tobytes() == many[:2].tobytes()
     few = np.ascontiguousarray(q[:, :20])
     assert run(few, k, v).tobytes() == many[:, :20].tobytes()
+
+
+# -- columns that count for nothing ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What of each launch's columns counts for nothing."""
+    found: list[str] = []
+    read = head_units.hidden_columns
+    monkeypatch.setattr(head_units, "hidden_columns", lambda stream: found.append(read(stream)) or found[-1])
+    return found
+
+
+def test_keys_after_their_query_are_left_out(found: list[str]) -> None:
+    size = ((4,), 32, 32, 16, 16)
+    for gradient in (False, True):
+        scheduled(attend(size, True, gradient=gradient), "matrix-units")
+    assert found == [LATER, LATER, EARLIER]
+
+
+def test_keys_that_a_mask_hides_are_not(found: list[str]) -> None:
+    """Nor those of a causal one with a mask: a query may see nothing, and then all its powers are 1. Their weights are 0
+    even so, and the launch by keys needs no more."""
+    mask = np.ones((1, 32, 32), bool)
+    for causal, given_mask in ((False, None), (False, mask), (True, mask)):
+        for gradient in (False, True):
+            scheduled(attend(((4,), 32, 32, 16, 16), causal, given_mask, gradient), "matrix-units")
+    assert found == [*[""] * 8, EARLIER]
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_bits_do_not_depend_on_what_is_left_out(gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = ((2,), 90, 90, 16, 16)
+    func, arrays = attend(size, True, gradient=gradient), given(size, gradient)
+    made = [x.tobytes() for x in results(func, *arrays)]
+    monkeypatch.setattr(head_units, "hidden_columns", lambda _: "")
+    assert [x.tobytes() for x in results(func, *arrays)] == made
+
+
+def test_half_of_the_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    func = attend(((3,), 1024, 1024, 64, 64), True, gradient=True)
+    few = [one.flops for one in audit(scheduled(func))]  # as of the block in the middle
+    monkeypatch.setattr(head_units, "hidden_columns", lambda _: "")
+    assert all(a < 0.6 * b for a, b in zip(few, (one.flops for one in audit(scheduled(func))), strict=True))
 
 
 # -- what it asks of a GPU ---------------------------------------------------------------------------------------------
