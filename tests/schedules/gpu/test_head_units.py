@@ -265,8 +265,8 @@ def test_keys_after_their_query_are_left_out(found: list[str]) -> None:
 
 
 def test_keys_that_a_mask_hides_are_not(found: list[str]) -> None:
-    """Nor those of a causal one with a mask: a query may see nothing, and then all its powers are 1. Their weights are 0
-    even so, and the launch by keys needs no more."""
+    """Nor those of a causal one with a mask: a query may see nothing, and then all its powers are 1. Their weights are
+    0 even so, and the launch by keys needs no more."""
     mask = np.ones((1, 32, 32), bool)
     for causal, given_mask in ((False, None), (False, mask), (True, mask)):
         for gradient in (False, True):
