@@ -14,20 +14,11 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from . import __version__, codes, interrupt, tuning
+from . import __version__, codes, interrupt, manifest_records, tuning
 from .cost import Rates
 from .diagnostics import UserError
 from .gpu_report import kernel_fault, kernel_member
 from .identity import document
-from .manifest_records import (
-    loader_record,
-    phase_record,
-    run_record,
-    step_record,
-    target_record,
-    with_memory,
-    without_graphs,
-)
 from .members import data_members, source_members
 from .memory import Memory, check_room, estimate, measured
 from .phases import Plan
@@ -56,8 +47,8 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         "identity.json": document(plan.run),
         **tuning.members(made.tuning),
     }
-    manifest = with_memory(make_manifest(plan, made, targets, data), memory)
-    manifest = manifest if options.graphs == "auto" else without_graphs(manifest)
+    manifest = manifest_records.with_memory(make_manifest(plan, made, targets, data), memory)
+    manifest = manifest if options.graphs == "auto" else manifest_records.without_graphs(manifest)
     check_room(memory, targets, options.memory_limit, options.file, asked_of(manifest))
     interrupt.check()
     digest = tarball.write(options.output, manifest, members, options.force, [options.file])
@@ -81,13 +72,18 @@ def library_member(target: str) -> str:
 
 
 def need_extra() -> None:
-    """E-ENV-001 where the compiler is not installed."""
+    """E-ENV-001 where the compiler is not installed, or cannot be loaded: TVM then goes on without, and fails later."""
     for package in ("apache-tvm", "ziglang"):
         try:
             version(package)
         except PackageNotFoundError:
             what, hint = f"{package} is not installed", "pip install 'sexpgpu[build]'"
             raise UserError(codes.ENV_MISSING, None, what, hint=hint) from None
+    import tvm
+
+    if tvm.get_global_func("ir.PrimType", allow_missing=True) is None:
+        hint = "give it more memory (ulimit -v), and unset TVM_USE_RUNTIME_LIB"
+        raise UserError(codes.ENV_MISSING, None, "the library of TVM's compiler cannot be loaded", hint=hint)
 
 
 def need_cuda(targets: Sequence[Any]) -> None:
@@ -334,14 +330,18 @@ def make_manifest(plan: Plan, made: Made, targets: Sequence[Any], data: dict[str
     tvm, ffi, zig = map(version, tools)
     return m.Manifest(
         toolchain=m.Toolchain(__version__, tvm, ffi, f"ld.lld of ziglang {zig}"),
-        run=run_record(m, plan),
+        run=manifest_records.run_record(m, plan),
         parameters=tuple(m.Parameter(p.name, p.type.shape, p.type.dtype, p.is_frozen) for p in plan.parameters),
         optimizer=tuple(m.Tensor(e.name, e.type.shape, e.type.dtype) for e in plan.optimizer),
-        phases=tuple(phase_record(m, p, made.lowered.in_place.get(p.function, ())) for p in plan.phases),
-        step=step_record(m, plan),
-        loaders=tuple(loader_record(m, plan, loader, data) for loader in plan.settings.loaders.values()),
+        phases=tuple(
+            manifest_records.phase_record(m, p, made.lowered.in_place.get(p.function, ())) for p in plan.phases
+        ),
+        step=manifest_records.step_record(m, plan),
+        loaders=tuple(
+            manifest_records.loader_record(m, plan, loader, data) for loader in plan.settings.loaders.values()
+        ),
         memory=m.Memory(0, 0, 0, 0, 0, 0, 0),
-        targets=tuple(target_record(m, to, library_member(to.name)) for to in wanted),
+        targets=tuple(manifest_records.target_record(m, to, library_member(to.name)) for to in wanted),
         runtime=m.Runtime(RUNTIME, CUDA_RUNTIME if any(to.archs for to in wanted) else None),
         files=(),
     )

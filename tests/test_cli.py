@@ -102,6 +102,17 @@ def test_a_gpu_needs_the_extra_cuda_before_any_work(good: Path, release: str, wo
 
 
 @pytest.mark.build
+def test_a_compiler_that_cannot_be_loaded_is_told_of(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM says nothing of it, be it for want of memory or of a library that its own needs."""
+    monkeypatch.setenv("TVM_USE_RUNTIME_LIB", "1")
+    for command in (["build", "-o", str(good.with_name("x.tar"))], ["explain", "--cost"]):
+        done = subprocess.run([sys.executable, "-m", "sexpgpu", *command, str(good)], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith("error[E-ENV-001]: the library of TVM's compiler cannot be loaded (")
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.build
 def test_targets_of_two_machines_are_two_artifacts(good: Path) -> None:
     done = called("build", good, "-o", good.with_name("x.tar"), "--target", "cpu-aarch64,cpu-x86-64-v3")
     assert (done.returncode, done.stdout) == (2, "")
