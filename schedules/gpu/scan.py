@@ -60,11 +60,8 @@ def _tiles(program: Known) -> Stmt:
     (x,), y = program.ins, program.out
     outer, n, _ = sizes(y)
     dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MANY else (8, 128)
-    tile, acc = shared([rows * (steps + 1)], dtype, "tile"), registers([1], dtype, "acc")
-
-    def slot(row: Expr, step: Expr) -> Expr:
-        """One more than ``steps`` from row to row, so that the threads that add are in banks of their own."""
-        return row * (steps + 1) + step
+    line = steps + 1  # from row to row, so that the threads that add are in banks of their own
+    tile, acc = shared([rows * line], dtype, "tile"), registers([1], dtype, "acc")
 
     def block(b: Expr, t: Expr) -> Stmt:
         def each(body: Any, piece: Expr) -> Stmt:
@@ -75,13 +72,15 @@ def _tiles(program: Known) -> Stmt:
                 r, s = e // steps, e % steps
                 row, k = b * rows + r, piece * steps + s
                 inside = tirx.all(row < i64(outer), k < i64(n))
-                return tirx.IfThenElse(inside, body(slot(r, s), (row, _place(program, k), i64(0))), None)
+                return tirx.IfThenElse(inside, body(r * line + s, (row, _place(program, k), i64(0))), None)
 
             return unrolled(rows * steps // THREADS, one)
 
         def add(s: Expr) -> Stmt:
-            return seq([store(acc, wrapped_sum(load(acc, i64(0)), load(tile, slot(t, s))), i64(0)),
-                        store(tile, load(acc, i64(0)), slot(t, s))])  # fmt: skip
+            at = t * line + s
+            return seq(
+                [store(acc, wrapped_sum(load(acc, i64(0)), load(tile, at)), i64(0)), store(tile, load(acc, i64(0)), at)]
+            )
 
         def piece(p: Expr) -> Stmt:
             return seq([

@@ -152,13 +152,9 @@ def _in_order(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], t
     own = i64(0)
 
     def read(ks: list[Expr], f: Expr) -> tuple[Stmt, int]:
-        point = Point(ctx.virtual)
-        places = here | at(order.outer, ks) | at(order.tail, unravel(f, extents))
-        value = point.write(in_type(stage.value, dtype), places)
-        parts = (factors(value, point.binds) if fold.kind == "sum" else None) or (value,)
-        return in_buffers(seq([*point.binds, *(store(h, x, own) for h, x in zip(held, parts, strict=False))])), len(
-            parts
-        )
+        point, parts = _parts(ctx, stage, here | at(order.outer, ks) | at(order.tail, unravel(f, extents)))
+        reads = seq([*point.binds, *(store(h, x, own) for h, x in zip(held, parts, strict=False))])
+        return in_buffers(reads), len(parts)
 
     def chunk(ks: list[Expr], base: Expr, count: int) -> Stmt:
         reads, parts = read(ks, base + team.lane)
@@ -168,9 +164,8 @@ def _in_order(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], t
         def add(k: Expr) -> Stmt:
             theirs = [team.from_lane(load(h, own), k) for h in held[:parts]]
             before = load(acc, own)
-            return store(
-                acc, fused(theirs[0], theirs[1], before) if parts == 2 else fold.combine(before, theirs[0]), own
-            )
+            total = fused(theirs[0], theirs[1], before) if parts == 2 else fold.combine(before, theirs[0])
+            return store(acc, total, own)
 
         return seq([reads, turns(count, add, count)])
 
