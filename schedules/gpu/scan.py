@@ -77,10 +77,9 @@ def _tiles(program: Known) -> Stmt:
             return unrolled(rows * steps // THREADS, one)
 
         def add(s: Expr) -> Stmt:
-            at = t * line + s
-            return seq(
-                [store(acc, wrapped_sum(load(acc, i64(0)), load(tile, at)), i64(0)), store(tile, load(acc, i64(0)), at)]
-            )
+            at, own = t * line + s, i64(0)
+            total = wrapped_sum(load(acc, own), load(tile, at))
+            return seq([store(acc, total, own), store(tile, load(acc, own), at)])
 
         def piece(p: Expr) -> Stmt:
             return seq([
@@ -91,7 +90,7 @@ def _tiles(program: Known) -> Stmt:
                 each(lambda at, place: store(y, load(tile, at), *place), p),
             ])  # fmt: skip
 
-        made = [tirx.AllocBuffer(tile), tirx.AllocBuffer(acc)]
-        return seq([*made, store(acc, tirx.const(0, dtype), i64(0)), loop(-(-n // steps), piece)])
+        zero = store(acc, tirx.const(0, dtype), i64(0))
+        return seq([tirx.AllocBuffer(tile), tirx.AllocBuffer(acc), zero, loop(-(-n // steps), piece)])
 
     return launch(-(-outer // rows), THREADS, block)
