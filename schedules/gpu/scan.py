@@ -57,8 +57,7 @@ def _tiles(program: Known) -> Stmt:
     """A block takes some rows, a piece of each at a time: all threads bring it in and out, one a row adds. A thread
     brings in where it took out of the piece before: no barrier is needed there, though TVM, which does not see it, puts
     one."""
-    (x,), y = program.ins, program.out
-    outer, n, _ = sizes(y)
+    (x,), y, (outer, n, _) = program.ins, program.out, sizes(program.out)
     dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MANY else (8, 128)
     line = steps + 1  # from row to row, so that the threads that add are in banks of their own
     tile, acc = shared([rows * line], dtype, "tile"), registers([1], dtype, "acc")
