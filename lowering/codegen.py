@@ -14,7 +14,7 @@ from attrs import frozen
 from tvm import tirx
 from tvm_ffi.serialization import from_json_graph_str
 
-from . import device, elementary, pipeline
+from . import device, elementary, flatten, pipeline
 from .device import Device
 from .passes import products
 from .passes.in_place import Pair
@@ -155,7 +155,8 @@ def _audited(module: tvm.IRModule, audit: Audit, told: Told) -> dict[str, tuple[
 
 def ready(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Scheduled programs as TVM may compile them. Fusion and schedules repeat a program's body, its let variables with
-    it; and what is rounded once is said."""
+    it; and what is rounded once is said. From here on TVM's pipelines have our passes (flatten.py)."""
+    flatten.install()
     return products.explicit(tirx.transform.ConvertSSA()(module), target)
 
 
