@@ -316,6 +316,7 @@ def test_explain_target_says_what_a_build_reports(good: Path, tmp_path: Path) ->
 def test_build_keeps_the_diagnostics_that_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, kept = tmp_path / "run.sx", []
     path.write_text(run_text(objective="(defobjective (inputs ctx) (mean (model (diagnostic :a (getf inputs :x)))))"))
+    monkeypatch.setattr("sexpgpu.build.find_targets", lambda names: ())  # which would load the compiler
     monkeypatch.setattr("sexpgpu.build.build", lambda plan, options: kept.extend(plan.diagnostics) or sys.exit(0))
     called("build", path, "-o", "x.tar", "--diagnostic", "a")
     assert kept == ["a"]
