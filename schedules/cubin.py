@@ -61,7 +61,7 @@ def _check(data: bytes, arch: str, names: tuple[str, ...]) -> None:
 
 
 def _key(text: str, options: tuple[str, ...]) -> str:
-    of = [*(f"{p}=={v}" for p, v in nvrtc.PACKAGES.items()), *options, NAME, text]
+    of = [*(f"{p}=={v}" for p, v in nvrtc.PACKAGES.items()), nvrtc.METHOD, *options, NAME, text]
     return hashlib.sha256("\0".join(of).encode()).hexdigest()
 
 

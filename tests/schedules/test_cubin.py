@@ -223,3 +223,40 @@ def test_another_release_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_so_is_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "PACKAGES", {**nvrtc.PACKAGES, "no-such-package": "1"})
     assert nvrtc.lacking() == "no-such-package 1"
+
+
+TWICE = b"""
+	.pragma "used_bytes_mask 255";
+	ld.shared.v4.f32 	{%f1, %f2, %f3, %f4}, [%r9+16];
+	ld.shared.v2.f32 	{%f5, %f6}, [%r9+24];
+"""
+ONCE = b"""
+	.pragma "used_bytes_mask 4095";
+	ld.shared.v4.f32 	{%f1, %f2, %f3, %f4}, [sums+16];
+	ld.shared.v4.f32 	{%f1, %f2, %f3, %f4}, [sums+32];
+"""
+
+
+@pytest.mark.parametrize(
+    ("ptx", "found"),
+    [
+        (TWICE, True),
+        (TWICE.replace(b"ld.shared.v2.f32 	{%f5, %f6}, [%r9+24]", b"ld.shared.f32 	%f5, [%r9+28]"), True),
+        (b"\n	ld.shared.f32 	%f5, [%r9+16];" + TWICE.replace(b"[%r9+24]", b"[%r8+24]"), True),
+        (TWICE.replace(b"[%r9+24]", b"[%r8+24]"), False),
+        (TWICE.replace(b"[%r9+24]", b"[%r9+32]"), False),
+        (ONCE, False),
+        (TWICE.replace(b"used_bytes_mask", b"something"), False),
+        (b"", False),
+    ],
+)
+def test_reads_that_overlap_are_seen(ptx: bytes, found: bool) -> None:
+    assert nvrtc.reads_twice(ptx) == found
+
+
+def test_a_text_is_compiled_until_it_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = iter([(TWICE, b"first"), (TWICE, b"second"), (ONCE, b"third"), (ONCE, b"fourth")])
+    monkeypatch.setattr(nvrtc, "_compiled", lambda *_: next(made))
+    assert nvrtc.compile(TEXT, "k.cu", (), True) == b"third"
+    monkeypatch.setattr(nvrtc, "_compiled", lambda *_: (TWICE, b"always"))
+    assert nvrtc.compile(TEXT, "k.cu", (), True) == b"always"
