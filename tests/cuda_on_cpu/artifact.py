@@ -24,6 +24,11 @@ def kernels(source: str, arch: str, names: tuple[str, ...]) -> tuple[bytes, floa
     return data, time.monotonic() - started
 
 
+def image(source: str, arch: str, names: tuple[str, ...]) -> bytes:
+    """What stands for schedules.cubin.kernels."""
+    return kernels(source, arch, names)[0]
+
+
 def watched(image: bytes) -> bytes:
     """A fake cubin or PTX compiled anew, so that a launch of its kernels fails at a race."""
     head, _, _ = image.partition(b"\n")
@@ -63,10 +68,12 @@ def run(artifact: Path, *arguments: object, **fake: object) -> subprocess.Comple
 
 def main() -> int:
     """The command line ``sexpgpu`` with the kernels of this module."""
+    from schedules import cubin
     from sexpgpu import build as driver
     from sexpgpu import cli
 
-    driver.compile_kernel = sys.modules["tests.cuda_on_cpu.artifact"].kernels
+    ours = sys.modules["tests.cuda_on_cpu.artifact"]
+    driver.compile_kernel, cubin.kernels = ours.kernels, ours.image
     driver.need_cuda = lambda targets: None
     return cli.main(sys.argv[1:])
 

@@ -80,6 +80,7 @@ Error destroy_event(Event*);
 Error record(Event*, Stream*);
 Error wait_event(Stream*, Event*);
 Error synchronize(Event*);
+size_t between(Event*, Event*);  // what was asked of their stream after one and before the other
 Error begin_capture(Stream*, int mode);
 Error end_capture(Stream*, Graph** out);
 Error instantiate(Graph*, Exec** out);

@@ -283,6 +283,10 @@ Error record(Event* e, Stream* handle) {
   return sticky();
 }
 
+size_t between(Event* from, Event* to) {
+  return from->queue && from->queue == to->queue && to->upto > from->upto ? to->upto - from->upto : 0;
+}
+
 Error wait_event(Stream* handle, Event* e) {
   if (!e->queue) return sticky();
   Node* n = make(WAIT);
