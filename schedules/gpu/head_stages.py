@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 from tvm import tirx
+from tvm.sym import Analyzer
 
 from ..cpu.accumulators import Partial, in_type, partial_type
 from ..cpu.emit import Expr, Load, Stmt, i64, load, loop, scratch, seq, shape_of, store, unravel
@@ -68,7 +69,8 @@ class Rows:
             flat: Expr = i64(0)
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
                 flat = flat if d in self.found.places[buffer] else flat * extent + index
-            flat = flat - self.offset if self.offset is not None and self.line(buffer) > 1 else flat
+            if self.offset is not None and self.line(buffer) > 1:
+                flat = Analyzer().simplify(flat - self.offset)  # TVM divides by zero where it bounds n + x - n
             return slot * self.line(buffer) + flat
 
         def read(node: Any) -> Expr:
