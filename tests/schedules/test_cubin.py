@@ -243,6 +243,7 @@ ONCE = b"""
         (TWICE, True),
         (TWICE.replace(b"ld.shared.v2.f32 	{%f5, %f6}, [%r9+24]", b"ld.shared.f32 	%f5, [%r9+28]"), True),
         (b"\n	ld.shared.f32 	%f5, [%r9+16];" + TWICE.replace(b"[%r9+24]", b"[%r8+24]"), True),
+        (TWICE.replace(b"[%r9+16]", b"[%r9+-64]").replace(b"[%r9+24]", b"[%r9+-56]"), True),
         (TWICE.replace(b"[%r9+24]", b"[%r8+24]"), False),
         (TWICE.replace(b"[%r9+24]", b"[%r9+32]"), False),
         (ONCE, False),
