@@ -17,13 +17,16 @@ Env = Mapping[Key, Handle]
 class Bound:
     """``phase`` as a function from an environment to its outputs by (kind, name).
 
-    returned: the outputs of ``call``; shared: (output, input) where the output is the input's own tensor
+    places: of each input among ``inputs``; returned: the outputs of ``call``; fed: (output, input) of one name;
+    shared: (output, input) where the output is the input's own tensor
     """
 
     phase: Phase
     call: Call
     inputs: tuple[Key, ...]
+    places: Mapping[Key, int]
     returned: tuple[Key, ...]
+    fed: tuple[tuple[int, int], ...]
     shared: tuple[tuple[Key, int], ...]
 
     def __call__(self, env: Env) -> dict[Key, Handle]:
@@ -34,16 +37,14 @@ class Bound:
     def repeat(self, env: Env, key: Key, values: Iterable[Handle], before: Callable[[], None]) -> dict[Key, Handle]:
         """The outputs of the last of several calls: one for each of ``values``, as the input ``key``, with the outputs
         of the call before in the place of the inputs they are named like. ``before`` is called before each."""
-        own = {key: None, **env}
-        given = [own[name] for name in self.inputs]
-        at = [i for i, name in enumerate(self.inputs) if name == key]
-        fed = [(n, self.inputs.index(name)) for n, name in enumerate(self.returned) if name in self.inputs]
+        place, call, fed = self.places.get(key), self.call, self.fed
+        given = [None if i == place else env[name] for i, name in enumerate(self.inputs)]
         made: tuple[Handle, ...] = ()
         for value in values:
             before()
-            for i in at:
-                given[i] = value
-            made = self.call(given)
+            if place is not None:
+                given[place] = value
+            made = call(given)
             for n, i in fed:
                 given[i] = made[n]
         return self._named(given, made)
@@ -59,10 +60,12 @@ class Bound:
 
 
 def bind(device: Device, phase: Phase) -> Bound:
-    pairs = dict(phase.in_place)
+    inputs = tuple(port.key for port in phase.inputs)
+    places, pairs = {key: i for i, key in enumerate(inputs)}, dict(phase.in_place)
     returned = tuple(port.key for i, port in enumerate(phase.outputs) if i not in pairs)
+    fed = tuple((n, places[key]) for n, key in enumerate(returned) if key in places)
     shared = tuple((phase.outputs[o].key, i) for o, i in phase.in_place)
-    return Bound(phase, device.phase(phase.name), tuple(p.key for p in phase.inputs), returned, shared)
+    return Bound(phase, device.phase(phase.name), inputs, places, returned, fed, shared)
 
 
 def bind_all(device: Device, manifest: Manifest) -> dict[str, Bound]:

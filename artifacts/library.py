@@ -89,11 +89,14 @@ class LibraryDevice(Plain):
             raise RunError(ENV_LIBRARY, f"the library has no function {phase.function}") from None
 
         size, item = self._size, self._item
+        places: list[int] = []  # of the outputs that are returned: as many at each call
 
         def call(inputs: Sequence[Any]) -> tuple[Any, ...]:
             try:
                 made = function(*inputs)
-                return tuple([item(made, i) for i in range(size(made))])  # made's own iterator takes ten times as long
+                if not places:
+                    places.extend(range(size(made)))
+                return tuple([item(made, i) for i in places])  # made's own iterator takes ten times as long
             except MemoryError:
                 raise
             except Exception as error:

@@ -149,7 +149,7 @@ class Body:
     def function(self, gone: set[int]) -> relax.Function:
         """The function with the renamed allocations gone, returning the outputs that are not in ``gone``."""
         left = (b for n, b in enumerate(self.bindings) if b[0] not in self.renamed and n not in self.dropped)
-        bindings: list[Any] = [relax.VarBinding(var, _rename(value, self.renamed)) for var, value in left]
+        bindings: list[Any] = [relax.VarBinding(var, renamed(value, self.renamed)) for var, value in left]
         kept = [v for n, v in enumerate(self.origin.body.body.fields) if n not in gone]
         body = relax.SeqExpr([relax.BindingBlock(bindings)], relax.Tuple(kept))
         type = relax.TupleType([v.ty for v in kept])
@@ -176,13 +176,13 @@ def owners_of(value: Any, owners: Mapping[relax.Var, frozenset[relax.Var]]) -> f
     return frozenset().union(*(owners_of(part, owners) for part in parts))
 
 
-def _rename(value: Any, renamed: Mapping[relax.Var, relax.Var]) -> Any:
+def renamed(value: Any, names: Mapping[relax.Var, relax.Var]) -> Any:
     """``value`` with variables replaced; allocations occur only as themselves, as arguments and in tuples."""
     if isinstance(value, relax.Var):
-        return renamed.get(value, value)
+        return names.get(value, value)
     if isinstance(value, tvm.ir.Call):
-        args = [_rename(a, renamed) for a in value.args]
+        args = [renamed(a, names) for a in value.args]
         return tvm.ir.Call(value.op, args, value.attrs, value.ty_args, value.span, value.ty)
     if isinstance(value, relax.Tuple):
-        return relax.Tuple([_rename(f, renamed) for f in value.fields])
+        return relax.Tuple([renamed(f, names) for f in value.fields])
     return value

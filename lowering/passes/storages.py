@@ -2,8 +2,9 @@
 
 Runs after CallTIRRewrite, where a function is a list of allocations, kernel calls that name their destination, and
 views. A call then asks for each block of memory once and gives all back when it returns: nothing in between has to be
-released. Tensors of one type in one block are one tensor, and a view of a block's tensor is another tensor of the
-block, so that few objects are made. Results stay allocations of their own, since they outlive the call.
+released. A block is one tensor, of bytes, which stands for all that lies in it one after the other, views too: kernels
+look at no more of an argument than its address (their shapes are fixed, their checks left out), and each object takes
+as long as a small kernel. Results stay allocations of their own, since they outlive the call.
 
 TVM's own plan (StaticPlanBlockMemory) shares as much, and makes an object for every tensor.
 """
@@ -19,10 +20,9 @@ import tvm
 from attrs import define, field, frozen
 from tvm import relax
 
-from .in_place import is_alloc, owners_of
+from .in_place import is_alloc, owners_of, renamed
 
 RESHAPE = "relax.reshape"
-Type = tuple[tuple[int, ...], str]
 
 
 @frozen
@@ -30,7 +30,6 @@ class Life:
     """An intermediate of ``size`` bytes that the bindings ``first`` to ``last`` write and read."""
 
     var: relax.Var
-    type: Type
     size: int
     first: int
     last: int
@@ -38,20 +37,15 @@ class Life:
 
 @define
 class Block:
-    """Memory of ``size`` bytes for tensors of which no two live at once: ``lives``, in their order, and their types."""
+    """Memory of ``size`` bytes for tensors of which no two live at once: ``lives``, in their order."""
 
     size: int
     lives: list[Life] = field(factory=list)
-    types: set[Type] = field(factory=set)
 
     def place(self, life: Life) -> int | None:
         """Where ``life`` belongs among ``lives``, None where another one is in its way."""
         n = bisect.bisect_right(self.lives, life.last, key=_first)
         return n if n == 0 or self.lives[n - 1].last < life.first else None
-
-    def add(self, n: int, life: Life) -> None:
-        self.lives.insert(n, life)
-        self.types.add(life.type)
 
 
 def _first(life: Life) -> int:
@@ -68,30 +62,30 @@ def storages(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def shared(lives: Sequence[Life]) -> list[Block]:
-    """Blocks for ``lives``: large ones first, each into a block that is free while it lives, one that has a tensor of
-    its type before others, then the smallest; or into a new one (greedy by size, Pisarchyk and Lee 2020,
-    arXiv:2001.03288)."""
+    """Blocks for ``lives``: large ones first, each into the smallest block that is free while it lives, or into a new
+    one (greedy by size, Pisarchyk and Lee 2020, arXiv:2001.03288)."""
     blocks: list[Block] = []
     for life in sorted(lives, key=lambda life: (-life.size, life.first)):
         free = [(block, n) for block in blocks if (n := block.place(life)) is not None]
         if free:
-            block, n = min(free, key=lambda found: (life.type not in found[0].types, found[0].size))
+            block, n = min(free, key=lambda found: found[0].size)
         else:
             block, n = Block(life.size), 0
             blocks.append(block)
-        block.add(n, life)
+        block.lives.insert(n, life)
     return blocks
 
 
 def _planned(func: relax.Function) -> relax.Function:
     bindings = [(b.var, b.value) for block in func.body.blocks for b in block.bindings]
-    blocks = shared(_lives(func, bindings))
     made, home = [], {}
-    for n, block in enumerate(blocks):
+    for n, block in enumerate(shared(_lives(func, bindings))):
         storage = relax.Var(f"storage{n}", relax.AnyType())
+        tensor = relax.Var(f"block{n}", relax.TensorType(_shape(block.size), "uint8"))
         space = relax.op.memory.alloc_storage(_shape(block.size), 0, "global", "uint8")
         made.append(relax.VarBinding(storage, space))
-        home.update((life.var, storage) for life in block.lives)
+        made.append(relax.VarBinding(tensor, relax.op.memory.alloc_tensor(storage, 0, _shape(block.size), "uint8")))
+        home.update((life.var, tensor) for life in block.lives)
     made += _rewritten(bindings, home)
     body = relax.SeqExpr([relax.BindingBlock(made)], func.body.body)
     return relax.Function(func.params, body, func.ret_ty, is_pure=func.is_pure, attrs=func.attrs)
@@ -110,16 +104,13 @@ def _lives(func: relax.Function, bindings: Sequence[tuple[relax.Var, Any]]) -> l
             if memory in uses:
                 uses[memory].append(n)
     returned = owners_of(func.body.body, owners)
-    return [Life(v, _type(v), _bytes(_type(v)), n[0], n[-1]) for v, n in uses.items() if n and v not in returned]
+    return [Life(v, _bytes(v), n[0], n[-1]) for v, n in uses.items() if n and v not in returned]
 
 
-def _type(var: relax.Var) -> Type:
+def _bytes(var: relax.Var) -> int:
     dtype = var.ty.dtype
-    return tuple(int(n) for n in var.ty.shape), str(getattr(dtype, "dtype", dtype))
-
-
-def _bytes(type: Type) -> int:
-    return max(1, math.prod(type[0])) * ((tvm.DataType(type[1]).bits + 7) // 8)
+    bits = tvm.DataType(str(getattr(dtype, "dtype", dtype))).bits
+    return max(1, math.prod(int(n) for n in var.ty.shape)) * ((bits + 7) // 8)
 
 
 def _shape(*sizes: int) -> relax.ShapeExpr:
@@ -129,21 +120,15 @@ def _shape(*sizes: int) -> relax.ShapeExpr:
 def _rewritten(
     bindings: Sequence[tuple[relax.Var, Any]], home: Mapping[relax.Var, relax.Var]
 ) -> list[relax.VarBinding]:
-    """The bindings with each planned allocation, and each reshape of one, as a tensor in its storage."""
-    stored: dict[relax.Var, relax.Var] = {}  # of a variable that is a planned tensor or a view of one
-    tensors: dict[tuple[relax.Var, Type], relax.Var] = {}
+    """The bindings that are left where each planned allocation, and each reshape of one, is its block's tensor."""
+    tensors: dict[relax.Var, relax.Var] = {}
     out = []
     for var, value in bindings:
-        storage = home.get(var, stored.get(_viewed(value)))
-        if storage is not None:
-            stored[var] = storage
-            key = storage, _type(var)
-            if key in tensors:
-                value = tensors[key]
-            else:
-                value = relax.op.memory.alloc_tensor(storage, 0, _shape(*key[1][0]), key[1][1])
-                tensors[key] = var
-        out.append(relax.VarBinding(var, value))
+        tensor = home.get(var, tensors.get(_viewed(value)))
+        if tensor is None:
+            out.append(relax.VarBinding(var, renamed(value, tensors)))
+        else:
+            tensors[var] = tensor
     return out
 
 
