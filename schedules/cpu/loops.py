@@ -16,12 +16,13 @@ from tvm.ir import Range
 from tvm.sym import Analyzer, detect_linear_equation
 
 from .access import Access, mergeable
-from .emit import Expr, is_int, shape_of, value_of
+from .emit import Expr, Load, Stmt, is_int, load, shape_of, store, value_of
 from .stages import Axis, substitute
-from .tree import collect
+from .tree import collect, rewrite
 
 SHORT = 4  # elements side by side that are better than as many apart
 MOST = 8  # loops
+DIVIDED = (tirx.FloorDiv, tirx.FloorMod)
 LONG = 64  # elements in a row that are worth a loop of their own
 
 
@@ -71,7 +72,7 @@ def cut(found: Loops) -> Loops:
 def _cut(loops: Loops) -> tuple[int, int] | None:
     """An axis and the size of the pieces that an index wants of it."""
     for access in loops.accesses:
-        for node in collect(list(access.indices), (tirx.FloorDiv, tirx.FloorMod)):
+        for node in collect(list(access.indices), DIVIDED):
             for n, axis in enumerate(loops.axes):
                 least = SHORT if n == len(loops.axes) - 1 else 2
                 if node.a.same_as(axis.var) and is_int(node.b) and _fits(axis.extent, value_of(node.b), least):
@@ -129,6 +130,24 @@ def _address(access: Access) -> Expr:
 
 
 def _divides_once(access: Access) -> bool:
-    """Else TVM does not see that neighbouring places lie side by side."""
-    divided = (tirx.FloorDiv, tirx.FloorMod)
-    return not any(collect(node.a, divided) for node in collect(list(access.indices), divided))
+    """Else TVM does not see that neighbouring places lie side by side, nor might ``undivided``."""
+    return not any(collect(node.a, DIVIDED) for node in collect(list(access.indices), DIVIDED))
+
+
+def undivided(stmt: Stmt, known: Any) -> Stmt:
+    """``stmt`` with places in memory as one number, along the buffer's last axis, where its indices divide and that
+    number does not: ``x[f // 40, f // 2 % 20, f % 2]`` is ``x[0, 0, f]``. ``known``: how far the variables go."""
+
+    def one(buffer: Any, indices: Sequence[Expr]) -> Sequence[Expr]:
+        if len(indices) < 2 or not collect(list(indices), DIVIDED):
+            return indices
+        place = known.simplify(_address(Access(buffer, tuple(indices))))
+        return indices if collect(place, DIVIDED) else [*[tirx.IntImm("int64", 0)] * (len(indices) - 1), place]
+
+    return rewrite(
+        stmt,
+        [
+            (Load, lambda node: load(node.source, *one(node.source, node.indices))),
+            (tirx.BufferStore, lambda node: store(node.buffer, node.value, *one(node.buffer, node.indices))),
+        ],
+    )

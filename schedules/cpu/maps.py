@@ -16,13 +16,14 @@ from .access import Access, reads_of, same_indices, write_of
 from .boxes import Box, boxes, in_space
 from .emit import Expr, Stmt, grid, seq, store, unravel
 from .inline import Known, Point
-from .loops import Loops, cut, joined, straight
+from .loops import Loops, cut, joined, straight, undivided
 from .nests import Context, chunks, vectors, worth_it
 from .stages import Axis, Stage, stage_loads, substitute
 from .tiles import tile_nest, turned_axis
 from .tree import rewrite
 
 PIECE = 2048  # elements of one task where the last axis is shared out
+BYTES = 4  # elements of a byte in the place of one of f32
 FEW = 16  # tasks that are enough for any machine to share out evenly
 
 
@@ -120,11 +121,19 @@ def _box_nest(ctx: Context, stages: Sequence[Stage], box: Box) -> Stmt:
     stores = _stores(ctx, stages, box, loops)
     *heads, inner = [a.extent for a in loops.axes] or [1]
 
+    wide = ctx.lanes * (BYTES if all(_is_byte(access.buffer) for access in loops.accesses) else 1)
+
     def piece(outer: list[Expr], start: Expr | None, length: int) -> Stmt:
         place = lambda f: [*outer, f if start is None else start + f] if loops.axes else []  # noqa: E731
-        return seq(vectors(length, ctx.lanes, lambda f: stores(place(f))))
+        whole = length // wide * wide
+        first = vectors(whole, wide, lambda f: stores(place(f)))
+        return seq([*first, *vectors(length - whole, ctx.lanes, lambda f: stores(place(f + whole if whole else f)))])
 
     return share(ctx, heads, inner, piece)
+
+
+def _is_byte(buffer: Any) -> bool:
+    return str(buffer.dtype) in ("bool", "int8", "uint8")
 
 
 def _stores(ctx: Context, stages: Sequence[Stage], box: Box, loops: Loops) -> Callable[[Sequence[Expr]], Stmt]:
@@ -137,6 +146,7 @@ def _stores(ctx: Context, stages: Sequence[Stage], box: Box, loops: Loops) -> Ca
         values = at(loops.axes, names)
         here = in_space(box, [substitute(place, values) for place in loops.places])
         stmt = point_stores(ctx, stages, here, {}, keep, loops.analyzer(names))
+        stmt = undivided(stmt, loops.analyzer(names))
         stmt = substitute(stmt, dict(zip(names, places, strict=True)))
         known = Analyzer()
         return rewrite(stmt, [((tirx.FloorDiv, tirx.FloorMod), known.simplify)])

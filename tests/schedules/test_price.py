@@ -142,3 +142,39 @@ def test_a_reshape_divides_no_place_twice(old: tuple[int, ...], new: tuple[int, 
     assert done.func is not None
     divided = (tirx.FloorDiv, tirx.FloorMod)
     assert not [node for node in collect(done.func.body, divided) if collect(node.a, divided)]
+
+
+@pytest.mark.parametrize("shape", [(64, 20, 2), (9, 5, 7, 3)], ids=str)
+def test_axes_that_are_one_in_memory_are_one_place_there(shape: tuple[int, ...]) -> None:
+    """However many they are: a place along all of them divides nothing."""
+    func = operator("neg", ("f32", shape))
+    done = schedules.first(func.with_attr("global_symbol", "main"), schedules.TARGETS[V3])
+    assert done.func is not None and not collect(done.func.body, (tirx.FloorDiv, tirx.FloorMod))
+
+
+@pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")
+@pytest.mark.parametrize("shape", [(64, 20, 2), (9, 5, 7, 3)], ids=str)
+def test_a_map_over_axes_that_are_one_in_memory(shape: tuple[int, ...]) -> None:
+    x = numbers(*shape)
+    np.testing.assert_array_equal(build(operator("neg", ("f32", shape))).run(x)[0], -x)
+
+
+@pytest.mark.parametrize("target", [V3, "cpu-x86-64-v4", "cpu-aarch64"])
+def test_vectors_of_bytes_are_as_long_as_those_of_f32(target: str) -> None:
+    """In bytes: four times as many of them."""
+    func = operator("not", ("bool", (64, 152, 20)))
+    done = schedules.first(func.with_attr("global_symbol", "main"), schedules.TARGETS[target])
+    assert done.func is not None
+    lanes = {int(node.extent) for node in collect(done.func.body, tirx.For) if node.kind == tirx.ForKind.VECTORIZED}
+    assert lanes == {4 * schedules.TARGETS[target].lanes}
+
+
+@pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")
+@pytest.mark.parametrize("size", [1, 7, 8, 31, 32, 33, 71])
+def test_maps_of_bytes(size: int) -> None:
+    """Whole vectors of them, shorter ones, and a rest; with other dtypes beside them as well."""
+    x = numbers(3, size) > 0
+    np.testing.assert_array_equal(build(operator("not", ("bool", (3, size)))).run(x)[0], ~x)
+    y = numbers(3, size, seed=1)
+    func = operator("where", ("bool", (3, size)), ("f32", (3, size)), ("f32", (3, size)))
+    np.testing.assert_array_equal(build(func).run(x, y, -y)[0], np.where(x, y, -y))
