@@ -18,6 +18,7 @@ import tvm
 from attrs import frozen
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
+from tvm.tirx.stmt_functor import post_order_visit
 
 from . import imports
 from .passes.memory import parts_of
@@ -115,7 +116,7 @@ def _is_bound(stmt: Any) -> bool:
 
 def _loads(value: Any) -> bool:
     found = []
-    tirx.stmt_functor.post_order_visit(value, lambda node: found.append(isinstance(node, TensorLoad)))
+    post_order_visit(value, lambda node: found.append(isinstance(node, TensorLoad)))
     return any(found)
 
 
