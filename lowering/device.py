@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import tvm
+import tvm_ffi
 from attrs import frozen
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
-from tvm.tirx.stmt_functor import post_order_visit
 
 from . import imports
 from .passes.memory import parts_of
@@ -115,9 +115,9 @@ def _is_bound(stmt: Any) -> bool:
 
 
 def _loads(value: Any) -> bool:
-    found = []
-    post_order_visit(value, lambda node: found.append(isinstance(node, TensorLoad)))
-    return any(found)
+    found: list[Any] = []
+    tvm_ffi.structural_walk(value, [(TensorLoad, found.append)], order="post")
+    return bool(found)
 
 
 def bool_vectors(source: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from sexpgpu.graph import Builder, Graph
 tvm = pytest.importorskip("tvm", reason="needs the extra `build`")
 pytest.importorskip("ziglang", reason="needs the extra `build`")
 
+from tvm import tirx  # noqa: E402
 from tvm.script import tirx as TS  # noqa: E402
 
 import schedules  # noqa: E402
@@ -199,6 +200,12 @@ def read_by_the_host(x: TS.Buffer((128,), "float32"), y: TS.Buffer((128,), "floa
 
 def test_and_one_that_the_host_reads_for() -> None:
     assert fault(scheduled(read_by_the_host)).unbound == {"add": ()}
+
+
+def test_a_name_for_a_load_counts_as_one() -> None:
+    name, load = tirx.Var("first", "float32"), tirx.BufferLoad(tirx.decl_buffer((4,), "float32"), [0])
+    assert not device._is_bound(tirx.Bind(name, load + load))
+    assert device._is_bound(tirx.Bind(name, tirx.const(1.0, "float32")))
 
 
 def test_a_kernel_that_is_bound_is_not() -> None:
