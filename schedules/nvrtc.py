@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution, version
 
@@ -19,12 +18,6 @@ PACKAGES: Mapping[str, str] = {
 RELEASE = (13, 5)
 LIBRARY = ("nvidia-cuda-nvrtc", "nvidia/cu13/lib/libnvrtc.so.13")
 INCLUDES = (("nvidia-cuda-runtime", "nvidia/cu13/include"), ("nvidia-cuda-cccl", "nvidia/cu13/include/cccl"))
-
-
-TURNS = 40  # more runs at most: of attention's gradients, the only ones where it was seen, one in two to seven is clean
-METHOD = "without reads that overlap"  # kept results of another way are not found again
-_PARTLY = b'.pragma "used_bytes_mask'
-_READ = re.compile(rb"ld\.\S+\s+.*\[(?P<base>[^]+]+)(?:\+(?P<offset>-?\d+))?\];")
 
 
 class CompileFault(RuntimeError):
@@ -69,37 +62,7 @@ def supported() -> tuple[int, ...]:
 
 
 def compile(text: str, name: str, options: tuple[str, ...], is_cubin: bool) -> bytes:
-    """The cubin or the PTX of ``text``, which is called ``name`` in messages. Raises CompileFault.
-
-    The compiler is not always of one mind about a text: where four floats are read at once it makes, in some of its
-    runs, two reads that overlap, as addresses in its own memory happen to be. Such a result is thrown away, so that a
-    text has one result."""
-    ptx, data = _compiled(text, name, options, is_cubin)
-    for turn in range(TURNS):
-        if not reads_twice(ptx):
-            break
-        held = ctypes.create_string_buffer((turn + 1) << 12)  # else its memory may lie as it did
-        ptx, data = _compiled(text, name, options, is_cubin)
-        del held
-    return data
-
-
-def reads_twice(ptx: bytes) -> bool:
-    """Is there a read of four elements, not all of which are used, beside one that reads some of them again?"""
-    lines = [line.strip() for line in ptx.splitlines()]
-    found = [n for n, line in enumerate(lines[:-2]) if line.startswith(_PARTLY)]
-    return any(_overlap(lines[n + 1], lines[other]) for n in found for other in (n - 1, n + 2))
-
-
-def _overlap(four: bytes, other: bytes) -> bool:
-    wide, narrow = _READ.match(four), _READ.match(other)
-    if wide is None or narrow is None or wide["base"] != narrow["base"]:
-        return False
-    return 0 <= int(narrow["offset"] or 0) - int(wide["offset"] or 0) < 16
-
-
-def _compiled(text: str, name: str, options: tuple[str, ...], is_cubin: bool) -> tuple[bytes, bytes]:
-    """The PTX, and what was asked for."""
+    """The cubin or the PTX of ``text``, which is called ``name`` in messages. Raises CompileFault."""
     library, program = _nvrtc(), ctypes.c_void_p()
     given = (*options, *(f"-I{_place(*include)}" for include in INCLUDES))
     words = (ctypes.c_char_p * len(given))(*(option.encode() for option in given))
@@ -108,8 +71,7 @@ def _compiled(text: str, name: str, options: tuple[str, ...], is_cubin: bool) ->
     try:
         status = library.nvrtcCompileProgram(program, len(given), words)
         _check(status, _output(program, "ProgramLog") if status else b"")
-        ptx = _output(program, "PTX").rstrip(b"\0")
-        return ptx, _output(program, "CUBIN") if is_cubin else ptx
+        return _output(program, "CUBIN") if is_cubin else _output(program, "PTX").rstrip(b"\0")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 

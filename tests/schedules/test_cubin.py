@@ -225,39 +225,29 @@ def test_so_is_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert nvrtc.lacking() == "no-such-package 1"
 
 
-TWICE = b"""
-	.pragma "used_bytes_mask 255";
-	ld.shared.v4.f32 	{%f1, %f2, %f3, %f4}, [%r9+16];
-	ld.shared.v2.f32 	{%f5, %f6}, [%r9+24];
-"""
-ONCE = b"""
-	.pragma "used_bytes_mask 4095";
-	ld.shared.v4.f32 	{%f1, %f2, %f3, %f4}, [sums+16];
-	ld.shared.v4.f32 	{%f1, %f2, %f3, %f4}, [sums+32];
-"""
+def test_a_text_has_one_result_wherever_the_compiler_has_its_memory() -> None:
+    """A kernel of attention's gradients, of which it made several while vectors were copied as structs."""
+    text, found = cubin._text((Path(__file__).parent / "attend_grad.cu").read_text()), set()
+    for turn in range(8):
+        held = bytearray((turn + 1) << 12)  # what is allocated next lies elsewhere
+        found.add(nvrtc.compile(text, cubin.NAME, ("--gpu-architecture=compute_80", *cubin.OPTIONS), False))
+        del held
+    assert len(found) == 1
 
 
-@pytest.mark.parametrize(
-    ("ptx", "found"),
-    [
-        (TWICE, True),
-        (TWICE.replace(b"ld.shared.v2.f32 	{%f5, %f6}, [%r9+24]", b"ld.shared.f32 	%f5, [%r9+28]"), True),
-        (b"\n	ld.shared.f32 	%f5, [%r9+16];" + TWICE.replace(b"[%r9+24]", b"[%r8+24]"), True),
-        (TWICE.replace(b"[%r9+16]", b"[%r9+-64]").replace(b"[%r9+24]", b"[%r9+-56]"), True),
-        (TWICE.replace(b"[%r9+24]", b"[%r8+24]"), False),
-        (TWICE.replace(b"[%r9+24]", b"[%r9+32]"), False),
-        (ONCE, False),
-        (TWICE.replace(b"used_bytes_mask", b"something"), False),
-        (b"", False),
-    ],
-)
-def test_reads_that_overlap_are_seen(ptx: bytes, found: bool) -> None:
-    assert nvrtc.reads_twice(ptx) == found
+COPIES = {"float2": 64, "int2": 64, "uint2": 64, "float4": 128, "int4": 128, "uint4": 128, "double2": 128}
 
 
-def test_a_text_is_compiled_until_it_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = iter([(TWICE, b"first"), (TWICE, b"second"), (ONCE, b"third"), (ONCE, b"fourth")])
-    monkeypatch.setattr(nvrtc, "_compiled", lambda *_: next(made))
-    assert nvrtc.compile(TEXT, "k.cu", (), True) == b"third"
-    monkeypatch.setattr(nvrtc, "_compiled", lambda *_: (TWICE, b"always"))
-    assert nvrtc.compile(TEXT, "k.cu", (), True) == b"always"
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_vector_is_copied_as_one_number_which_may_be_where_its_elements_are(kind: str) -> None:
+    """Were numbers of two types taken for different places, 2 would be known to be in ``a[1]``."""
+    text = cubin._text(
+        f'extern "C" __global__ void copy(float* a, {kind}* from, {kind}* to, float* out) {{\n'
+        f"  a[1] = 2.0f;\n  *({kind}*)(to) = *({kind}*)(from);\n  out[0] = a[1];\n}}\n"
+    )
+    assert text.count("*(__int128*)" if COPIES[kind] == 128 else "*(long long*)") == 2
+    ptx = cubin.kernels(text, "compute_80", ("copy",)).decode()
+    moves = re.findall(r"(ld|st)\.global\.((?:v\d\.)?[bfsu]\d+)", ptx)
+    wide = moves[1][1]
+    assert [way for way, _ in moves] == ["st", "ld", "st", "ld", "st"] and moves[2][1] == wide
+    assert int(wide[-2:]) * int(wide[1] if wide[0] == "v" else 1) == COPIES[kind]
