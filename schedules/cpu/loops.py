@@ -6,7 +6,7 @@ last of them memory is contiguous: ``c`` becomes ``h * 12 + d``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -134,12 +134,13 @@ def _divides_once(access: Access) -> bool:
     return not any(collect(node.a, DIVIDED) for node in collect(list(access.indices), DIVIDED))
 
 
-def undivided(stmt: Stmt, known: Any) -> Stmt:
+def undivided(stmt: Stmt, known: Any, given: Callable[[Any], bool]) -> Stmt:
     """``stmt`` with places in memory as one number, along the buffer's last axis, where its indices divide and that
-    number does not: ``x[f // 40, f // 2 % 20, f % 2]`` is ``x[0, 0, f]``. ``known``: how far the variables go."""
+    number does not: ``x[f // 40, f // 2 % 20, f % 2]`` is ``x[0, 0, f]``. ``known``: how far the variables go;
+    ``given``: is a buffer the caller's? Of the kernel's own TVM keeps what it sees to be used, axis by axis."""
 
     def one(buffer: Any, indices: Sequence[Expr]) -> Sequence[Expr]:
-        if len(indices) < 2 or not collect(list(indices), DIVIDED):
+        if len(indices) < 2 or not given(buffer) or not collect(list(indices), DIVIDED):
             return indices
         place = known.simplify(_address(Access(buffer, tuple(indices))))
         return indices if collect(place, DIVIDED) else [*[tirx.IntImm("int64", 0)] * (len(indices) - 1), place]

@@ -146,7 +146,7 @@ def _stores(ctx: Context, stages: Sequence[Stage], box: Box, loops: Loops) -> Ca
         values = at(loops.axes, names)
         here = in_space(box, [substitute(place, values) for place in loops.places])
         stmt = point_stores(ctx, stages, here, {}, keep, loops.analyzer(names))
-        stmt = undivided(stmt, loops.analyzer(names))
+        stmt = undivided(stmt, loops.analyzer(names), lambda b: not ctx.program.owns(b))
         stmt = substitute(stmt, dict(zip(names, places, strict=True)))
         known = Analyzer()
         return rewrite(stmt, [((tirx.FloorDiv, tirx.FloorMod), known.simplify)])

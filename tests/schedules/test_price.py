@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 import schedules
 from lowering import elementary
@@ -19,7 +19,7 @@ from schedules.cpu.nests import vectors
 from schedules.cpu.price import WORTH, nanoseconds
 from schedules.cpu.tree import collect
 
-from .kernels import V3, build, graph, numbers, operator, product, runs_here
+from .kernels import V3, build, graph, numbers, operator, product, program, runs_here
 
 pytestmark = pytest.mark.build
 
@@ -178,3 +178,19 @@ def test_maps_of_bytes(size: int) -> None:
     y = numbers(3, size, seed=1)
     func = operator("where", ("bool", (3, size)), ("f32", (3, size)), ("f32", (3, size)))
     np.testing.assert_array_equal(build(func).run(x, y, -y)[0], np.where(x, y, -y))
+
+
+@pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")
+def test_a_map_that_keeps_values_of_its_own() -> None:
+    """Of which there is room for those of a piece, axis by axis, so that their places are not made one number."""
+
+    def function(x: te.Tensor) -> te.Tensor:
+        first = te.compute(x.shape, lambda *at: te.sigmoid(x(*at)), "first")
+        second = te.compute(x.shape, lambda *at: first(*at) * (one - first(*at)), "second")
+        return te.compute(x.shape, lambda *at: second(*at) * second(*at) + first(*at), "third")
+
+    one = tirx.const(1.0, F32)
+    given = numbers(3001, 7)
+    (found,) = build(program(function, (given.shape, F32))).run(given)
+    (flat,) = build(program(function, ((given.size,), F32))).run(given.ravel())
+    np.testing.assert_array_equal(found.ravel(), flat)
