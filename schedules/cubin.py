@@ -30,9 +30,9 @@ _TRAITS = re.compile(r"  #include <cuda/std/type_traits>\n  namespace std \{\n(?
 # A vector that is copied is one integer here. As a struct of elements the compiler takes it apart and puts reads
 # together again, in an order that follows from addresses in its own memory: of attention's gradients it made a dozen
 # results. It does not take numbers of two types for different places (tests/schedules/test_cubin.py).
-_COPY = re.compile(r"\*\((\w+)\*\)\(([^;]*)\) = \*\(\1\*\)\(([^;]*)\);")
-_WHOLE = dict.fromkeys(("float2", "int2", "uint2"), "long long")
+_WHOLE: dict[str, str] = dict.fromkeys(("float2", "int2", "uint2"), "long long")
 _WHOLE |= dict.fromkeys(("float4", "int4", "uint4", "double2", "longlong2", "ulonglong2"), "__int128")
+_COPY = re.compile(rf"\*\(({'|'.join(_WHOLE)})\*\)\(([^;]*)\) = \*\(\1\*\)\(([^;]*)\);")
 _BF16 = "#include <cuda_bf16.h>\n"  # TVM asks for it from compute capability 8.0 on, and it serves older ones too
 
 
@@ -60,8 +60,7 @@ def _text(source: str) -> str:
 
 def _copy(found: re.Match[str]) -> str:
     kind, to, source = found.groups()
-    whole = _WHOLE.get(kind, kind)
-    return f"*({whole}*)({to}) = *({whole}*)({source});"
+    return f"*({_WHOLE[kind]}*)({to}) = *({_WHOLE[kind]}*)({source});"
 
 
 def _check(data: bytes, arch: str, names: tuple[str, ...]) -> None:

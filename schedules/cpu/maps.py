@@ -16,7 +16,7 @@ from .access import Access, reads_of, same_indices, write_of
 from .boxes import Box, boxes, in_space
 from .emit import Expr, Stmt, grid, seq, store, unravel
 from .inline import Known, Point
-from .loops import Loops, cut, joined, straight, undivided
+from .loops import DIVIDED, Loops, cut, joined, straight, undivided
 from .nests import Context, chunks, vectors, worth_it
 from .stages import Axis, Stage, stage_loads, substitute
 from .tiles import tile_nest, turned_axis
@@ -149,7 +149,7 @@ def _stores(ctx: Context, stages: Sequence[Stage], box: Box, loops: Loops) -> Ca
         stmt = undivided(stmt, loops.analyzer(names), lambda b: not ctx.program.owns(b))
         stmt = substitute(stmt, dict(zip(names, places, strict=True)))
         known = Analyzer()
-        return rewrite(stmt, [((tirx.FloorDiv, tirx.FloorMod), known.simplify)])
+        return rewrite(stmt, [(DIVIDED, known.simplify)])
 
     return stores
 

@@ -22,7 +22,7 @@ from .head_hidden import LATER
 from .head_streams import Pass
 from .launch import barrier, registers, unrolled
 from .pipeline import Part, copy_tile, write
-from .warps import Team
+from .warps import Team, halve
 
 ELEMENTS = 8  # that a thread has of 16 rows by 16 columns, of 2 rows
 LANES = 4  # partial results of a row that a thread has, and threads that have some of a row
@@ -240,10 +240,8 @@ class _Text:
 
         def row(half: Expr) -> Stmt:
             own = half * LANES
-            meets = [all_lanes.meet(own + lane, own + lane + width) for width in (2, 1) for lane in range(width)]
-            for offset in (2, 1):
-                meets += [store(acc, team.from_behind(load(acc, own), offset), other), all_lanes.meet(own, other)]
-            return seq([*meets, store(here.numbers[stage.buffer], team.from_lane(load(acc, own), i64(0)), half)])
+            made = store(here.numbers[stage.buffer], load(acc, own), half)
+            return seq([*halve(all_lanes, LANES, team, own, other), made])
 
         return [unrolled(2, row, "half"), *self._stored(stage, team)]
 

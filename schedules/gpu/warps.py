@@ -103,19 +103,20 @@ def team_fold(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], t
     return block([*init, walked, *halve(acc, slots, team), done(acc.result(i64(0)))], acc.buffers)
 
 
-def halve(acc: Any, slots: int, team: Team) -> list[Stmt]:
-    """Within the thread, then between threads; the result goes to all."""
-    done, width = [], slots
+def halve(acc: Any, slots: int, team: Team, own: Expr | None = None, other: Expr | None = None) -> list[Stmt]:
+    """Within the thread, from the place ``own`` on, then between threads, by way of ``other``, by default the first
+    place and the one behind; the result goes to all."""
+    done, width, first = [], slots, i64(0) if own is None else own
     while width > 1:
         width //= 2
-        done += [acc.meet(i64(s), i64(s + width)) for s in range(width)]
-    own, other = i64(0), i64(slots)
+        done += [acc.meet(first + s, first + (s + width)) for s in range(width)]
+    other = first + slots if other is None else other
     offset = team.size
     while offset > 1:
         offset //= 2
-        done += [store(b, team.from_behind(load(b, own), offset), other) for b in acc.buffers]
-        done.append(acc.meet(own, other))
-    return [*done, *(store(b, team.from_lane(load(b, own), i64(0)), own) for b in acc.buffers)]
+        done += [store(b, team.from_behind(load(b, first), offset), other) for b in acc.buffers]
+        done.append(acc.meet(first, other))
+    return [*done, *(store(b, team.from_lane(load(b, first), i64(0)), first) for b in acc.buffers)]
 
 
 def _parts(ctx: Context, stage: Stage, places: dict[Any, Expr]) -> tuple[Point, tuple[Expr, ...]]:
