@@ -29,10 +29,15 @@ def image(source: str, arch: str, names: tuple[str, ...]) -> bytes:
     return kernels(source, arch, names)[0]
 
 
-def watched(image: bytes) -> bytes:
-    """A fake cubin or PTX compiled anew, so that a launch of its kernels fails at a race."""
+def again(image: bytes, mode: str) -> bytes:
+    """A fake cubin or PTX compiled anew, in a mode of compile.MODES."""
     head, _, _ = image.partition(b"\n")
-    return head + b"\n" + cuda.library(image.rpartition(TEXT)[2].decode(), watched=True)
+    return head + b"\n" + cuda.library(text(image), mode)
+
+
+def text(image: bytes) -> str:
+    """The CUDA text that a fake cubin or PTX was made of."""
+    return image.rpartition(TEXT)[2].decode()
 
 
 def preloaded(**fake: object) -> dict[str, str]:

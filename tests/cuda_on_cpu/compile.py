@@ -21,7 +21,7 @@ import attrs
 from . import assembly
 
 HERE = Path(__file__).parent
-CORE = ("core.cc", "races.cc")
+CORE = ("core.cc", "races.cc", "counts.cc")
 CACHE = "SEXPGPU_CUDA_ON_CPU_CACHE"  # a folder; default: one of this user's in the temporary directory
 TRIPLES = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 COMMON = (
@@ -41,10 +41,19 @@ KERNELS = (
     "-ftrivial-auto-var-init=pattern", "-fsanitize=array-bounds,local-bounds,integer-divide-by-zero",
     "-fsanitize-trap=all", "-w",
 )  # fmt: skip
-# For kernels that tell the launcher each load and store, to be watched for races (races.h, shim/watch.h).
+# For kernels that tell the launcher each load and store (shim/watch.h): to be watched for races (races.h), or to be
+# counted by where in the text they are (counts.h). MODES: none of that, too.
 WATCHED = ("-DCUDA_ON_CPU_WATCHED", "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0")
+COUNTED = (
+    *WATCHED, "-DCUDA_ON_CPU_COUNTED", "-mllvm", "-tsan-instrument-read-before-write=1", "-gline-tables-only",
+    "-fno-optimize-sibling-calls", "-fno-builtin-memcpy", "-fno-builtin-memset",
+)  # fmt: skip
+MODES = {"": (), "watched": WATCHED, "counted": COUNTED}
 KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\((\d+)[^)]*\)\s*)?(\w+)\(([^)]*)\)\s*([;{])')
 WAITS = re.compile(r"\b(__sync\w+|__shfl\w*|__ballot\w*|__any_sync|__all_sync|__activemask|asm|__asm__|ptx_\w+)\b")
+FILE = re.compile(r'\s*\.file\s+(\d+)\s.*"(?:[^"]*/)?([^"/]+)"(?:\s+md5 \w+)?$')
+LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)")
+CALLS = re.compile(r"\s*(callq?|blr?)\s")
 FUNCTION = re.compile(r"\b(\w+)\([^()]*\)\s*\{")
 
 
@@ -80,7 +89,7 @@ def cpu_flags() -> tuple[str, ...]:
 @functools.cache
 def _toolchain() -> str:
     """A digest of all but the text that the bytes depend on."""
-    flags = (cpu_flags(), COMMON, KERNELS, WATCHED)
+    flags = (cpu_flags(), COMMON, KERNELS, COUNTED)
     digest = hashlib.sha256(repr((version("ziglang"), platform.machine(), *flags)).encode())
     for path in sorted(
         [
@@ -103,9 +112,9 @@ def zig(*command: str) -> None:
         raise CompileError(f"{' '.join(command[:1])} failed:\n{done.stderr[:4000] or done.returncode}")
 
 
-def clang(source: Path, output: Path, *flags: str) -> None:
+def clang(source: Path, output: Path, *flags: str, action: str = "-c") -> None:
     target = f"--target={TRIPLES[platform.machine()]}"
-    zig("clang", target, *cpu_flags(), *COMMON, *flags, "-nostdinc", "-c", str(source), "-o", str(output))
+    zig("clang", target, *cpu_flags(), *COMMON, *flags, "-nostdinc", action, str(source), "-o", str(output))
 
 
 def link(objects: Sequence[Path], output: Path, *flags: str) -> None:
@@ -228,7 +237,7 @@ def _entry(n: int, kernel: Kernel) -> str:
     pointers = ", ".join([*(str(int(t.endswith("*"))) for t in kernel.types), "0"])
     ends = "".join(f'extern "C" unsigned char __{e}_shared_{n}[] __attribute__((weak));\n' for e in ("start", "stop"))
     return (
-        f"static void call_{n}(void** p) {{ {kernel.name}({values}); }}\n"
+        f"CUDA_ON_CPU_UNWATCHED static void call_{n}(void** p) {{ {kernel.name}({values}); }}\n"
         f"static const unsigned sizes_{n}[] = {{{sizes}}};\n"
         f"static const unsigned char pointers_{n}[] = {{{pointers}}};\n{ends}"
     )
@@ -240,7 +249,8 @@ def _table(found: Sequence[Kernel]) -> str:
         shared = f"__start_shared_{n}, __stop_shared_{n}"
         waits = "true" if k.waits else "false"
         rows.append(
-            f'{{"{k.name}", call_{n}, {len(k.types)}, sizes_{n}, pointers_{n}, {shared}, {k.threads}, {waits}}},\n'
+            f'{{"{k.name}", call_{n}, {len(k.types)}, sizes_{n}, pointers_{n}, {shared}, {k.threads}, {waits}, '
+            "CUDA_ON_CPU_SITES},\n"
         )
     return (
         f'extern "C" const cuda_on_cpu::Kernel cuda_on_cpu_kernels[] = {{\n{"".join(rows)}{{}}}};\n'
@@ -249,25 +259,48 @@ def _table(found: Sequence[Kernel]) -> str:
     )
 
 
-def cached_library(source: str, watched: bool = False) -> Path:
-    """Where the shared object of CUDA text ``source`` lies: its kernels and a table of them. ``watched``: a launch of
-    them fails at a race. Raises CompileError."""
-    flags = (*KERNELS, *(WATCHED if watched else ()))
+def cached_library(source: str, mode: str = "") -> Path:
+    """Where the shared object of CUDA text ``source`` lies: its kernels and a table of them. ``mode``: one of MODES, of
+    which a launch of "watched" kernels fails at a race and that of "counted" ones counts. Raises CompileError."""
+    flags = (f"-I{HERE}", f"-I{HERE / 'shim'}", *KERNELS, *MODES[mode])
 
     def make(path: Path) -> None:
-        text = path.with_suffix(".cc")
+        text, built = path.with_suffix(".cc"), path.with_suffix(".o")
         text.write_text(translated(source))
         try:
-            clang(text, path.with_suffix(".o"), f"-I{HERE}", f"-I{HERE / 'shim'}", *flags)
+            if mode == "counted":
+                clang(text, path.with_suffix(".s"), *flags, action="-S")
+                path.with_suffix(".s").write_text(placed(path.with_suffix(".s").read_text(), text.name))
+                clang(path.with_suffix(".s"), built)
+            else:
+                clang(text, built, *flags)
         except CompileError as error:
             kept = folder() / "failed.cc"
-            kept.write_bytes(text.read_bytes())
+            kept.write_bytes(path.with_suffix(".cc").read_bytes())
             raise CompileError(f"{error}\nthe text is kept in {kept}") from None
-        link([path.with_suffix(".o")], path)
+        link([built], path)
 
-    return cached(f"{watched}{source}", ".so", make)
+    return cached(f"{mode}:{source}", ".so", make)
 
 
-def library(source: str, watched: bool = False) -> bytes:
+def placed(assembly: str, text: str) -> str:
+    """``assembly`` that was made of the file ``text``, with a table of its calls: where each returns to, and the line
+    it is of (core.h's Site)."""
+    lines, table, own, line = [], [], set(), 0
+    for each in assembly.splitlines():
+        lines.append(each)
+        if file := FILE.match(each):
+            own |= {file[1]} if file[2] == text else set()
+        elif loc := LOC.match(each):
+            line = int(loc[2]) if loc[1] in own and loc[2] != "0" else line
+        elif CALLS.match(each):
+            lines.append(f".Lcuda_on_cpu_{len(table)}:")
+            table.append(f"\t.quad\t.Lcuda_on_cpu_{len(table)}, {line}")
+    name = "cuda_on_cpu_sites"
+    head = ["\t.data", "\t.p2align 3", f"\t.globl {name}", f"\t.hidden {name}", f"{name}:"]
+    return "\n".join([*lines, *head, *table, "\t.quad\t0, 0", ""])
+
+
+def library(source: str, mode: str = "") -> bytes:
     """The bytes of ``cached_library``."""
-    return cached_library(source, watched).read_bytes()
+    return cached_library(source, mode).read_bytes()

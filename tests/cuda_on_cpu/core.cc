@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
+#include "counts.h"
 #include "fibers.h"
 #include "guard.h"
+#include "order.h"
 #include "races.h"
 
 namespace cuda_on_cpu {
@@ -80,11 +82,28 @@ bool within(const void* at, const unsigned char* begin, unsigned long bytes) {
   return (const unsigned char*)at >= begin && (const unsigned char*)at < begin + bytes;
 }
 
+bool its_own(const void* at) { return within(at, stacks, (unsigned long)(MOST + 1) * STACK); }
+
+bool is_shared(const void* at) {
+  return within(at, state.shared, state.shared_end - state.shared) || within(at, state.dynamic, launch.dynamic);
+}
+
 void access(const void* at, unsigned bytes, bool write) {
-  if (launch.order != FORWARD || within(at, stacks, (unsigned long)(MOST + 1) * STACK)) return;
-  bool shared = within(at, state.shared, state.shared_end - state.shared) || within(at, state.dynamic, launch.dynamic);
+  if (launch.order != FORWARD || its_own(at)) return;
+  bool shared = is_shared(at);
   if (const char* why = races_access(at, bytes, write, state.index, shared))
     fail_with("a race in %s memory: a thread %s, and nothing orders them", shared ? "shared" : "global", why);
+}
+
+// What a kernel looks up of its launch, and where: no memory of the device.
+bool is_state(const void* at, unsigned bytes) {
+  return within(at, (unsigned char*)&state, sizeof state) || (bytes == sizeof at && *(State* const*)at == &state);
+}
+
+void count_access(const void* at, unsigned bytes, bool write, const void* site) {
+  if (launch.order != FORWARD || its_own(at) || is_state(at, bytes)) return;
+  for (unsigned done = 0; done < bytes; done += 16)  // the most that an instruction takes
+    counts_access((char*)at + done, bytes - done < 16 ? bytes - done : 16, write, site, state.lane, is_shared(at));
 }
 
 void barrier(int line) {
@@ -150,22 +169,6 @@ Dim place(unsigned index, const Dim& extents) {
   Dim at = {index % extents.x, index / extents.x % extents.y, index / extents.x / extents.y};
   return at;
 }
-
-unsigned common(unsigned a, unsigned b) { return b ? common(b, a % b) : a; }
-
-// The order in which ``n`` things are taken. A hashed one is another at every turn.
-struct Permutation {
-  unsigned n, step, first;
-  Permutation(unsigned n, unsigned turn) : n(n), step(1), first(0) {
-    if (launch.order != HASHED || n < 3) return;
-    step = n * 5 / 8 + 1;
-    while (common(step, n) != 1) step++;
-    first = turn * 7 % n;
-  }
-  unsigned operator[](unsigned i) const {
-    return launch.order == REVERSE ? n - 1 - i : (unsigned)(((unsigned long)i * step + first) % n);
-  }
-};
 
 void enter(unsigned index) {
   current = &fibers[index];
@@ -237,13 +240,14 @@ bool release_active(Fiber* lanes, unsigned n) {
 // Runs a warp until each of its lanes waits at a barrier or has ended.
 void run_warp(unsigned first, unsigned n, unsigned turn) {
   for (bool more = true; more; turn++) {
-    Permutation lanes(n, turn);
+    Permutation lanes(launch.order, n, turn);
     for (unsigned q = 0; q < n; q++) {
       unsigned i = first + lanes[q];
       if (fibers[i].status != READY) continue;
       enter(i);
       cuda_on_cpu_switch(&launcher, current->sp);
     }
+    counts_warp();
     more = release_together(fibers + first, n) || release_active(fibers + first, n);
   }
 }
@@ -274,7 +278,7 @@ void run_waiting_block() {
   for (unsigned i = 0; i < n; i++) start(i, place(i, launch.threads), thread_entry);
   do {
     unsigned warps = (n + WARP - 1) / WARP;
-    Permutation order(warps, turn++);
+    Permutation order(launch.order, warps, turn++);
     for (unsigned q = 0; q < warps; q++) {
       unsigned first = order[q] * WARP;
       run_warp(first, n - first < WARP ? n - first : WARP, turn);
@@ -285,21 +289,23 @@ void run_waiting_block() {
 // Threads that wait for nobody, one after the other on one stack.
 void run_plain_block() {
   unsigned n = count(launch.threads);
-  Permutation order(n, 0);
+  Permutation order(launch.order, n, 0);
   for (unsigned q = 0; q < n; q++) {
     state.index = order[q];
     state.lane = state.index % WARP;
     state.thread = place(state.index, launch.threads);
     kernel->call(parameters);
+    if (q % WARP == WARP - 1 || q == n - 1) counts_warp();
   }
 }
 
 void run_blocks() {
   unsigned n = count(launch.blocks);
-  Permutation order(n, 1);
+  Permutation order(launch.order, n, 1);
   for (unsigned q = 0; q < n; q++) {
     state.block = place(order[q], launch.blocks);
     races_block();
+    counts_block(kernel, q, n);
     if (kernel->shared) memset(kernel->shared, POISON, kernel->shared_end - kernel->shared);
     if (launch.dynamic) memset(state.dynamic, POISON, launch.dynamic);
     if (kernel->waits)
@@ -346,6 +352,7 @@ extern "C" State* cuda_on_cpu_state() {
   state.commit = commit;
   state.wait = wait;
   state.access = access;
+  state.count = count_access;
   state.fail = fail;
   return &state;
 }

@@ -30,7 +30,14 @@ struct State {
   void (*commit)();                                                                 // cp.async.commit_group
   void (*wait)(unsigned left);                                                      // cp.async.wait_group
   void (*access)(const void* at, unsigned bytes, bool write);                       // of a watched kernel
+  void (*count)(const void* at, unsigned bytes, bool write, const void* site);      // of a counted one
   void (*fail)(const char* why);                                                    // does not return
+};
+
+// A call in a counted kernel: where it returns to, and its line of the translated text.
+struct Site {
+  const void* at;
+  long line;
 };
 
 struct Kernel {
@@ -43,6 +50,7 @@ struct Kernel {
   unsigned char* shared_end;
   unsigned max_threads;  // __launch_bounds__, 1024 for none
   bool waits;            // has a barrier or an operation of a warp
+  const Site* sites;     // of a counted kernel, up to one of no place
 };
 
 enum Order { FORWARD, REVERSE, HASHED };

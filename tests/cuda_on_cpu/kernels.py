@@ -25,6 +25,7 @@ ORDERS = ("forward", "reverse", "hashed")
 PAGE = mmap.PAGESIZE
 GUARD = 1 << 20  # bytes before and behind a tensor that may not be touched
 POISON = 0xFF  # NaN in every float type, -1 in every integer
+ALIGNMENT, ON_DEVICE = 16, 256  # of tensors: as close to a page's end as vectors allow, and as a GPU has them
 Array = np.ndarray
 
 
@@ -42,7 +43,8 @@ class Entry(ctypes.Structure):
 
     _fields_ = (("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("parameters", ctypes.c_uint),
                 ("sizes", ctypes.c_void_p), ("pointers", ctypes.c_void_p), ("shared", ctypes.c_void_p),
-                ("shared_end", ctypes.c_void_p), ("max_threads", ctypes.c_uint), ("waits", ctypes.c_bool))  # fmt: skip
+                ("shared_end", ctypes.c_void_p), ("max_threads", ctypes.c_uint), ("waits", ctypes.c_bool),
+                ("sites", ctypes.c_void_p))  # fmt: skip
 
 
 @functools.cache
@@ -62,9 +64,9 @@ class Text:
     kernels: dict[str, tuple[cuda.Kernel, Any]]
 
     @classmethod
-    def load(cls, source: str, watched: bool = False) -> Text:
-        """Raises cuda.CompileError."""
-        made = cuda.cached_library(source, watched)
+    def load(cls, source: str, mode: str = "") -> Text:
+        """``mode``: of compile.MODES. Raises cuda.CompileError."""
+        made = cuda.cached_library(source, mode)
         library = ctypes.CDLL(str(made))
         library.cuda_on_cpu_attach(ctypes.c_void_p(core().cuda_on_cpu_state()))
         found = cuda.kernels(source)
@@ -121,12 +123,12 @@ def cuda_text(module: Any, target: Any, build: Any) -> str:
     return texts[-1]
 
 
-def _device(order: list[str], texts: list[Text]) -> Callable[..., Any]:
+def _device(order: list[str], texts: list[Text], mode: str = "watched") -> Callable[..., Any]:
     """What stands for target.build.cuda: the kernels become global functions, which the host's code finds by name."""
     original = tvm_ffi.get_global_func("target.build.cuda")
 
     def build(module: Any, target: Any) -> None:
-        text = Text.load(cuda_text(module, target, original), watched=True)
+        text = Text.load(cuda_text(module, target, original), mode)
         texts.append(text)
         for _, func in module.functions_items():
             name = str(func.attrs["global_symbol"])
@@ -176,6 +178,7 @@ class Compiled:
     call: Any
     params: tuple[tuple[tuple[int, ...], str], ...]
     order: list[str]
+    alignment: int = ALIGNMENT
 
     def run(self, *arrays: Array, order: str = "forward") -> list[Array]:
         """All parameters as they are after the call, in their order.
@@ -188,7 +191,7 @@ class Compiled:
         given = [(a.shape, str(a.dtype), np.asarray(a, order="C")) for a in arrays]
         for (shape, dtype, _), want in zip(given, self.params, strict=False):
             assert (tuple(shape), dtype) == want, f"given {dtype}{list(shape)}, wanted {want}"
-        tensors = [Guarded.make(*what) for what in [*given, *rest]]
+        tensors = [Guarded.make(*what, self.alignment) for what in [*given, *rest]]
         self.order[0] = order
         self.call(*(t.tensor for t in tensors))
         for n, tensor in enumerate(tensors):
@@ -215,7 +218,7 @@ class Guarded:
     around: tuple[Array, Array]
 
     @classmethod
-    def make(cls, shape: Sequence[int], dtype: str, content: Array | None) -> Guarded:
+    def make(cls, shape: Sequence[int], dtype: str, content: Array | None, alignment: int = ALIGNMENT) -> Guarded:
         kind = np.dtype(dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         room = -(-max(size, 1) // PAGE) * PAGE
@@ -225,7 +228,7 @@ class Guarded:
         for guard in (0, room + GUARD):
             assert not libc.mprotect(ctypes.c_void_p(whole.ctypes.data + guard), ctypes.c_size_t(GUARD), 0)
         end = GUARD + room
-        begin = end - -(-size // 16) * 16
+        begin = end - -(-size // alignment) * alignment
         whole[GUARD:end] = POISON
         inside = whole[begin : begin + size]
         array = inside.view(kind).reshape(shape)
@@ -245,11 +248,11 @@ def text(
     threads: int = 32,
     dynamic: int = 0,
     order: str = "forward",
-    watched: bool = False,
+    mode: str = "",
 ) -> list[Array]:
-    """The arrays as the one kernel of CUDA text ``source`` leaves them, in a single launch. Raises KernelError; if it
-    is ``watched``, for a race too."""
-    loaded = Text.load(source, watched)
+    """The arrays as the one kernel of CUDA text ``source`` leaves them, in a single launch. Raises KernelError; in the
+    ``mode`` "watched" for a race too."""
+    loaded = Text.load(source, mode)
     (name,) = loaded.kernels
     guarded = [Guarded.make(a.shape, str(a.dtype), a) for a in map(np.ascontiguousarray, arrays)]
     shape = ((ctypes.c_uint * 3)(n, 1, 1) for n in (blocks, threads))
@@ -258,7 +261,7 @@ def text(
     return [g.array.copy() for g in guarded]
 
 
-def compile(func: Any, target: str = "cuda-sm_80", synced: bool = False) -> Compiled:
+def compile(func: Any, target: str = "cuda-sm_80", synced: bool = False, mode: str = "watched") -> Compiled:
     """``func``, whose loops are bound to blocks and threads, for ``run``. Several launches and global scratch of its
     own are allowed. Its barriers are those that it has; TVM adds those that it misses only to a schedule that is to be
     ``synced``. Raises cuda.CompileError."""
@@ -268,12 +271,13 @@ def compile(func: Any, target: str = "cuda-sm_80", synced: bool = False) -> Comp
     order, texts, made_for = ["forward"], [], tvm_target(target)
     module = ready(tvm.IRModule({name: func.with_attr("global_symbol", name)}), made_for)
     passes = tvm.transform.PassContext(config=CONFIG, disabled_pass=[] if synced else ["s_tir.ThreadSync"])
-    with made_for, passes, _replaced("target.build.cuda", _device(order, texts)):
+    with made_for, passes, _replaced("target.build.cuda", _device(order, texts, mode)):
         library = tvm.compile(module, target=made_for)
     if not texts:
         raise KernelError("no loop of the program is bound to threads")
     params = tuple((tuple(map(int, p.shape)), str(p.dtype)) for p in func.params)
-    return Compiled(texts[0].source, library[name], params, order)
+    alignment = ON_DEVICE if mode == "counted" else ALIGNMENT
+    return Compiled(texts[0].source, library[name], params, order, alignment)
 
 
 def run(

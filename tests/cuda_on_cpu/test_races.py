@@ -77,7 +77,7 @@ ORDERED = {
 
 def run(body: str, blocks: int = 1) -> None:
     a, b = np.zeros(128, "float32"), np.zeros(128, "float32")
-    text(kernel(body, "float* a", "float* b"), a, b, threads=64, blocks=blocks, watched=True)
+    text(kernel(body, "float* a", "float* b"), a, b, threads=64, blocks=blocks, mode="watched")
 
 
 @pytest.mark.parametrize("what", RACES)
@@ -95,4 +95,4 @@ def test_what_is_ordered_does_not(what: str) -> None:
 def test_launches_are_ordered() -> None:
     a = np.zeros(64, "float32")
     for _ in range(2):
-        (a,) = text(kernel("a[threadIdx.x ^ (int)a[64 - 1 - threadIdx.x] & 1] += 1;", "float* a"), a, watched=True)
+        (a,) = text(kernel("a[threadIdx.x ^ (int)a[64 - 1 - threadIdx.x] & 1] += 1;", "float* a"), a, mode="watched")

@@ -23,7 +23,7 @@ const char* name_of(Error, bool runtime);  // as the runtime's or the driver's f
 struct Settings {
   int devices, driver, major, minor, order;
   bool eager;
-  size_t memory, free;
+  size_t memory, free, alignment;
   long lost_after;
   const char* counters;
 };

@@ -7,14 +7,17 @@
 namespace fake {
 namespace {
 
-const size_t PAGE = 4096, GAP = 64 << 10, RANGE = (size_t)1 << 38, ALIGNMENT = 16;  // as close to the page as a vector allows
+const size_t PAGE = 4096, GAP = 64 << 10, RANGE = (size_t)1 << 38;
 const int POISON = 0xff;
 
 struct Block {
   unsigned char* begin;  // where it really lies
   size_t bytes;
   bool operator==(const Block& b) const { return begin == b.begin; }
-  size_t room() const { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+  size_t room() const {
+    size_t unit = settings().alignment;
+    return (bytes + unit - 1) / unit * unit;
+  }
   unsigned char* page() const { return (unsigned char*)((uintptr_t)begin / PAGE * PAGE); }
   unsigned char* end() const { return begin + room(); }
 };

@@ -23,6 +23,7 @@ Settings read() {
   s.minor = dot ? atoi(dot + 1) : 0;
   s.memory = number("FAKE_CUDA_MEMORY", (long)80 << 30);
   s.free = number("FAKE_CUDA_FREE", s.memory);
+  s.alignment = number("FAKE_CUDA_ALIGNMENT", 16);  // as close to the page as a vector allows
   s.eager = number("FAKE_CUDA_EAGER", 0);
   s.lost_after = number("FAKE_CUDA_LOST_AFTER", -1);
   s.counters = getenv("FAKE_CUDA_COUNTERS");

@@ -1,10 +1,14 @@
 // The language of CUDA kernels in C++, as far as TVM's generated text and ours use it. Included before the text.
 #pragma once
 #include "../core.h"
-#include "math.h"
-#include "vectors.h"
 
 static cuda_on_cpu::State* cuda_on_cpu_now;  // set when the library is loaded
+
+// What stands here has no lines: an access in it is one of the text's line that calls it.
+#pragma clang attribute push(__attribute__((nodebug)), apply_to = hasType(functionType))
+#include "math.h"
+#include "watch.h"
+#include "vectors.h"
 
 #define __global__
 #define __device__
@@ -36,8 +40,6 @@ CUDA_ON_CPU_DIM(gridDim, blocks);
   __attribute__((unused)) const cuda_on_cpu::Dim blockIdx = cuda_on_cpu_now->block;                    \
   __attribute__((unused)) const cuda_on_cpu::Dim blockDim = cuda_on_cpu_now->threads;                  \
   __attribute__((unused)) const cuda_on_cpu::Dim gridDim = cuda_on_cpu_now->blocks;
-
-#include "watch.h"
 
 static const int warpSize = 32;
 #define __syncthreads() cuda_on_cpu_now->barrier(__LINE__)
@@ -80,3 +82,4 @@ template <class T>
 CUDA_ON_CPU_UNWATCHED static inline T atomicExch(T* p, T value) { T before = *p; *p = value; return before; }
 template <class T>
 CUDA_ON_CPU_UNWATCHED static inline T atomicCAS(T* p, T compare, T value) { T before = *p; if (before == compare) *p = value; return before; }
+#pragma clang attribute pop

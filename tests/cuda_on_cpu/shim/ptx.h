@@ -24,24 +24,34 @@ static inline unsigned char* ptx_shared(unsigned address, unsigned bytes) {
   return (dynamic ? s.dynamic : s.shared) + at;
 }
 
-static inline void ptx_copy(unsigned to, const void* from, unsigned bytes, unsigned filled) {
+CUDA_ON_CPU_PART void ptx_copy(unsigned to, const void* from, unsigned bytes, unsigned filled) {
   if (filled > bytes) cuda_on_cpu_now->fail("an asynchronous copy of more than its size");
-  cuda_on_cpu_now->copy(ptx_shared(to, bytes), from, bytes, filled);
+  unsigned char* shared = ptx_shared(to, bytes);
+#ifdef CUDA_ON_CPU_COUNTED
+  CUDA_ON_CPU_TELL(from, filled, false);
+  CUDA_ON_CPU_TELL(shared, bytes, true);
+#endif
+  cuda_on_cpu_now->copy(shared, from, bytes, filled);
 }
-static inline void ptx_cp_async_ca_shared_global(unsigned to, const void* from, unsigned bytes, unsigned filled) {
+CUDA_ON_CPU_PART void ptx_copy_any(unsigned to, const void* from, unsigned bytes, unsigned filled) {
   if (bytes != 4 && bytes != 8 && bytes != 16) cuda_on_cpu_now->fail("cp.async.ca copies 4, 8 or 16 bytes");
   ptx_copy(to, from, bytes, filled);
 }
-static inline void ptx_cp_async_ca_shared_global(unsigned to, const void* from, unsigned bytes) {
-  ptx_cp_async_ca_shared_global(to, from, bytes, bytes);
-}
-static inline void ptx_cp_async_cg_shared_global(unsigned to, const void* from, unsigned bytes, unsigned filled) {
+CUDA_ON_CPU_PART void ptx_copy_16(unsigned to, const void* from, unsigned bytes, unsigned filled) {
   if (bytes != 16) cuda_on_cpu_now->fail("cp.async.cg copies 16 bytes");
   ptx_copy(to, from, bytes, filled);
 }
-static inline void ptx_cp_async_cg_shared_global(unsigned to, const void* from, unsigned bytes) {
-  ptx_cp_async_cg_shared_global(to, from, bytes, bytes);
-}
+#define PTX_CP_ASYNC(cache, copy)                                                                         \
+  CUDA_ON_CPU_INSTRUCTION void ptx_cp_async_##cache##_shared_global(unsigned to, const void* from,        \
+                                                                    unsigned bytes, unsigned filled) {    \
+    copy(to, from, bytes, filled);                                                                        \
+  }                                                                                                       \
+  CUDA_ON_CPU_INSTRUCTION void ptx_cp_async_##cache##_shared_global(unsigned to, const void* from,        \
+                                                                    unsigned bytes) {                     \
+    copy(to, from, bytes, bytes);                                                                         \
+  }
+PTX_CP_ASYNC(ca, ptx_copy_any)
+PTX_CP_ASYNC(cg, ptx_copy_16)
 static inline void ptx_cp_async_commit_group() { cuda_on_cpu_now->commit(); }
 static inline void ptx_cp_async_wait_group(unsigned left) { cuda_on_cpu_now->wait(left); }
 static inline void ptx_cp_async_wait_all() {
@@ -71,7 +81,7 @@ CUDA_ON_CPU_UNWATCHED static inline void ptx_load_matrices(void** lanes, unsigne
     }
   }
 }
-static inline PtxMatrices ptx_ldmatrix(unsigned count, bool transposed, unsigned address) {
+CUDA_ON_CPU_PART PtxMatrices ptx_ldmatrix(unsigned count, bool transposed, unsigned address) {
   PtxMatrices mine = {nullptr, {0, 0, 0, 0}, count, transposed};
   if (cuda_on_cpu_now->lane < 8 * count) {
     mine.row = ptx_shared(address, 16);
@@ -81,15 +91,15 @@ static inline PtxMatrices ptx_ldmatrix(unsigned count, bool transposed, unsigned
   return mine;
 }
 #define PTX_LDMATRIX(trans, transposed)                                                                     \
-  static inline void ptx_ldmatrix_sync_aligned_m8n8_x1##trans##_shared_b16(unsigned& a, unsigned address) { \
+  CUDA_ON_CPU_INSTRUCTION void ptx_ldmatrix_sync_aligned_m8n8_x1##trans##_shared_b16(unsigned& a, unsigned address) { \
     a = ptx_ldmatrix(1, transposed, address).got[0];                                                        \
   }                                                                                                         \
-  static inline void ptx_ldmatrix_sync_aligned_m8n8_x2##trans##_shared_b16(unsigned& a, unsigned& b,        \
+  CUDA_ON_CPU_INSTRUCTION void ptx_ldmatrix_sync_aligned_m8n8_x2##trans##_shared_b16(unsigned& a, unsigned& b,        \
                                                                            unsigned address) {              \
     PtxMatrices m = ptx_ldmatrix(2, transposed, address);                                                   \
     a = m.got[0], b = m.got[1];                                                                             \
   }                                                                                                         \
-  static inline void ptx_ldmatrix_sync_aligned_m8n8_x4##trans##_shared_b16(                                 \
+  CUDA_ON_CPU_INSTRUCTION void ptx_ldmatrix_sync_aligned_m8n8_x4##trans##_shared_b16(                                 \
       unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {                               \
     PtxMatrices m = ptx_ldmatrix(4, transposed, address);                                                   \
     a = m.got[0], b = m.got[1], c = m.got[2], d = m.got[3];                                                 \
