@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cores, memory, tensors
+from . import cores, memory, pages, tensors
 from .device import Choice, Device, Row, named
 from .errors import TARGET_MACHINE, RunError
 from .library import LibraryDevice
@@ -83,6 +83,9 @@ class CpuDevice(LibraryDevice):
     def settle(self) -> None:
         """Start the runtime's threads, and place them and this one (``cores``)."""
         cores.settle(self._ffi.get_global_func("runtime.NumThreads"))
+
+    def settled(self) -> None:
+        pages.join()
 
     def tensor(self, array: np.ndarray) -> Any:
         out = self._empty(array)

@@ -55,6 +55,10 @@ class Device(Protocol):
         for one ``key``, with ``look`` before each. What the last time for that key made is not used again."""
         ...
 
+    def settled(self) -> None:
+        """A step is over: all the memory that one takes has been asked for."""
+        ...
+
     def notes(self) -> list[str]:
         """What there is to say of how the device ran, for people."""
         ...
@@ -76,6 +80,9 @@ class Plain:
         self, key: Hashable, env: Mapping[tuple[str, str], Handle], look: Callable[[], None], body: Body
     ) -> Made:
         return body()
+
+    def settled(self) -> None:
+        pass
 
     def notes(self) -> list[str]:
         return []

@@ -225,6 +225,7 @@ class Session:
         """Steps, passes and checkpoints until the last step, or the end of the data."""
         if now.cursor.step:
             self._passes(now, log, progress, done)
+        first = now.cursor.step + 1
         while now.cursor.step < self.steps:
             if not self.loop.left(now.cursor):
                 progress.clear()
@@ -236,6 +237,8 @@ class Session:
             began = time.perf_counter()
             result = self.loop.step(now)
             self._log_step(now.cursor, result, log, progress, time.perf_counter() - began)
+            if now.cursor.step == first:
+                self.loop.device.settled()
             self._passes(now, log, progress, set())
             if self._due(now.cursor.step, self.manifest.run.checkpoint_every):
                 self.save(now)

@@ -1,0 +1,48 @@
+"""Memory in pages of 2 MiB: kernels look up fewer addresses' pages, which takes several per cent of a step.
+
+Neither the C library nor the runtime asks for them, and what is asked for before it is written comes in pieces. So once
+a run has all its memory, the kernel is asked to put it together (Linux 6.1 or newer). No bit depends on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+SIZE = 2 * 2**20
+COLLAPSE = 25  # MADV_COLLAPSE of linux/mman.h, which Python's mmap does not name
+FULL = 0.75  # of an area's bytes that are in memory: less would take more memory than it saves time
+ENABLED = "/sys/kernel/mm/transparent_hugepage/enabled"
+AREAS = "/proc/self/smaps"
+
+
+def join() -> int:
+    """Ask for large pages for the process's own memory; bytes of the areas where the kernel agreed.
+
+    Where it cannot, or the machine's owner has turned large pages off, nothing changes.
+    """
+    try:
+        with open(ENABLED, encoding="ascii") as file:
+            if "[never]" in file.read():
+                return 0
+        with open(AREAS, encoding="utf-8", errors="replace") as file:
+            areas = list(_areas(file))
+    except OSError:
+        return 0
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return sum(end - start for start, end in areas if advise(start, end - start, COLLAPSE) == 0)
+
+
+def _areas(lines: Iterator[str]) -> Iterator[tuple[int, int]]:
+    """The whole large pages of each area in ``lines`` (of smaps) that is heap or without a name, and nearly full."""
+    start = end = 0
+    for line in lines:
+        name, *rest = line.split()
+        if not name.endswith(":"):  # 7f00-7f20 rw-p 00000000 00:00 0 [heap]
+            start, end = (int(place, 16) for place in name.split("-"))
+            ours = rest[0] == "rw-p" and rest[4:] in ([], ["[heap]"])
+        elif name == "Rss:" and ours and int(rest[0]) * 1024 >= FULL * (end - start):
+            first, last = -(-start // SIZE) * SIZE, end // SIZE * SIZE
+            if first < last:
+                yield first, last
