@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-PROGRAMS = ("scripts/demo", "scripts/test", "scripts/generate_docs", ".ci/run")
+PROGRAMS = ("scripts/demo", "scripts/test", "scripts/generate_docs", "scripts/fuzz", ".ci/run")
 
 
 def run(*argv: str, **more) -> subprocess.CompletedProcess:

@@ -1,0 +1,58 @@
+"""Kernels that look where they store into memory of their own: on the stack, what is written past its end is seen
+nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import StringImm
+
+from lowering import codegen
+from schedules.cpu.tree import collect, rewrite
+
+OUTSIDE = "stores outside of a buffer of its own"
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """While TVM compiles: a store outside of a kernel's own buffer, as large as TVM's passes left it, is an error."""
+    last = s_tir.transform.RewriteUnsafeSelect  # of the passes after which no buffer and no index changes
+
+    def with_checks() -> Any:
+        return tvm.ir.transform.Sequential([last(), tvm.ir.transform.module_pass(_module, opt_level=0)])
+
+    asserts = mock.patch.dict(codegen.CONFIG, {"tirx.disable_assert": False})
+    with asserts, mock.patch.object(s_tir.transform, "RewriteUnsafeSelect", with_checks):
+        yield
+
+
+def _module(module: tvm.IRModule, _: Any) -> tvm.IRModule:
+    module = module.clone()
+    for gv, func in module.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            module.update_func(gv, func.with_body(_checked(func.body)))
+    return module
+
+
+def _checked(body: Any) -> Any:
+    own = [alloc.buffer for alloc in collect(body, tirx.AllocBuffer)]
+
+    def store(node: Any) -> Any:
+        if not any(node.buffer.same_as(buffer) for buffer in own):
+            return node
+        (index,), (extent,) = node.indices, node.buffer.shape
+        first = last = index
+        if isinstance(index, tirx.Ramp):
+            first, last = index.base, index.base + index.stride * (index.lanes - 1)
+        if not first.ty.is_scalar:  # places that data decides, lane by lane
+            return node
+        inside = tirx.And(first >= 0, last < extent)
+        error = StringImm("RuntimeError")
+        return tirx.SeqStmt([tirx.AssertStmt(inside, error, [StringImm(OUTSIDE)]), node])
+
+    return rewrite(body, [(tirx.BufferStore, store)])
