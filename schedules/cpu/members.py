@@ -52,7 +52,7 @@ def read_members(program: Program) -> Members | None:
     """None for a program that is not one of members."""
     after = tuple(s for s in program.stages if s.is_map and s.points == 1)
     rest = [s for s in program.stages if s not in after]
-    own = {s.buffer for s in after}
+    own = {s.buffer for s in program.stages if s in after or s.fold}  # ready when all members are done
     if any(x.source in own for s in rest for x in stage_loads(s)):
         return None
     if any(size(x.source) > 1 for s in after for x in stage_loads(s)):

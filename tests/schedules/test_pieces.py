@@ -183,3 +183,14 @@ def test_half_precision() -> None:
     xs = [numbers(*shape, seed=n).astype(ml_dtypes.bfloat16) for n, shape in enumerate(SHAPES)]
     for got, x in zip(built.run(*xs), xs, strict=True):
         assert np.array_equal(got.view("uint16"), (x + x).view("uint16"))
+
+
+def test_a_sum_that_needs_another_is_not_done_beside_it() -> None:
+    """Of one element each, so that the other one's result looks like a tensor of which it is a part."""
+    x = te.placeholder((1, 1), F, "x")
+    along = [te.reduce_axis((0, 1), "k") for _ in range(2)]
+    largest = te.compute((1,), lambda i: te.max(x[i, along[0]], axis=along[0]), "largest")
+    total = te.compute((1,), lambda i: te.sum(x[i, along[1]] - largest[i], axis=along[1]), "total")
+    func = te.create_prim_func([x, te.compute((1, 1), lambda i, j: x[i, j] - total[i], "y")])
+    given = numbers(1, 1)
+    assert np.array_equal(build(func).run(given)[0], given)
