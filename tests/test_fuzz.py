@@ -15,13 +15,15 @@ import pytest
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
-from tvm import tirx
+from tvm import te, tirx
 
 import schedules
+from schedules.cpu import maps
 from schedules.cpu.tree import rewrite
-from scripts.fuzzing import choose, oracle, shrink, trial
+from scripts.fuzzing import bounds, choose, oracle, shrink, trial
 from scripts.fuzzing.child import Child
 from scripts.fuzzing.programs import Program
+from tests.schedules import kernels
 from tests.schedules.kernels import V3, V4, runs_here
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts/fuzz"
@@ -155,3 +157,23 @@ def test_the_script_runs_one_seed() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0 and done.stdout.startswith("1 programs, "), done.stdout + done.stderr
     assert done.stdout.endswith("- 0 found\n")
+
+
+def test_a_store_outside_of_a_buffer_of_the_kernel_s_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows of 7 that TVM leaves one row of, where all of them are reckoned to lie one behind the other."""
+    undivided = maps.undivided
+    monkeypatch.setattr(maps, "undivided", lambda stmt, known, given: undivided(stmt, known, lambda buffer: True))
+
+    def function(x: Any) -> Any:
+        first = te.compute(x.shape, lambda *at: te.sigmoid(x(*at)), "first")
+        second = te.compute(x.shape, lambda *at: first(*at) * (first(*at) - x(*at)), "second")
+        return te.compute(x.shape, lambda *at: second(*at) * second(*at) + first(*at), "third")
+
+    with bounds.checked():
+        built = kernels.build(kernels.program(function, ((31, 7), "float32")))
+    with pytest.raises(RuntimeError, match=bounds.OUTSIDE):
+        built.run(kernels.numbers(31, 7))
+
+
+def test_lanes_that_are_no_ramp_are_looked_at_one_by_one() -> None:
+    assert found(Program((("f32", (2, 5, 2), "positive"),), (("/", (0, 0), {}),), (1,), gradients=(0,))) == ""

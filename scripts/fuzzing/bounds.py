@@ -3,6 +3,7 @@ nowhere else."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,13 +47,18 @@ def _checked(body: Any) -> Any:
         if not any(node.buffer.same_as(buffer) for buffer in own):
             return node
         (index,), (extent,) = node.indices, node.buffer.shape
-        first = last = index
-        if isinstance(index, tirx.Ramp):
-            first, last = index.base, index.base + index.stride * (index.lanes - 1)
-        if not first.ty.is_scalar:  # places that data decides, lane by lane
-            return node
-        inside = tirx.And(first >= 0, last < extent)
+        inside = [tirx.And(place >= 0, place < extent) for place in _places(index)]
         error = StringImm("RuntimeError")
-        return tirx.SeqStmt([tirx.AssertStmt(inside, error, [StringImm(OUTSIDE)]), node])
+        return tirx.SeqStmt([tirx.AssertStmt(functools.reduce(tirx.And, inside), error, [StringImm(OUTSIDE)]), node])
 
     return rewrite(body, [(tirx.BufferStore, store)])
+
+
+def _places(index: Any) -> list[Any]:
+    """Those among which all are that a store writes."""
+    if isinstance(index, tirx.Ramp):
+        return [index.base, index.base + index.stride * (index.lanes - 1)]
+    if index.ty.is_scalar():
+        return [index]
+    lanes = int(str(index.ty.dtype).rpartition("x")[2])
+    return [tirx.Shuffle([index], [tirx.IntImm("int32", lane)]) for lane in range(lanes)]
