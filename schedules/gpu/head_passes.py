@@ -22,10 +22,11 @@ from .head_hidden import LATER
 from .head_streams import Pass
 from .launch import barrier, registers, unrolled
 from .pipeline import Part, copy_tile, write
-from .warps import Team, halve
+from .warps import Team, any_of, halve
 
 ELEMENTS = 8  # that a thread has of 16 rows by 16 columns, of 2 rows
 LANES = 4  # partial results of a row that a thread has, and threads that have some of a row
+STAGES = 2  # tiles of columns in shared memory: one that is multiplied, one on its way
 
 
 @attrs.frozen(eq=False)
@@ -97,36 +98,44 @@ def _left(here: Here, stage: Stage) -> Factor:
 
 
 def pass_text(here: Here, one: Pass) -> Stmt:
-    return _Text(here, one).statement()
+    rights = here.units.rights
+    folds = {s: Partial(s, registers([2 + 1 + ELEMENTS], "float32", "acc")) for s in one.sinks if s not in rights}
+    sums = {s: registers([rights[s].inner // 2], "float32", "sums") for s in one.sinks if s in rights}
+    return _Text(here, one, folds, sums, registers([2], "float32", "factor")).statement()
 
 
 @attrs.frozen(eq=False)
 class _Text:
+    """``folds``: partial results of a thread's two rows, what comes from another thread, and what the columns at hand
+    bring; ``sums``: of last products; ``factor``: by which both are multiplied, for each of the two rows."""
+
     here: Here
     one: Pass
+    folds: Mapping[Any, Partial]
+    sums: Mapping[Any, Any]
+    factor: Any
 
     @property
     def extent(self) -> int:
         return self.here.units.stream.extent
 
     def statement(self) -> Stmt:
-        units = self.here.units
-        folds = {s: self._lanes(s) for s in self.one.sinks if s not in units.rights}
-        sums = {s: registers([units.rights[s].inner // 2], "float32", "sums") for s in self.one.sinks if s not in folds}
-        starts = [*(self._start(s, acc) for s, acc in folds.items()), *map(clear, sums.values())]
+        units, top = self.here.units, self.one.top
+        starts = [*(_start(p) for p in self.folds.values()), *map(clear, self.sums.values())]
+        starts += [] if top is None else [_start(Partial(top, self.here.numbers[top.buffer]))]
 
         def group(turn: Expr, g: Expr) -> Stmt:
             start = turn * units.columns + g * MATRIX
-            parts = [self._make(s, turn, g, start) for s in self.one.chain]
-            parts += [self._add(s, acc, start) for s, acc in folds.items()]
-            parts += [self._multiply(s, sums[s], turn, g) for s in sums]
+            parts = seq([self._step(s, turn, g, start) for s in self.one.steps])
             wanted = self._wanted(start)
-            return tirx.IfThenElse(tirx.all(*wanted), seq(parts), None) if wanted else seq(parts)
+            return tirx.IfThenElse(tirx.all(*wanted), parts, None) if wanted else parts
 
         pieces = self._pieces(lambda turn: loop(units.columns // MATRIX, lambda g: group(turn, g), name="group"))
-        ends = [part for s, acc in folds.items() for part in self._end(s, acc)]
-        ends += [part for s, mine in sums.items() for part in (self._write(s, mine), barrier())]
-        return block([*starts, *pieces, *ends], [*folds.values(), *sums.values()])
+        ends = [part for s in self.folds for part in self._end(s)]
+        ends += [part for s in self.sums for part in (self._write(s), barrier())]
+        return block(
+            [*starts, *pieces, *ends], [*(p.acc for p in self.folds.values()), *self.sums.values(), self.factor]
+        )
 
     # -- factors ---------------------------------------------------------------------------------------------------
 
@@ -136,12 +145,11 @@ class _Text:
         first, end = self._turns()
 
         def bring(turn: Expr) -> Stmt:
-            copies, size = [], 0
-            for right in units.tiles(self.one):
+            copies, threads = [], units.tile(16).threads
+            for start, right in {start: units.rights[s] for s, start in units.tile_starts(self.one).items()}.items():
                 layout, where = right.layout(units.columns), right.place(here.batch, turn * units.columns)
-                start, threads = self._stage(turn) + size, units.tile(16).threads
-                copies.append(copy_tile(here.memory, start, layout, right.operand, where, here.thread, threads))
-                size += units.columns * right.inner
+                begin = self._stage(turn) + start
+                copies.append(copy_tile(here.memory, begin, layout, right.operand, where, here.thread, threads))
             return seq([tirx.IfThenElse(turn < end, seq(copies), None), ptx.commit()])
 
         def turn(n: Expr) -> Stmt:
@@ -171,7 +179,7 @@ class _Text:
 
     def _stage(self, turn: Expr) -> Expr:
         units = self.here.units
-        return tirx.floormod(turn, i64(2)) * units.stage_halves + units.left_halves
+        return tirx.floormod(turn, i64(STAGES)) * units.stage_halves + units.left_halves
 
     def _right(self, stage: Stage, turn: Expr) -> Factor:
         units = self.here.units
@@ -180,9 +188,13 @@ class _Text:
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
 
-    def _make(self, stage: Stage, turn: Expr, g: Expr, start: Expr) -> Stmt:
+    def _step(self, stage: Stage, turn: Expr, g: Expr, start: Expr) -> Stmt:
+        if stage in self.sums:
+            return self._multiply(stage, turn, g)
         if stage in self.here.units.rights:
             return self._scores(stage, turn, g)
+        if stage in self.folds:
+            return self._grow(stage, start) if stage is self.one.top else self._add(stage, start)
         return unrolled(ELEMENTS, lambda e: self._mapped(stage, start, e), "e")
 
     def _scores(self, stage: Stage, turn: Expr, g: Expr) -> Stmt:
@@ -217,35 +229,64 @@ class _Text:
 
     # -- folds -----------------------------------------------------------------------------------------------------
 
-    def _lanes(self, stage: Stage) -> Any:
-        """Partial results of a thread's two rows, and one place for what comes from another thread."""
-        return registers([2 * LANES + 1], "float32", "acc")
+    @property
+    def _team(self) -> Team:
+        """The threads that have some of a row."""
+        return Team(LANES, tirx.floormod(self.here.warp.lane, i64(LANES)))
 
-    def _start(self, stage: Stage, acc: Any) -> Stmt:
-        return unrolled(2 * LANES, lambda p: Partial(stage, acc).start(p, i64(0)), "p")
+    def _add(self, stage: Stage, start: Expr) -> Stmt:
+        """What the thread's columns of a row bring meets first, as in a tree."""
+        fold = self.folds[stage]
 
-    def _add(self, stage: Stage, acc: Any, start: Expr) -> Stmt:
         def one(element: Expr) -> Stmt:
             half, column, lane = self._at(start, element)
-            where = at(stage.space, self.here.places(half)) | at(stage.reduce, [column])
-            added = Partial(stage, acc).add(self.here.ctx, where, half * LANES + lane)
-            return self._inside(column, self.here.local(added, half, element))
-
-        return unrolled(ELEMENTS, one, "e")
-
-    def _end(self, stage: Stage, acc: Any) -> list[Stmt]:
-        """The partial results of a row meet in an order that is always the same, and all that have some get the end."""
-        here, all_lanes, other = self.here, Partial(stage, acc), i64(2 * LANES)
-        team = Team(LANES, tirx.floormod(here.warp.lane, i64(LANES)))
+            slot, point = 3 + half * LANES + lane, Point(self.here.ctx.virtual)
+            value = point.write(stage.value, at(stage.space, self.here.places(half)) | at(stage.reduce, [column]))
+            put = in_buffers(seq([*point.binds, store(fold.acc, value, slot)]))
+            return self._inside(column, self.here.local(put, half, element), fold.start(slot, i64(0)))
 
         def row(half: Expr) -> Stmt:
-            own = half * LANES
-            made = store(here.numbers[stage.buffer], load(acc, own), half)
-            return seq([*halve(all_lanes, LANES, team, own, other), made])
+            first = 3 + half * LANES
+            met = [fold.meet(first + k, first + (k + n)) for n in (2, 1) for k in range(n)]
+            return seq([*met, fold.meet(half, first)])
 
-        return [unrolled(2, row, "half"), *self._stored(stage, team)]
+        return seq([unrolled(ELEMENTS, one, "e"), unrolled(2, row, "half")])
 
-    def _stored(self, stage: Stage, team: Team) -> list[Stmt]:
+    def _meet(self, stage: Stage, half: Expr) -> list[Stmt]:
+        """The partial results of a row, in an order that is always the same; all that have some get the end."""
+        fold, made = self.folds[stage], self.here.numbers[stage.buffer]
+        return [*halve(fold, 1, self._team, half, i64(2)), store(made, load(fold.acc, half), half)]
+
+    def _grow(self, stage: Stage, start: Expr) -> Stmt:
+        """The largest so far. Where it is larger for any row of the warp, the sums so far of all of them are made less,
+        of those where it is not by a factor of 1."""
+        acc, now = self.folds[stage].acc, self.here.numbers[stage.buffer]
+
+        def row(half: Expr) -> Stmt:
+            keep = store(self.factor, load(now, half), half)
+            less = tirx.exp(load(self.factor, half) - load(now, half))
+            return seq([keep, *self._meet(stage, half), store(self.factor, less, half)])
+
+        grown = [load(acc, i64(half)) > load(now, i64(half)) for half in range(2)]
+        then = seq([unrolled(2, row, "half"), *self._scaled()])
+        return seq([self._add(stage, start), tirx.IfThenElse(any_of(tirx.any(*grown)), then, None)])
+
+    def _scaled(self) -> list[Stmt]:
+        """All sums by the factors of their rows."""
+        by = lambda acc, i, half: store(acc, load(acc, i) * load(self.factor, half), i)  # noqa: E731
+        half = lambda i: tirx.floormod(tirx.floordiv(i, i64(2)), i64(2))  # noqa: E731
+        folds = [p.acc for s, p in self.folds.items() if s is not self.one.top]
+        parts = [unrolled(2, lambda i, acc=acc: by(acc, i, i), "half") for acc in folds]
+        return [*parts, *(unrolled(int(b.shape[0]), lambda i, b=b: by(b, i, half(i)), "i") for b in self.sums.values())]
+
+    def _end(self, stage: Stage) -> list[Stmt]:
+        ends = [unrolled(2, lambda half: seq(self._meet(stage, half)), "half"), *self._stored(stage)]
+        if stage is not self.one.whole:
+            return ends
+        part = lambda half: tirx.const(1, "float32") / load(self.here.numbers[stage.buffer], half)  # noqa: E731
+        return [*ends, unrolled(2, lambda half: store(self.factor, part(half), half), "half"), *self._scaled()]
+
+    def _stored(self, stage: Stage) -> list[Stmt]:
         """What is needed after the launch, by one thread a row."""
         here = self.here
         if stage.buffer in here.units.stream.memory.lines:
@@ -255,16 +296,16 @@ class _Text:
             point = Point(here.ctx.virtual)
             indices = point.indices(stage.indices, at(stage.space, [*here.heads, here.row(half)]))
             put = store(stage.buffer, load(here.numbers[stage.buffer], half), *indices)
-            inside = tirx.all(tirx.EQ(team.lane, i64(0)), here.row(half) < i64(here.whole))
+            inside = tirx.all(tirx.EQ(self._team.lane, i64(0)), here.row(half) < i64(here.whole))
             return tirx.IfThenElse(inside, in_buffers(seq([*point.binds, put])), None)
 
         return [unrolled(2, row, "half")]
 
     # -- last products -----------------------------------------------------------------------------------------------
 
-    def _multiply(self, stage: Stage, sums: Any, turn: Expr, g: Expr) -> Stmt:
-        """``sums`` and the group's columns of the matrix by those of the other factor."""
-        here = self.here
+    def _multiply(self, stage: Stage, turn: Expr, g: Expr) -> Stmt:
+        """The sums, and the group's columns of the matrix by those of the other factor."""
+        here, sums = self.here, self.sums[stage]
         high, low, b = here.halves["a"], here.halves["low"], here.halves["b"]
         right, matrix = self._right(stage, turn), here.matrices[here.units.stream.products[stage].left.source]
 
@@ -278,7 +319,7 @@ class _Text:
         cut = ptx.split((matrix, i64(0)), (high, i64(0)), (low, i64(0)), here.units.dtype)
         return seq([cut, unrolled(here.units.rights[stage].inner // MATRIX, step, "n")])
 
-    def _write(self, stage: Stage, sums: Any) -> Stmt:
+    def _write(self, stage: Stage) -> Stmt:
         """Finished sums, and what is done on them."""
         here, product = self.here, self.here.units.stream.products[stage]
         part = Part(here.units.tile(product.n), here.memory, here.thread, here.warp, here.first, i64(0))
@@ -288,4 +329,8 @@ class _Text:
             where |= at(product.columns, unravel(column, [a.extent for a in product.columns]))
             return in_buffers(finish(here.ctx, stage, where, value, here.units.stream.after[stage]))
 
-        return write(part, sums, here.whole, product.n, element)
+        return write(part, self.sums[stage], here.whole, product.n, element)
+
+
+def _start(fold: Partial) -> Stmt:
+    return unrolled(2, lambda half: fold.start(half, i64(0)), "half")

@@ -47,10 +47,19 @@ PIECE = 64  # columns of the scores that are made at once: as many as the most l
 
 @attrs.frozen(eq=False)
 class Pass:
-    """``sinks``: folds and last products, none of which needs another; ``chain``: what of the scores they need."""
+    """``steps``: what is done with some columns, in order; ``sinks``: the folds and last products among them, none of
+    which needs another. But a softmax's in one pass (``head_softmax``): ``top``, the largest score so far, and
+    ``whole``, by which sums of weights are divided at the end."""
 
+    steps: tuple[Stage, ...]
     sinks: tuple[Stage, ...]
-    chain: tuple[Stage, ...]
+    top: Stage | None = None
+    whole: Stage | None = None
+
+    @property
+    def chain(self) -> list[Stage]:
+        """What of the scores the sinks need."""
+        return [s for s in self.steps if s not in self.sinks]
 
 
 @attrs.frozen(eq=False)
@@ -73,7 +82,7 @@ class Stream:
     @property
     def price(self) -> int:
         """Multiplications of a row: scores are made once a pass."""
-        made = [s for p in self.passes for s in (*p.chain, *p.sinks) if s in self.products]
+        made = [s for p in self.passes for s in p.steps if s in self.products]
         return sum(self.products[s].n * s.depth for s in made)
 
     def wide(self, product: Product) -> int:
@@ -160,7 +169,10 @@ class _Kinds:
                 groups[-1].append(stage)
             else:
                 groups.append([stage])
-        made = [Pass(tuple(g), tuple(dict.fromkeys(s for x in g for s in self._chain(x)))) for g in groups]
+        steps = [{*g, *(s for x in g for s in self._chain(x))} for g in groups]
+        made = [
+            Pass(tuple(s for s in self.found.stages if s in m), tuple(g)) for m, g in zip(steps, groups, strict=True)
+        ]
         chained = {s for p in made for s in p.chain}
         return tuple(made) if made and chained == set(filter(self.is_chain, self.found.stages)) else None
 

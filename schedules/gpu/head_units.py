@@ -20,13 +20,14 @@ from tvm_ffi import structural_equal
 
 from ..cpu.access import reads_of
 from ..cpu.contraction import half_load
-from ..cpu.emit import Call, Expr, Load, Stmt, i64, seq, unravel
+from ..cpu.emit import Expr, Stmt, i64, seq, unravel
 from ..cpu.nests import Context
 from ..cpu.stages import Stage
 from .fragments import Layout, warp_of
 from .head_hidden import LATER, hidden_columns
 from .head_memory import BLOCKS
-from .head_passes import Here, left_copies, pass_text
+from .head_passes import STAGES, Here, left_copies, pass_text
+from .head_softmax import in_one_pass, softmax_of
 from .head_streams import Pass, Stream, read_stream
 from .heads import group_of
 from .launch import launch, registers, shared
@@ -36,7 +37,6 @@ from .tiles import HALVES, Tile
 ROWS = 16  # of a warp
 WARPS = (4, 2, 1)  # of a block
 COLUMNS = (64, 32, 16)  # of scores whose factors come to shared memory at once
-STAGES = 2  # such tiles: one that is multiplied, one on its way
 HELD = 96  # registers of a thread in which sums and factors of rows may stay throughout
 
 
@@ -108,28 +108,24 @@ class Units:
     def left_halves(self) -> int:
         return sum(self.rows * s.depth for s in self.lefts)
 
-    def tiles(self, one: Pass) -> list[Right]:
-        """What comes through shared memory in a pass, each once."""
-        found: list[Right] = []
-        for right in (self.rights[s] for s in (*one.chain, *one.sinks) if s in self.rights):
-            if not any(right.is_same(x) for x in found):
-                found.append(right)
-        return found
-
     def tile_starts(self, one: Pass) -> dict[Any, int]:
-        """Where in a stage the tile of each product of a pass lies."""
-        tiles = self.tiles(one)
-        sizes = [self.columns * t.inner for t in tiles]
-        which = {
-            s: next(n for n, t in enumerate(tiles) if self.rights[s].is_same(t))
-            for s in (*one.chain, *one.sinks)
-            if s in self.rights
-        }
-        return {s: sum(sizes[:n]) for s, n in which.items()}
+        """Where in a stage the tile of each product of a pass lies: products of the same elements have one."""
+        starts, end = {}, 0
+        for stage in (s for s in one.steps if s in self.rights):
+            right = self.rights[stage]
+            same = next((at for s, at in starts.items() if right.is_same(self.rights[s])), None)
+            starts[stage] = end if same is None else same
+            end += self.columns * right.inner if same is None else 0
+        return starts
 
     @property
     def stage_halves(self) -> int:
-        return max(self.columns * sum(t.inner for t in self.tiles(p)) for p in self.stream.passes)
+        ends = [
+            at + self.columns * self.rights[s].inner
+            for p in self.stream.passes
+            for s, at in self.tile_starts(p).items()
+        ]
+        return max(ends)
 
     @property
     def last(self) -> list[Any]:
@@ -179,7 +175,7 @@ def _read(stream: Stream) -> Units | None:
     whole = all(right.inner % 16 == 0 for right in rights.values())
     if not whole or len({*reads}) > 1 or not _is_plain(stream) or not _has_room(stream, reads[0]):
         return None
-    return Units(stream, lefts, rights, hidden_columns(stream))
+    return Units(in_one_pass(stream), lefts, rights, hidden_columns(stream))
 
 
 def _operand(stream: Stream, stage: Stage, value: Expr, lines: Any) -> Operand | None:
@@ -207,22 +203,7 @@ def _has_room(stream: Stream, dtype: str) -> bool:
     """Can a half of ``dtype`` be as large as what last products sum over? bfloat16 can; float16 where these are
     shares."""
     lefts = {stream.products[s].left.source for s in stream.after}
-    return dtype == "bfloat16" or all(_is_share(stream, s) for s in stream.chain if s.buffer in lefts)
-
-
-def _is_share(stream: Stream, stage: Stage) -> bool:
-    """Is it a part of the sum of its row, of positive numbers, and so at most 1? A softmax's weight, or 0."""
-    makers = {s.buffer: s for s in stream.found.stages}
-    value = stage.value
-    if isinstance(value, tirx.Select) and isinstance(value.false_value, tirx.FloatImm):
-        value = value.true_value if float(value.false_value.value) == 0 else None
-    if not isinstance(value, tirx.Div) or not isinstance(value.a, Load) or not isinstance(value.b, Load):
-        return False
-    part, whole = makers.get(value.a.source), makers.get(value.b.source)
-    if part is None or whole is None or whole.fold is None or not isinstance(whole.value, Load):
-        return False
-    powers = isinstance(part.value, Call) and part.value.op.name == "tirx.exp"
-    return powers and whole.fold.kind == "sum" and whole.value.source.same_as(part.buffer)
+    return dtype == "bfloat16" or all(softmax_of(stream, s) for s in stream.chain if s.buffer in lefts)
 
 
 def _sized(units: Units, heads: int, rows: int) -> Units | None:
@@ -243,7 +224,7 @@ def _launch(units: Units, batch: Sequence[int], whole: int) -> Stmt:
     memory = shared([units.halves], "uint16", "tile")
     lines = {place: b for b, (place, _) in reversed([*stream.memory.lines.items()])}
     made = {place: registers([8], "float32", b.name) for place, b in lines.items()}
-    matrices = {s.buffer: made[stream.memory.lines[s.buffer][0]] for s in stream.chain}
+    matrices = {s.buffer: made[stream.memory.lines[s.buffer][0]] for p in stream.passes for s in p.chain}
     folds = [s for p in stream.passes for s in p.sinks if s not in stream.products]
     numbers = {s.buffer: registers([2], "float32", s.buffer.name) for s in folds}
     held = {s: registers([s.depth // 4], "uint32", "left") for s in units.lefts if units.holds_lefts}

@@ -47,6 +47,11 @@ class Team:
         return done
 
 
+def any_of(condition: Expr) -> Expr:
+    """Does it hold for any thread of the warp, all of which ask?"""
+    return tirx.call_extern("int32", "__any_sync", _mask(), condition.astype("int32")) > 0
+
+
 def _mask() -> Expr:
     return tirx.const(ALL, "uint32")
 

@@ -3,6 +3,7 @@ depth is in the bits."""
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from math import prod
 from typing import Any
@@ -16,8 +17,10 @@ from tvm import te, tirx
 
 from lowering.kernels import KERNELS
 from lowering.kernels_attention import heads_of, product, wide
+from lowering.kernels_rows import total
+from schedules.cpu.emit import Call
 from schedules.cpu.tree import collect
-from schedules.gpu import head_units
+from schedules.gpu import head_units, ptx
 from schedules.gpu.audit import audit
 from schedules.gpu.head_hidden import EARLIER, LATER
 from sexpgpu.ops.backward import attend_grads
@@ -36,15 +39,38 @@ ROUND = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}  # half of a 
 CUT = 2.0**-15  # of a float32 that goes into the matrix unit as two bfloat16: the last of 16 bits
 LEAST = 2.0**-25  # half of the least float16
 
-# heads, queries, keys, width of a key, width of a value: one warp and one group of columns, whole tiles and not, a
-# batch of one
-SIZES = [((2,), 16, 16, 16, 16), ((1, 2), 37, 70, 32, 48), ((2,), 90, 90, 16, 16)]
+# heads, queries, keys, width of a key, width of a value: one warp and one group of columns; a batch of one, several
+# blocks, none of them whole; causal. The same ones all over, since what takes long is to compile them.
+SMALL, RAGGED, CAUSAL = ((2,), 16, 16, 16, 16), ((1, 2), 37, 70, 32, 48), ((2,), 70, 70, 16, 32)
+EXACT = ((2,), 20, 70, 16, 16)
 
 
 def exact_attend(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> Any:
     """attend without the rounding of its result."""
     heads = heads_of(q, k, [], False)
     weigh = lambda at, j: heads.weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
+    return product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
+
+
+def attend_and_square(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> list[Any]:
+    """And each query's sum of the squares of its weights."""
+    heads = heads_of(q, k, [], False)
+    squares = total(
+        lambda at: heads.weights(*at) * heads.weights(*at), heads.weights, [len(heads.shape) - 1], "squares"
+    )
+    weigh = lambda at, j: heads.weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
+    return [squares, product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")]
+
+
+def attend_by_half(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> Any:
+    """Powers of half the scores, less the largest whole one."""
+    shape, i = [*q.shape[:-1], k.shape[-2]], te.reduce_axis((0, k.shape[-2]), "i")
+    scores = product(shape, q.shape[-1], lambda at, d: wide(q, *at[:-1], d) * wide(k, *at[:-2], at[-1], d), "scores")
+    top: Any = te.compute(shape[:-1], lambda *at: te.max(scores(*at, i), axis=i), "top")
+    power: Any = te.compute(shape, lambda *at: tirx.exp(scores(*at) / 2 - top(*at[:-1])), "power")
+    whole = total(lambda at: power(*at), power, [len(shape) - 1], "whole")
+    weights: Any = te.compute(shape, lambda *at: power(*at) / whole(*at[:-1]), "weights")
+    weigh = lambda at, j: weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
     return product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
 
 
@@ -72,6 +98,19 @@ def results(func: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     return kernels.compile(scheduled(func, "matrix-units"), GPU).every_order(*arrays)[len(arrays) :]
 
 
+@functools.cache
+def compiled(size: tuple[Any, ...], gradient: bool = False) -> Any:
+    """Attention, or its gradients, as it is done where no test says otherwise; causal if there is a key a query."""
+    return kernels.compile(scheduled(attend(size, size[1] == size[2], gradient=gradient), "matrix-units"), GPU)
+
+
+@functools.cache
+def made(size: tuple[Any, ...], gradient: bool = False) -> list[np.ndarray]:
+    """Its results of ``given``."""
+    arrays = given(size, gradient)
+    return compiled(size, gradient).every_order(*arrays)[len(arrays) :]
+
+
 # -- numbers: how far results may be from exact ones ----------------------------------------------------------------
 
 
@@ -86,16 +125,21 @@ def off(depth: int, instructions: int = 1) -> float:
 
 
 def added(count: int) -> float:
-    """A sum of so many positive numbers by 16 lanes, of itself."""
+    """A sum of so many positive numbers, of itself: of each 16 in turn the sum of 4 in a tree by each of 4 threads."""
     return (-(-count // 16) + 4) * UNIT
 
 
 def weights_off(q: np.ndarray, k: np.ndarray) -> float:
     """A weight from the exact one, of itself. A score that is off by s makes a power off by s of itself, and so it may
-    make their sum; functions and divisions are off by less than 3 units each."""
+    make their sum; functions and divisions are off by less than 3 units each. With every 16 keys but the first there
+    may be a larger score: by what exp is off then, 3 units, earlier powers are off from later ones, and as much from
+    their sum; and each of the two sums is rounded, by half a unit. Together the differences between one largest score
+    and the next are no more than that between two scores, and are rounded by no more."""
     scale = q.shape[-1] ** -0.5
     terms = np.abs(q) @ np.abs(k).swapaxes(-1, -2) * scale
-    return 2 * (off(q.shape[-1]) + 4 * UNIT) * float(terms.max()) + added(k.shape[-2]) + 8 * UNIT
+    larger = -(-k.shape[-2] // 16) - 1
+    scores = 2 * (off(q.shape[-1]) + 4 * UNIT) * float(terms.max())
+    return scores + added(k.shape[-2]) + (8 + 7 * larger) * UNIT
 
 
 def softmax(q: np.ndarray, k: np.ndarray, seen: Any) -> np.ndarray:
@@ -142,29 +186,32 @@ def near(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> None:
     assert (np.abs(got.astype("f8") - want) <= bound + half).all()
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
+def seen_in(size: tuple[Any, ...]) -> Any:
+    return np.tri(size[1], size[2], dtype=bool) if size[1] == size[2] else np.bool_(True)
+
+
+@pytest.mark.parametrize("size", [SMALL, RAGGED, CAUSAL], ids=str)
 def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
-    arrays, causal = given(size), size[1] == size[2]
-    (got,) = results(attend(size, causal), *arrays)
-    seen = np.tri(size[1], size[2], dtype=bool) if causal else np.bool_(True)
-    near(got, want(arrays, causal), forward_bound(arrays, seen))
+    arrays, (got,) = given(size), made(size)
+    near(got, want(arrays, size[1] == size[2]), forward_bound(arrays, seen_in(size)))
 
 
-@pytest.mark.parametrize("size", [((1, 2), 37, 70, 32, 16), ((2,), 40, 40, 16, 16)], ids=str)
+@pytest.mark.parametrize("size", [RAGGED, CAUSAL], ids=str)
 def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
-    arrays, causal = given(size, True), size[1] == size[2]
-    got = results(attend(size, causal, gradient=True), *arrays)[-3:]
-    seen = np.tri(size[1], size[2], dtype=bool) if causal else np.bool_(True)
-    for each in zip(got, want_gradients(arrays, causal), gradient_bounds(arrays, seen), strict=True):
+    arrays, got = given(size, True), made(size, True)[-3:]
+    exact, bounds = want_gradients(arrays, size[1] == size[2]), gradient_bounds(arrays, seen_in(size))
+    for each in zip(got, exact, bounds, strict=True):
         near(*each)
 
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_a_mask(gradient: bool) -> None:
-    """Of one head for all, where a query sees nothing: its result is 0, and so is its gradient."""
+    """Of one head for all, where a query sees nothing: its result is 0, and so is its gradient. Another sees nothing
+    but its last key: nothing is left of the powers before, of which each is 1."""
     size = ((3, 2), 24, 40, 16, 16)
     mask = np.random.default_rng(3).random((3, 1, 24, 40)) < 0.5
-    mask[0, 0, 2] = False
+    mask[0, 0, 2] = mask[1, 0, 3, :-1] = False
+    mask[1, 0, 3, -1] = True
     arrays = given(size, gradient)
     got = results(attend(size, False, mask, gradient), *arrays, mask)
     if gradient:
@@ -189,60 +236,72 @@ def test_float16(scale: float) -> None:
     scheduled(attend(size, False, gradient=True, dtype="f16"), "heads")
 
 
+@functools.cache
+def exact(size: tuple[Any, ...]) -> Any:
+    func = program(exact_attend, *((s, "bfloat16") for s in shapes_of(size)))
+    return kernels.compile(scheduled(func, "matrix-units"), GPU)
+
+
 def test_weights_are_not_rounded_to_halves() -> None:
-    """37 equal ones of 1, whose sum is exact: each would be 2^-9.2 away as a bfloat16, on the same side."""
-    size = ((2,), 16, 37, 16, 16)
-    compiled = kernels.compile(scheduled(program(exact_attend, *((s, "bfloat16") for s in shapes_of(size)))), GPU)
-    q, k, v = given(size)
-    near(compiled.run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
+    """70 equal ones of 1, whose sum is exact: each would be 2^-9.3 away as a bfloat16, on the same side."""
+    q, k, v = given(EXACT)
+    near(exact(EXACT).run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
     k[:], v[:] = 0, 1
-    assert np.abs(compiled.run(q, k, v)[-1].astype("f8") - 1).max() <= CUT + 8 * UNIT
+    assert np.abs(exact(EXACT).run(q, k, v)[-1].astype("f8") - 1).max() <= CUT + 8 * UNIT
+
+
+@pytest.mark.parametrize("scale", [1, 100])
+def test_scores_that_grow(scale: float) -> None:
+    """With each key for half of the queries, which are among those for which they fall; slowly, and so that nothing is
+    left of earlier ones."""
+    q, k, v = given(EXACT)
+    q[:], k[..., 0] = 0, np.arange(70) / 8
+    q[..., 0] = (np.arange(20) * 7 % 20 - 10) / 4 * scale
+    near(exact(EXACT).run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
+
+
+def test_what_takes_three_passes() -> None:
+    """Weights are finished before they are squared, and powers of what need not be below 0 are not of the largest so
+    far: three passes."""
+    func, other = (
+        program(each, *((s, "bfloat16") for s in shapes_of(EXACT))) for each in (attend_and_square, attend_by_half)
+    )
+    assert all(multiplications(scheduled(x, "matrix-units")) == 1 + 1 + 3 for x in (func, other))
+    arrays = given(EXACT)
+    squares, got = results(func, *arrays)
+    near(got, want(arrays, False), forward_bound(arrays, np.bool_(True)))
+    q, k, _ = wider(arrays)
+    exact = (softmax(q, k, np.bool_(True)) ** 2).sum(-1)
+    near(squares, exact, (2 * weights_off(q, k) + added(70) + UNIT) * exact)
 
 
 # -- bits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def sized(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def choose(warps: int, columns: int) -> None:
-        monkeypatch.setattr(head_units, "BLOCKS", 1)
-        monkeypatch.setattr(head_units, "WARPS", (warps,))
-        monkeypatch.setattr(head_units, "COLUMNS", (columns,))
-
-    return choose
-
-
 @pytest.mark.parametrize("gradient", [False, True])
-def test_bits_do_not_depend_on_the_block(gradient: bool, sized: Any) -> None:
-    """Sums of several widths leave by way of the same memory."""
-    size = ((2,), 70, 90, 16, 32)
-    func, arrays, made = attend(size, False, gradient=gradient), given(size, gradient), set()
-    for warps, columns in ((1, 16), (4, 64)):
-        sized(warps, columns)
-        got = results(func, *arrays)
-        assert audit(scheduled(func))[0].threads == 32 * warps
-        made.add(tuple(x.tobytes() for x in got))
-    assert len(made) == 1
-
-
-def test_bits_do_not_depend_on_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    size, made = ((2,), 40, 40, 16, 16), set()
-    for held in (0, head_units.HELD):
-        monkeypatch.setattr(head_units, "HELD", held)
-        compiled = kernels.compile(scheduled(attend(size, True), "matrix-units"), GPU)
-        assert ("left_ptr" in compiled.text) == bool(held)
-        made.add(compiled.every_order(*given(size))[-1].tobytes())
-    assert len(made) == 1
+def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from the rows of a block nor the columns of a tile, from what stays in registers, nor from what is left out.
+    Sums of several widths leave by way of the same memory."""
+    func, arrays = attend(CAUSAL, True, gradient=gradient), given(CAUSAL, gradient)
+    assert audit(scheduled(func))[0].threads == 32 and "left_ptr" in compiled(CAUSAL, gradient).text
+    bits = [x.tobytes() for x in made(CAUSAL, gradient)]
+    for name, value in {"BLOCKS": 1, "WARPS": (4,), "COLUMNS": (16,), "HELD": 0}.items():
+        monkeypatch.setattr(head_units, name, value)
+    monkeypatch.setattr(head_units, "hidden_columns", lambda _: "")
+    other = scheduled(func, "matrix-units")
+    assert audit(other)[0].threads == 128
+    done = kernels.compile(other, GPU)
+    assert "left_ptr" not in done.text
+    assert [x.tobytes() for x in done.every_order(*arrays)[len(arrays) :]] == bits
 
 
 def test_bits_do_not_depend_on_what_stands_beside() -> None:
-    """Neither on other queries, nor on heads that are stacked."""
-    q, k, v = given(((8,), 70, 50, 16, 16))
-    run = lambda *xs: results(attend(((len(xs[0]),), xs[0].shape[1], 50, 16, 16), False), *xs)[0]  # noqa: E731
-    many = run(q, k, v)
-    assert run(q[:2], k[:2], v[:2]).tobytes() == many[:2].tobytes()
-    few = np.ascontiguousarray(q[:, :20])
-    assert run(few, k, v).tobytes() == many[:, :20].tobytes()
+    """Neither on other queries, of the warp or not, nor on heads that are stacked: of sums that are not rounded."""
+    q, k, v = given(EXACT)
+    many = exact(EXACT).run(q, k, v)[-1]
+    assert exact(EXACT).run(q[:, ::-1], k, v)[-1].tobytes() == many[:, ::-1].tobytes()
+    few = exact(((1,), 17, *EXACT[2:])).run(q[:1, :17], k[:1], v[:1])[-1]
+    assert few.tobytes() == many[:1, :17].tobytes()
 
 
 # -- columns that count for nothing ------------------------------------------------------------------------------------
@@ -274,20 +333,20 @@ def test_keys_that_a_mask_hides_are_not(found: list[str]) -> None:
     assert found == [*[""] * 8, EARLIER]
 
 
-@pytest.mark.parametrize("gradient", [False, True])
-def test_bits_do_not_depend_on_what_is_left_out(gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = ((2,), 90, 90, 16, 16)
-    func, arrays = attend(size, True, gradient=gradient), given(size, gradient)
-    made = [x.tobytes() for x in results(func, *arrays)]
-    monkeypatch.setattr(head_units, "hidden_columns", lambda _: "")
-    assert [x.tobytes() for x in results(func, *arrays)] == made
-
-
 def test_half_of_the_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     func = attend(((3,), 1024, 1024, 64, 64), True, gradient=True)
     few = [one.flops for one in audit(scheduled(func))]  # as of the block in the middle
     monkeypatch.setattr(head_units, "hidden_columns", lambda _: "")
     assert all(a < 0.6 * b for a, b in zip(few, (one.flops for one in audit(scheduled(func))), strict=True))
+
+
+def multiplications(func: Any) -> int:
+    """By matrix units, as they stand in the program: one where scores are made, two where sums over them are."""
+    return sum(ptx.operations(x) > 0 for x in collect(func.body, Call))
+
+
+def powers(func: Any) -> int:
+    return sum(x.op.name == "tirx.exp" for x in collect(func.body, Call))
 
 
 # -- what it asks of a GPU ---------------------------------------------------------------------------------------------
@@ -304,6 +363,15 @@ def test_no_score_is_written_and_memory_suffices(width: int, gradient: bool) -> 
     assert len(launches) == (2 if gradient else 1)
     for one in launches:
         assert one.shared <= 48 << 10 and not one.faults and one.blocks == 4 * 12 * 1024 // 64
+
+
+def test_scores_are_made_once() -> None:
+    """And their powers, but for what all are multiplied by where a larger one comes. For gradients by queries twice,
+    which need a sum over the weights' gradients first; then once by keys."""
+    size = ((2,), 64, 64, 16, 16)
+    func, gradient = (scheduled(attend(size, True, gradient=each), "matrix-units") for each in (False, True))
+    assert (multiplications(func), powers(func)) == (1 + 2, 1 + 1)
+    assert (multiplications(gradient), powers(gradient)) == (2 + (2 + 2) + (2 + 4), (1 + 1) + 1 + 1)
 
 
 def test_what_stays_with_the_other_kernel() -> None:
