@@ -74,5 +74,6 @@ def demands(phase: Phase, wanted: Ports) -> None:
 
 
 def tighten(table: dict, key: object, bound: Bound) -> None:
+    """Narrow ``table[key]``, in place, to what it and ``bound`` both allow; without an entry it becomes ``bound``."""
     low, high = table.get(key, bound)
     table[key] = (max(low, bound[0]), min(high, bound[1]))

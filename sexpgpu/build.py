@@ -99,7 +99,7 @@ def need_cuda(targets: Sequence[Any]) -> None:
 
 def find_targets(names: str, compiles: bool = True) -> tuple[Any, ...]:
     """The targets of ``--target``, a list with commas, the one to prefer first. ``cpu``: all of this architecture.
-    ``compiles``: whether what compiles for them has to be installed."""
+    ``compiles``: is CUDA's compiler needed, too? E-ENV-001 where one is not installed; E-TARGET-001, E-TARGET-004."""
     need_extra()
     from schedules import TARGETS, default
 

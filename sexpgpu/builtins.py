@@ -49,7 +49,7 @@ def builtin(signature: str, least: int, most: int | None = -1):
 
 
 def need(call: Call, at: int, fits: bool, what: str) -> Any:
-    """Argument ``at``, if it fits; E-CALL-004 otherwise."""
+    """Argument ``at``, if it fits; E-CALL-004 otherwise. So are the four below; nil is an empty list."""
     if not fits:
         hint = ABSENT if call.args[at] is None else ""
         what = f"{call.name} needs {what}, not {describe(call.args[at])}"
@@ -243,6 +243,7 @@ def format_name(t: Tracer, call: Call) -> Any:
 
 
 def text(call: Call, at: int) -> str:
+    """Argument ``at`` as characters, a keyword without its colon; E-CALL-004 unless keyword, string or number."""
     value = call.args[at]
     if isinstance(value, Key):
         return value.name
@@ -356,6 +357,7 @@ def metric(t: Tracer, call: Call) -> Any:
 
 
 def scalar(t: Tracer, call: Call) -> Value:
+    """The second argument as a tensor without axes: a number becomes one. E-CONTRACT-004 for any other tensor."""
     value = as_tensor(t.builder, call.args[1], None, call.spans[1], f"{call.name} needs a scalar")
     if value.type.rank:
         raise UserError(

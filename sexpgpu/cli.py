@@ -1,4 +1,5 @@
-"""``sexpgpu``: check, explain and build run files; look into artifacts. Thin: each command imports what it needs."""
+"""``sexpgpu``: check, explain and build run files; look into artifacts. Thin: each command imports what it needs.
+``run_NAME``, the command NAME: options to exit status; ``main`` prints what it raises. ``NAME_options`` adds them."""
 
 from __future__ import annotations
 
@@ -18,8 +19,6 @@ from .diagnostics import Report, UserError, printable
 EXIT_USAGE, EXIT_BUG = 2, 70
 RUN_FILE, ARTIFACT = "the run file, such as run.sx", "a file made by sexpgpu build"
 STACK = "microbatches in one call; auto, the default: what costs least, where the run allows it"
-
-
 EXITS = """\
 exit status: 0 done, 1 wrong input (or a difference that diff found), 2 wrong usage, 3 this machine or its software
 cannot do it, 4 artifact refused, 5 reading or writing failed, 70 our bug, 130 stopped by SIGINT.
@@ -176,6 +175,7 @@ def address(text: str) -> str:
 
 
 def memory_size(text: str) -> int:
+    """The bytes of a size such as 4GiB, as an option's type: ArgumentTypeError where it is none."""
     from .memory import parse_size
 
     try:

@@ -11,6 +11,7 @@ CODES: dict[str, Code] = {}
 
 
 def code(name: str, summary: str, fix: str, exit: int = 1) -> Code:
+    """Add a row to CODES. ``exit``: the status of the command that ends with it. ValueError for a name twice."""
     if name in CODES:
         raise ValueError(f"{name} is declared twice")
     CODES[name] = made = Code(name, summary, fix, exit)

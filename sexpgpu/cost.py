@@ -130,11 +130,12 @@ def elements(v: Value) -> int:
 
 
 def flops(graph: Graph) -> int:
-    """Multiplications and additions: 2 m n k for a matmul, one an element for all else but moves."""
+    """Multiplications and additions: 2 m n k of each product, attention's too; else one an element, none of moves."""
     return sum(own_flops(v) for v in graph.values() if v.op and v.op not in MOVES)
 
 
 def own_flops(v: Value) -> int:
+    """Of one value. Attention has, beside its products, one a score for each of ATTENTION's other counts."""
     if v.op in ATTENTION:
         scores, depth, (_, _, rows, others) = attention(v)
         return scores * (2 * depth + rows + others)

@@ -64,6 +64,7 @@ def row(
     kernels: Mapping[str, int] | None,
     memory: Mapping[str, int] | None,
 ) -> Row:
+    """One phase as a row; the arguments are those of ``rows``."""
     known = kernels[phase.function] if kernels else None
     once = {target: cost.phase_cost(phase, of, known) for target, of in rates.items()}
     any_one = next(iter(once.values()))
@@ -112,6 +113,7 @@ def cost_table(made: Sequence[Row]) -> list[str]:
 
 
 def cells(r: Row) -> list[str]:
+    """A line of ``cost_table``, but for its memory."""
     ms = [f"{1000 * s:.2f}" for s in r.seconds.values()]
     kernels = "" if r.kernels is None else str(r.kernels)
     return [r.phase, r.when, kernels, str(r.launches), f"{r.flops / 1e6:.2f}", f"{r.bytes / 2**20:.2f}", *ms]

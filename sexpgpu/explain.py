@@ -58,6 +58,7 @@ def describe_loader(loader: Loader, trains: bool) -> str:
 
 
 def phase_rows(plan: Plan, taken: memory.Memory) -> list[Sequence[str]]:
+    """A head, and a row a phase: its calls a step; ports, operators, Mflop and memory are of one call."""
     rows: list[Sequence[str]] = [("phase", "calls a step", "inputs", "outputs", "operators", "Mflop", "memory MiB")]
     for phase in plan.phases:
         operators = sum(1 for v in phase.graph.values() if v.op)
@@ -109,12 +110,14 @@ def outline(plan: Plan) -> list[str]:
 
 
 def histogram(graph: Graph, most: int = 8) -> str:
+    """The commonest operators of a graph with their counts, ``most`` of them: ``12 matmul 9 exp ...``."""
     counts = operators(graph)
     shown = " ".join(f"{n} {op}" for op, n in counts.most_common(most))
     return shown + (" ..." if len(counts) > most else "") if counts else "its inputs as they are"
 
 
 def operators(graph: Graph) -> Counter[str]:
+    """Operator -> how many of the graph's values it makes; inputs are not counted."""
     return Counter(v.op for v in graph.values() if v.op)
 
 
@@ -151,6 +154,7 @@ def stacking_data(stacking: Stacking) -> dict[str, Any]:
 
 
 def phase_data(plan: Plan, phase: Phase, taken: memory.Memory) -> dict[str, Any]:
+    """One phase of ``data``: ``flops`` and ``memory``, in bytes, are of one call."""
     return {
         "phase": phase.name,
         "stack": phase.stack,

@@ -86,6 +86,7 @@ def is_open(form: Form) -> bool:
 
 
 def in_range(low: int, high: int) -> Callable[[Form], bool]:
+    """A test of forms: is it an integer literal from ``low`` to ``high``, both included?"""
     return lambda form: isinstance(form, Literal) and type(form.value) is int and low <= form.value <= high
 
 

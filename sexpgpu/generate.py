@@ -27,7 +27,7 @@ class Generator:
 
 
 def trace_generator(reader: Reader, settings: Settings) -> Generator | None:
-    """The graphs of the generator and its trips; None where :init has faults, which ``reader`` keeps."""
+    """The graphs of the generator and its trips; None where :init or :finish has a fault, which is in the report."""
     top, world = reader.world.run.generate, reader.world
     assert top
     trips = reader.attempt(trips_of, reader, top)
@@ -62,6 +62,7 @@ def graph(name: str, t: Tracer, kind: str, entries: dict[str, Value]) -> tuple[s
 
 
 def state_plist(t: Tracer, types: dict[str, TensorType]) -> tuple[Any, ...]:
+    """The state as a plist of inputs of the graph of ``t``, which is what :step and :finish are given."""
     return tuple(x for n, type in types.items() for x in (Key(n), t.port("state", n, type)))
 
 

@@ -65,6 +65,7 @@ def launches_of(plan: Plan, compiled: Any) -> dict[str, int]:
 
 
 def of_library(devices: Any, members: Mapping[str, bytes]) -> dict[str, Any]:
+    """Counts of one library: CUDA texts, kernels, bytes of the texts, and of what they became by architecture."""
     sizes: dict[str, int] = {}
     for member, content in members.items():
         arch = member.split(".")[1]
@@ -99,6 +100,7 @@ def lines(plan: Plan, made: Any) -> list[str]:
 
 
 def library_lines(made: Any, library: str, of: Mapping[str, Any]) -> list[str]:
+    """The report's part about one library; ``of``: its entry in ``data``."""
     sizes = ", ".join(f"{arch} {size:,} bytes" for arch, size in of["bytes"].items())
     found = launches(made.compiled[library])
     faults = [f"{name}: {fault}" for name, launch in found for fault in launch["faults"]]

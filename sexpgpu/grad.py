@@ -67,6 +67,7 @@ def propagate(b: Builder, y: Value, total: dict[Value, Value], reach: dict[Value
 
 
 def no_gradient(y: Value, source: Value) -> UserError:
+    """E-GRAD-001 at ``y``, to be raised; ``source``: the value of ``wrt`` that ``y`` depends on."""
     what = f"parameter {source.name}" if source.name else "the value it is taken with respect to"
     message = f"{y.op} has no gradient, and it lies between {what} and the loss"
     return UserError(codes.GRAD_NONE, y.span, message, hint="wrap its input in stop-gradient, or use another operator")

@@ -111,6 +111,7 @@ def settings(run: RunFile, top: Top, counted: dict[str, str]) -> list[Part]:
 
 
 def label(top: Top) -> str:
+    """What a Part calls the form it is of: ``defgenerate``, ``defrun NAME``."""
     return f"{top.head} {top.name}" if top.name else top.head
 
 

@@ -41,6 +41,7 @@ def run(graph: Graph, inputs: Sequence[np.ndarray], wide: bool = False) -> list[
 
 
 def compute(v: Value, live: Mapping[Value, np.ndarray], feeds: Mapping[str, np.ndarray], wide: bool) -> Any:
+    """What the row's ``ref`` makes of ``v``, or the array that is fed for an input; ``settle`` gives it its dtype."""
     if not v.op:
         return feeds[v.name]
     attrs = widened(v.attrs) if wide else v.attrs

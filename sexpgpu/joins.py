@@ -137,6 +137,7 @@ def is_total(v: Value) -> bool:
 
 
 def measured(group: _Group, users: dict[Value, list[Value]], outputs: set[Value], of: dict[Value, _Group]) -> Kernel:
+    """``group`` as a Kernel: bytes of each tensor that comes from outside, once, and of each that is needed outside."""
     inside = set(group.values)
     reads: dict[Value, int] = {}
     for v in group.values:

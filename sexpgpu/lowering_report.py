@@ -56,6 +56,7 @@ def launches_of(made: Any) -> dict[str, int]:
 
 
 def lowered_rows(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Memory) -> list[Row]:
+    """The rows of cost_report, with the kernels and the bytes of a call that the compiler found."""
     return rows(plan, rates, launches_of(made), {p.function: memory.phases[p.name] for p in plan.phases})
 
 

@@ -32,6 +32,7 @@ def data_members(plan: Plan) -> dict[str, dict[str, bytes]]:
 
 
 def embedded(folder: Path, loader: Loader) -> dict[str, bytes]:
+    """Member -> bytes of one loader's sources, in order; of a folder, each .npy file in it, by name. E-DATA-001."""
     out: dict[str, bytes] = {}
     for n, source in enumerate(loader.sources):
         path = folder / source
@@ -50,6 +51,7 @@ def column(path: Path, loader: Loader) -> str:
 
 
 def read(path: Path, loader: Loader) -> bytes:
+    """The bytes of ``path``; E-DATA-001, at the loader, where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as fault:

@@ -88,6 +88,11 @@ def bind(row: Op, call: Call) -> tuple[dict[str, Any], Spans]:
 
 
 def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: Spans) -> None:
+    """Add the pairs ``:name value`` that begin at argument ``at`` to ``bound`` and ``spans``.
+
+    E-CALL-001 where a keyword should stand, E-CALL-002 for one that is unknown or has no value, E-FORM-003 for
+    one twice.
+    """
     names = {a.name for a in row.args if a.key}
     while at < len(call.args):
         word = call.args[at]
@@ -111,6 +116,7 @@ def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: Sp
 
 
 def on_numbers(row: Op, flat: list[Any], bound: dict[str, Any], span: Span) -> Any:
+    """The row's meaning on plain numbers; E-CALL-004 where it has none, or one that is not finite or not of 64 bits."""
     assert row.number
     rest = [bound[a.name] for a in row.args if a.kind not in ("tensor", "tensors")]
     try:
@@ -125,6 +131,7 @@ def on_numbers(row: Op, flat: list[Any], bound: dict[str, Any], span: Span) -> A
 
 
 def fold_numbers(row: Op, flat: list[Any]) -> Any:
+    """``fold`` for plain numbers: from the left; -, of one number, is its negative, / its reciprocal."""
     assert row.number
     if len(flat) == 1:
         return {"-": lambda x: -x, "/": lambda x: 1 / x}.get(row.name, lambda x: x)(flat[0])
@@ -148,15 +155,18 @@ def convert(arg: Arg, value: Any, span: Span) -> Any:
 
 
 def an_int(value: Any) -> int | None:
+    """``value``, which must not be a bool; None, the answer of every function of CONVERT, where it does not fit."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def ints(value: Any) -> tuple[int, ...] | None:
+    """A list of integers, or one integer as a list of one."""
     out = tuple(map(an_int, value if isinstance(value, tuple) else (value,)))
     return None if any(v is None for v in out) else out  # type: ignore[return-value]
 
 
 def data(value: Any) -> Any:
+    """Numbers and truth values in nested lists, as they are."""
     if isinstance(value, tuple):
         out = tuple(map(data, value))
         return None if any(v is None for v in out) else out

@@ -36,6 +36,8 @@ class OptimizerEntry:
 
 @frozen(eq=False)
 class UpdateGraph(TrainGraph):
+    """``entries``: every tensor of optimizer state, by parameter, in the order of the outputs."""
+
     entries: tuple[OptimizerEntry, ...] = ()
 
 
@@ -97,6 +99,7 @@ def check_optimizer(value: Any, span: Span) -> dict[str, Any]:
 
 
 def check_groups(groups: Any, span: Span) -> None:
+    """E-CONTRACT-003 unless a list of plists of :match and :optimizer, without :clip-norm and :groups of their own."""
     for group in groups if isinstance(groups, tuple) else () if groups is None else (groups,):
         entry = plist(group) or {}
         if not isinstance(entry.get("match"), str) or entry.keys() != {"match", "optimizer"}:
@@ -175,6 +178,7 @@ def first_state(
 
 
 def rate(t: Tracer, value: Any, context: Any, span: Span) -> Value:
+    """The learning rate as an f32 scalar, from a number or a function of ctx; E-CONTRACT-008 for anything else."""
     made = sound(t.call(value, context, span=span)) if isinstance(value, FUNCTIONS) else value
     if is_number(made):
         return t.builder.const(float(made), "f32")

@@ -1,7 +1,8 @@
 """The parts that rows of the FORMS table are written with, one function each.
 
 A function takes what it reads off the front of ``items``, adds faults through the checker ``k``, hands inner
-expressions to it, and answers entries of Parts.
+expressions to it, and answers entries of Parts: none where the evaluator reads the part off the form itself. A part
+that is missing is E-FORM-002, one that is written otherwise E-FORM-004; of keywords see ``Row.fault``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def take_name(k: Checker, form: Seq, row: Row, items: list[Form]) -> dict[str, A
 
 
 def take_word(k: Checker, form: Seq, row: Row, items: list[Form]) -> dict[str, Any]:
+    """A name that may stand in the name of a file."""
     where = items[0].span if items else form.span
     made = take_name(k, form, row, items)
     if made and not WORD.fullmatch(str(made["name"])):
@@ -58,6 +60,7 @@ def take_params(k: Checker, form: Seq, row: Row, items: list[Form]) -> dict[str,
 
 
 def take_params2(k: Checker, form: Seq, row: Row, items: list[Form]) -> dict[str, Any]:
+    """A lambda list that takes two positional arguments."""
     made = take_params(k, form, row, items)
     params = made.get("params")
     if isinstance(params, Params) and not params.takes(2):
@@ -125,6 +128,7 @@ def take_text(k: Checker, form: Seq, row: Row, items: list[Form]) -> dict[str, A
 
 
 def take_bindings(k: Checker, form: Seq, row: Row, items: list[Form]) -> dict[str, Any]:
+    """Bindings whose values see the names before them in ``let*``, and none of them in ``let``."""
     if not items or not isinstance(items[0], Seq) or items[0].bracket != "(":
         k.lacks(form, row, "its bindings, ((NAME VALUE) ...)")
         return {}
@@ -174,6 +178,7 @@ def take_calls(k: Checker, form: Seq, row: Row, items: list[Form]) -> dict[str, 
 
 
 def take_stages(k: Checker, form: Seq, row: Row, items: list[Form]) -> dict[str, Any]:
+    """Stages of a curriculum, with different names; each has one of :steps and :records."""
     stages, names = tuple(items), []
     items.clear()
     for stage in stages:

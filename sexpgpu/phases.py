@@ -184,6 +184,7 @@ def finish(name: str, made: TrainGraph) -> Phase:
 
 
 def used(graph: Graph) -> set[Value]:
+    """The values that the outputs need, inputs among them."""
     return set(Graph("", (), graph.outputs).values())
 
 

@@ -106,6 +106,7 @@ def read_bytes(path: str, report: Report) -> bytes | None:
 
 
 def why_unread(reason: OSError | ValueError) -> str:
+    """What to say of a file that cannot be opened, after its path."""
     if isinstance(reason, ValueError):
         return "is not a path: it holds a NUL"
     if reason.errno == errno.EISDIR:

@@ -131,6 +131,7 @@ class Reader:
 
 
 def wrong(form: Form, key: str, want: str, value: Any) -> UserError:
+    """E-FORM-009 at a keyword's value, to be raised; ``want``: what it must be, in words."""
     return UserError(codes.FORM_VALUE, form.span, f":{key} must be {want}, not {describe(value)}")
 
 
@@ -154,6 +155,10 @@ def read_model(reader: Reader, run: RunFile) -> Model:
 
 
 def read_run(reader: Reader, top: Top, model: Any, loaders: Any, passes: Any) -> Settings:
+    """defrun with what the other forms gave. E-FORM-002 where nothing says how many steps, E-FORM-009 for a wrong one.
+
+    An entry of ``loaders`` or ``passes``, or ``model``, is None where it has a fault; that is in the report already.
+    """
     steps = reader.optional(top, "steps")
     loader = name_of(top.keys["loader"])
     stages = read_stages(reader, loader, loaders)
@@ -195,6 +200,8 @@ def name_of(form: Form) -> str:
 
 
 def read_stages(reader: Reader, loader: str, loaders: dict[str, Any]) -> tuple[Stage, ...]:
+    """The curriculum's stages in order, none without a curriculum. ``loader``: defrun's, which a stage may replace by
+    one of the same fields and batch size, else E-FORM-009."""
     top = reader.world.run.curriculum
     if top is None:
         return ()
@@ -227,6 +234,8 @@ def read_pass(reader: Reader, top: Top) -> Pass:
 
 
 def read_loader(reader: Reader, top: Top) -> Loader:
+    """A defloader. E-DATA-001 for a source that no run can use, E-DATA-002 where ``(indices N)`` has other fields than
+    its one, E-FORM-009 for any other wrong value."""
     source = reader.value(top, "source")
     sources = (source,) if isinstance(source, str) else source
     count = source.count if isinstance(source, Indices) else None

@@ -6,6 +6,9 @@ identities are applied, of which only those are here that hold for every float: 
 
 ``stop-gradient`` and ``barrier`` stay: a graph may be simplified before it is differentiated, and a recomputed value
 must not become one with the original.
+
+A rule of RULES takes the table and a value whose arguments are in their simplest form, and answers what stands for the
+value: another one of its type, or itself.
 """
 
 from __future__ import annotations
@@ -79,6 +82,7 @@ def rounded(value: Number, dtype: str) -> Number | None:
 
 
 def in_range(value: Number, dtype: str) -> bool:
+    """Does an integer fit ``dtype``, i32 or i64?"""
     return {"i32": -(2**31) <= value < 2**31, "i64": -(2**63) <= value < 2**63}.get(dtype, False)
 
 
@@ -142,6 +146,7 @@ def relaid(t: Table, v: Value) -> Value:
 
 
 def permuted(t: Table, v: Value) -> Value:
+    """A transpose that moves nothing, one of a constant, and one of a transpose."""
     (x,) = v.args
     perm = v.attrs["perm"]
     if perm == tuple(range(len(perm))):
@@ -154,10 +159,12 @@ def permuted(t: Table, v: Value) -> Value:
 
 
 def over_no_axes(t: Table, v: Value) -> Value:
+    """A reduction over no axes is its argument."""
     return v if v.attrs["axes"] else v.args[0]
 
 
 def chosen(t: Table, v: Value) -> Value:
+    """A choice between equal tensors, or by a constant condition, is one side, if that has the whole's type."""
     condition, x, y = v.args
     if x is y and x.type == v.type:
         return x

@@ -1,4 +1,8 @@
-"""Special forms: they choose what of themselves is evaluated. syntax.py has checked their shape."""
+"""Special forms: they choose what of themselves is evaluated. syntax.py has checked their shape.
+
+Each is a function of the tracer, the form and the names in sight to the form's value; POISON where a part that it needs
+has a fault, which is in the report already.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ SPECIAL: dict[str, Callable[[Tracer, Seq, Env | None], Any]] = {}
 
 
 def special(name: str):
+    """Register the decorated function as the special form ``name``."""
+
     def add(function: Callable[[Tracer, Seq, Env | None], Any]):
         SPECIAL[name] = function
         return function
@@ -42,6 +48,7 @@ def let_star(t: Tracer, form: Seq, env: Env | None) -> Any:
 
 
 def bindings(form: Seq) -> Iterator[tuple[Symbol, Form]]:
+    """Name and value form of each binding, in order."""
     pairs = form.items[1]
     assert isinstance(pairs, Seq)
     for pair in pairs.items:
@@ -51,6 +58,7 @@ def bindings(form: Seq) -> Iterator[tuple[Symbol, Form]]:
 
 @special("lambda")
 def lambda_(t: Tracer, form: Seq, env: Env | None) -> Any:
+    """A closure, over the names in sight and the model it stands in."""
     params = form.items[1]
     assert isinstance(params, Seq)
     return Closure("", parse_params(params), tuple(split_body(form.items[2:])[1]), env, t.scope, form.span)
@@ -68,6 +76,7 @@ def if_(t: Tracer, form: Seq, env: Env | None) -> Any:
 
 @special("cond")
 def cond(t: Tracer, form: Seq, env: Env | None) -> Any:
+    """The value of the first clause whose test holds: of its body, else of its test. nil where no test holds."""
     for clause in form.items[1:]:
         assert isinstance(clause, Seq)
         chosen = truth(t, clause.items[0], env)
@@ -119,6 +128,7 @@ def logic(t: Tracer, form: Seq, env: Env | None, name: str, stops: Callable[[Any
 
 @special("->")
 def thread(t: Tracer, form: Seq, env: Env | None) -> Any:
+    """The value so far becomes the first argument of the next call."""
     value = t.evaluate(form.items[1], env)
     for stage in form.items[2:]:
         head, rest = (
@@ -135,6 +145,7 @@ def thread(t: Tracer, form: Seq, env: Env | None) -> Any:
 
 @special("scope")
 def scope(t: Tracer, form: Seq, env: Env | None) -> Any:
+    """A body whose parameters have one part more in their names; E-PARAM-001 outside a model."""
     name = t.evaluate(form.items[1], env)
     if t.scope is None:
         raise UserError(codes.PARAM_SCOPE, form.span, "scope stands outside a model")
@@ -155,6 +166,7 @@ def parameter_name(value: Any, span: Span) -> str:
 
 @special("checkpoint")
 def checkpoint(t: Tracer, form: Seq, env: Env | None) -> Any:
+    """A body whose values are one region of the graph, which the backward pass computes again (grad.py)."""
     t.regions += 1
     kept, t.builder.region = t.builder.region, t.regions
     try:

@@ -35,10 +35,12 @@ def stackable(phase: Phase) -> bool:
 
 
 def is_own(port: Port) -> bool:
+    """Does each copy have its own tensor at this port?"""
     return port.kind in OWN or (port.kind == "ctx" and port.name in CTX_MOVING)
 
 
 def leading(k: int, t: TensorType) -> TensorType:
+    """``t`` with an axis of ``k`` in front."""
     return TensorType((k, *t.shape), t.dtype)
 
 
@@ -162,6 +164,7 @@ def stacked(plan: Plan, degree: int | None, rates: Iterable[Rates] = (), limit: 
 
 
 def is_within(plan: Plan, limit: int | None) -> bool:
+    """Does the estimated memory stay within ``limit`` bytes? None: there is no limit."""
     return limit is None or estimate(plan).total <= limit
 
 

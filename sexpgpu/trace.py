@@ -52,7 +52,7 @@ class Tracer:
     """One graph in the making.
 
     form:   what its draws are keyed by, and what messages call it ("generate.init")
-    role:   init, generate, prepare, objective, pass or update: what the body may do (builtins.py asks)
+    role:   settings, init, generate, prepare, objective, pass or update: what the body may do (builtins.py asks)
     inputs: (kind, name) -> the graph's input, made when it is first read
     """
 
@@ -271,6 +271,7 @@ class Tracer:
 
 
 def in_prelude(span: Span) -> bool:
+    """Is it a place in the language's own files? A fault there is reported at the call in the user's file."""
     return span.source.name.startswith("prelude/")
 
 

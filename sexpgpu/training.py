@@ -105,6 +105,7 @@ def trace_loss(
 
 
 def mend(loss: Any) -> str:
+    """The hint for a loss that is not a scalar f32: how to make it one, or ""."""
     if not isinstance(loss, Value) or loss.type.kind != "float":
         return ""
     return "reduce it with mean or sum" if loss.type.rank else "cast it to :f32"
@@ -156,6 +157,7 @@ def trace_train(
 
 
 def check_reports(t: Tracer) -> None:
+    """E-CONTRACT-004 for a metric that is a bool."""
     for name, (value, span) in t.metrics.items():
         if value.type.kind == "bool":
             raise UserError(codes.CONTRACT_METRIC, span, f"metric :{name} is a bool", hint="cast it to :f32")
@@ -201,6 +203,7 @@ def trace_pass(
 
 
 def pass_function(t: Tracer, p: Pass, key: str, default: Top) -> Any:
+    """The function of a pass for ``key``, prepare or objective: its own, or that of the form ``default``."""
     return sound(t.evaluate(p.top.keys[key], None)) if key in p.top.keys else closure(default)
 
 

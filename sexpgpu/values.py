@@ -130,6 +130,8 @@ class Lookup:
 
 
 class Marker:
+    """A value that is known by being itself; ``name``: how it prints."""
+
     def __init__(self, name: str) -> None:
         self.name = name
 

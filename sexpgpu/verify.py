@@ -1,4 +1,8 @@
-"""What holds of every graph, checked after every transformation. A graph that breaks one of these is our bug."""
+"""What holds of every graph, checked after every transformation. A graph that breaks one of these is our bug.
+
+INVARIANTS, at the end, says in words what each check holds; a check yields a Fault for every value or output that
+breaks it, given the graph and its values in no particular order.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,7 @@ def reachable(graph: Graph) -> list[Value]:
 
 
 def label(v: Value) -> str:
+    """What a fault calls a value: operator or input, type, and place in the run file."""
     where = f" at {v.span.place()}" if v.span else ""
     return f"{v.op or 'input ' + repr(v.name)} {v.type}{where}"
 
