@@ -20,10 +20,12 @@ PAIRS = ((PAIR, {"axis": -1}), (PAIR, {"axis": 0}), (LONG_PAIR, {"axis": 1}),
 
 
 def last_axis(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    """A ``normal`` column: ``axis``, the last by default, counted from 0."""
     return axis_attr(-1)(types, attrs)
 
 
 def total(b: Any, x: Any, axis: int) -> Any:
+    """The sum of ``x`` along ``axis``, which stays as 1."""
     return b("sum", x, axes=(axis,), keepdims=True)
 
 
@@ -52,6 +54,7 @@ def log_softmax_grad_ref(np: Any, dy: Any, y: Any, axis: int) -> Any:
 
 
 def log_softmax_grad_vjp(b: Any, dz: Any, z: Any, dy: Any, y: Any, axis: int) -> tuple[Any, Any]:
+    """Of z = dy - exp(y) sum(dy): the cotangents of dy and y."""
     weighed = b("*", dz, b("exp", y))
     return b("-", dz, total(b, weighed, axis)), b("neg", b("*", weighed, total(b, dy, axis)))
 
@@ -70,11 +73,13 @@ op("log-softmax-grad", "The gradient of y = log-softmax(x) along `axis`: dy - ex
 
 
 def rms_grad_ref(np: Any, dy: Any, y: Any, x: Any, axes: Any, eps: float) -> Any:
+    """r (dy - y mean(dy y)), r the scale of ``x``."""
     scale = 1 / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + x.dtype.type(eps))
     return scale * (dy - y * np.mean(dy * y, axis=axes, keepdims=True))
 
 
 def normalize_grad_ref(np: Any, dy: Any, y: Any, x: Any, axes: Any, eps: float) -> Any:
+    """The same of centred ``x`` and ``dy``: as y sums to 0, the mean of dy y is that of the centred dy too."""
     x, dy = (v - np.mean(v, axis=axes, keepdims=True) for v in (x, dy))
     return rms_grad_ref(np, dy, y, x, axes, eps)
 

@@ -17,10 +17,12 @@ def dtype_of(value: Any) -> str:
 
 
 def made(shape: tuple[int, ...], dtype: str, **attrs: Any) -> TensorType:
+    """A ``type`` column of rows that have their type in their attributes."""
     return TensorType(shape, dtype)
 
 
 def full_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    """``value`` as its dtype holds it: TypeFault where it cannot, or where it is a vector."""
     value = attrs["value"]
     if isinstance(value, tuple):
         raise TypeFault("the value is a vector, not a number; a tensor of given numbers is made by constant")
@@ -36,6 +38,7 @@ def full_relax(r: Any, shape: tuple[int, ...], value: Any, dtype: str) -> Any:
 
 
 def iota_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    """ShapeFault for a scalar, TypeFault where the dtype cannot hold the last number."""
     shape, dtype = check_shape(attrs["shape"]), attrs.get("dtype", "i32")
     if not shape:
         raise ShapeFault("iota needs an axis to count along; [] has none")
@@ -87,10 +90,12 @@ def shape_of(data: Any) -> tuple[int, ...]:
 
 
 def leaves(data: Any) -> list[Any]:
+    """The numbers of nested tuples, in row-major order."""
     return [leaf for d in data for leaf in leaves(d)] if isinstance(data, tuple) else [data]
 
 
 def mapped(data: Any, dtype: str) -> Any:
+    """Nested tuples with each number as ``dtype`` holds it; TypeFault where it cannot."""
     return tuple(mapped(d, dtype) for d in data) if isinstance(data, tuple) else held(data, dtype)
 
 
@@ -103,10 +108,12 @@ def constant_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dic
 
 
 def as_lists(data: Any) -> Any:
+    """Nested tuples as the nested lists that NumPy and TVM make tensors of."""
     return [as_lists(d) for d in data] if isinstance(data, tuple) else data
 
 
 def one_hot_expand(b: Any, ids: Any, depth: int, dtype: str) -> Any:
+    """TypeFault where the dtype of ``ids`` cannot hold depth - 1."""
     need(WHOLE, ids.type)
     (depth,) = check_shape((depth,))
     held(depth - 1, ids.type.dtype)
@@ -124,6 +131,8 @@ def eye_expand(b: Any, n: int, dtype: str) -> Any:
 
 
 def triangle_expand(test: str) -> Any:
+    """An ``expand`` column that keeps x where (its column) ``test`` (its row + diagonal) holds, and else has 0."""
+
     def expand(b: Any, x: Any, diagonal: int) -> Any:
         if x.type.rank < 2:
             raise ShapeFault(f"{x.type} is not a matrix, nor a stack of them")

@@ -21,6 +21,7 @@ F, FF = ([("f32", (3, 5))], {}), ([("f32", (3, 5)), ("f32", (5,))], {})
 
 
 def half_width(np: Any, x: Any) -> bool:
+    """Is the array ``x`` of f16 or bf16?"""
     return x.dtype.itemsize == 2 and x.dtype.kind not in "iub"
 
 
@@ -90,6 +91,8 @@ def extremum_relax(name: str) -> Callable[..., Any]:
 
 
 def extremum_vjp(test: str) -> Callable[..., Any]:
+    """``test`` of x and y: is x the extremum? Then it gets all of the gradient, else y does."""
+
     def vjp(b: Any, dz: Any, z: Any, x: Any, y: Any) -> tuple[Any, Any]:
         first, zero = b(test, x, y), b.const(0, z.type.dtype)
         return b.fit(b("where", first, dz, zero), x), b.fit(b("where", first, zero, dz), y)
@@ -103,12 +106,14 @@ def divide(x: float, y: float) -> float:
 
 
 def quot_number(x: float, y: float) -> int:
+    """Truncated toward zero. TypeError for a float; ZeroDivisionError for y = 0, where a tensor has 0."""
     if not (isinstance(x, int) and isinstance(y, int)):
         raise TypeError("quot is of integers")
     return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
 
 
 def power(x: float, y: float) -> float:
+    """An exact integer for integers with y >= 0, OverflowError if it would be far beyond 64 bits; else a float."""
     if not (isinstance(x, int) and isinstance(y, int) and y >= 0):
         return math.pow(x, y)
     if abs(x) > 1 and y > 64:  # refused before it is computed: it could be of any length
@@ -132,6 +137,7 @@ def mod_ref(np: Any, x: Any, y: Any) -> Any:
 
 
 def mod_vjp(b: Any, dz: Any, z: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """d/dx = 1, and d/dy = -floor(x/y), which is round((z - x) / y)."""
     if z.type.kind != "float":
         return None, None
     return b.fit(dz, x), b.fit(b("*", dz, b("round", b("/", b("-", z, x), y))), y)

@@ -20,6 +20,7 @@ IDS_HINT = "cast indices to an integer dtype"
 
 
 def listing(shape: tuple[int, ...]) -> str:
+    """A shape as messages show it: ``[2 3]``."""
     return f"[{' '.join(map(str, shape))}]"
 
 
@@ -27,6 +28,7 @@ def listing(shape: tuple[int, ...]) -> str:
 
 
 def gathered(table: TensorType, ids: TensorType) -> TensorType:
+    """The type rule of gather: [ids... rest of the table's shape]."""
     need(WHOLE, ids, hint=IDS_HINT)
     if not table.rank:
         raise ShapeFault(f"{table} has no axis to gather from")
@@ -38,6 +40,7 @@ def gather_vjp(b: Any, dy: Any, y: Any, table: Any, ids: Any) -> tuple[Any, None
 
 
 def scattered(base: TensorType, ids: TensorType, updates: TensorType) -> TensorType:
+    """The type rule of scatter-add, that of ``base``; ShapeFault unless updates are [ids... rest of its shape]."""
     need(WHOLE, ids, hint=IDS_HINT)
     need(NUMBERS, base)
     same_dtype(base, updates)
@@ -125,6 +128,7 @@ op("scatter-rows", "The gradient of gather: zeros of `n` rows, to which the upda
 
 
 def along(x: TensorType, ids: TensorType, axis: int) -> TensorType:
+    """The type rule of take-along: along ``axis`` as long as ``ids``, the other axes broadcast."""
     need(WHOLE, ids, hint=IDS_HINT)
     if x.rank != ids.rank or not x.rank:
         raise ShapeFault(f"{x} and the indices {listing(ids.shape)} must have one rank, of 1 or more")
@@ -194,6 +198,8 @@ def window_start(at: int, starts: Shape, axis: int, whole: Shape, part: Shape) -
 
 
 def check_window(whole: Shape, part: Shape, starts: Shape, axis: int, at: TensorType) -> None:
+    """TypeFault unless ``at`` is of integers; ShapeFault unless it is a scalar, and the window ``part`` at ``starts``
+    lies within ``whole``: along ``axis``, on which it is clamped, it need only fit. An ``axis`` of -1 is none."""
     need(WHOLE, at, hint=IDS_HINT)
     if at.rank:
         raise ShapeFault(f"the moving start is {listing(at.shape)}, but must be a scalar")
@@ -205,12 +211,14 @@ def check_window(whole: Shape, part: Shape, starts: Shape, axis: int, at: Tensor
 
 
 def written(x: TensorType, part: TensorType, at: TensorType, starts: Shape, axis: int) -> TensorType:
+    """The type rule of write-window, that of ``x``."""
     same_dtype(x, part)
     check_window(x.shape, part.shape, starts, axis, at)
     return x
 
 
 def window(np: Any, at: Any, starts: Shape, axis: int, whole: Shape, part: Shape) -> tuple[slice, ...]:
+    """The window as slices for NumPy."""
     first = window_start(int(at), starts, axis, whole, part)
     return tuple(slice(i, i + n) for i, n in zip(first, part, strict=True))
 
@@ -236,6 +244,7 @@ def read_vjp(b: Any, dz: Any, z: Any, x: Any, at: Any, starts: Shape, axis: int,
 
 
 def update_slice(b: Any, x: Any, part: Any, at: Any = None, starts: Shape = (), axis: int = 0) -> Any:
+    """Without ``at`` no axis is clamped: ShapeFault for a window that leaves x."""
     axis = axis_of(axis, x.type.rank)
     if at is None:
         check_window(x.type.shape, part.type.shape, starts, -1, TensorType((), "i32"))

@@ -13,6 +13,7 @@ from .stacking import product as stacked_product
 
 
 def flags(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    """A ``normal`` column. ``ta``, ``tb``: is x, is y read with its last two axes exchanged? By default not."""
     return {"ta": bool(attrs.get("ta", False)), "tb": bool(attrs.get("tb", False))}
 
 
@@ -23,6 +24,7 @@ def ends(t: TensorType, flag: bool) -> tuple[int, int]:
 
 
 def product(x: TensorType, y: TensorType, ta: bool, tb: bool) -> TensorType:
+    """The type rule of matmul; m, k and n are those of the matrices as read."""
     need(NUMBERS, x, y)
     dtype = same_dtype(x, y)
     if x.rank < 2 or y.rank < 2:
@@ -53,6 +55,7 @@ def flat(b: Any, x: Any) -> Any:
 
 
 def dot(b: Any, x: Any, y: Any) -> Any:
+    """ShapeFault unless x and y are vectors of one length."""
     need(NUMBERS, x.type, y.type)
     if x.type.rank != 1 or x.type.shape != y.type.shape:
         raise ShapeFault(f"{x.type} and {y.type} must be vectors of one length; the product of matrices is matmul")

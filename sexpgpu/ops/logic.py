@@ -26,6 +26,7 @@ ORDERED = joined(NUMBERS, "bool", hint="bools have = and /=")
 
 
 def equal_types(x: TensorType, y: TensorType) -> TensorType:
+    """The type rule of = and /=, which take bools too."""
     same_dtype(x, y)
     return TensorType(broadcast(x.shape, y.shape), "bool")
 

@@ -29,6 +29,7 @@ AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"a
 
 
 def last_axis(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    """A ``normal`` column: ``axis``, the last by default, counted from 0."""
     return axis_attr(-1)(types, attrs)
 
 
@@ -87,6 +88,8 @@ op("log-softmax", "log of softmax along `:axis`, the last by default, without ov
 
 
 def floats_only(f: Callable[..., Any]) -> Callable[..., Any]:
+    """An ``expand`` column: ``f`` on a float, TypeFault for any other tensor."""
+
     def expand(b: Any, x: Any, **attrs: Any) -> Any:
         need(FLOATS, x.type, hint=HINT)
         return f(b, x, **attrs)
@@ -139,6 +142,7 @@ op("softplus", "log(1 + exp(x)), without overflow.",
 
 
 def norm_attrs(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    """A ``normal`` column: ``axes`` counted from 0, the last by default, and ``eps``, 1e-5 by default."""
     axes = axes_of(attrs.get("axes", (-1,)), types[0].rank)
     if not axes:
         raise ShapeFault(":axes names no axis")
@@ -184,6 +188,7 @@ for name, formula, ref, vjp in (
 
 
 def check_attention(q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None, causal: bool) -> None:
+    """TypeFault or ShapeFault unless q [.. q d], k [.. k d], v [.. k e] and mask [.. q k] fit each other."""
     need(FLOATS, q, k, v, hint=HINT)
     same_dtype(q, k, v)
     if min(q.rank, k.rank, v.rank) < 2:
@@ -223,6 +228,7 @@ def wide(b: Any, x: Any) -> Any:
 
 
 def attention(b: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
+    """attend, one kernel, where ``attends``; else product, softmax (of bf16 and f16 in f32, then rounded), product."""
     check_attention(q.type, k.type, v.type, mask.type if mask else None, causal)
     dtype = q.type.dtype
     if attends(q.type, k.type, v.type):
@@ -326,6 +332,7 @@ op("cross-entropy", "-log softmax(logits) at the label: logits [.. v], label [..
 
 
 def dropout(b: Any, x: Any, salt: Any = None, rate: float = 0.0) -> Any:
+    """Draws from [0, 1) below 1 - rate keep an element. ShapeFault unless 0 <= rate < 1."""
     need(FLOATS, x.type, hint=HINT)
     if not 0 <= rate < 1:
         raise ShapeFault(f"the rate is {rate}, but must be from 0 to less than 1")

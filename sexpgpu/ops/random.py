@@ -44,6 +44,7 @@ def bits_ref(np: Any, seed: Any, salt: Any, shape: tuple[int, ...], place: int) 
 
 
 def bits_type(seed: TensorType, salt: TensorType, shape: tuple[int, ...], place: int) -> TensorType:
+    """The type rule of philox: u32 of ``shape``, which has at most 2^34 elements."""
     if seed != TensorType((2,), "u32"):
         raise TypeFault(f"the seed is {seed}, not u32[2]")
     if salt != TensorType((), "i64"):
@@ -64,6 +65,7 @@ def salted(b: Any, salt: Any) -> Any:
 
 
 def bits(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
+    """u32 of ``shape``, at the place of this draw in the run file (``DrawBuilder.draw``)."""
     return b.draw(tuple(shape), salted(b, salt))
 
 
@@ -75,6 +77,7 @@ def unit(b: Any, words: Any, above: int = 0) -> Any:
 
 
 def uniform(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
+    """f32 of ``shape`` from [0, 1), in steps of 2^-24."""
     return unit(b, bits(b, salt, shape))
 
 
@@ -86,6 +89,7 @@ def normal(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
 
 
 def bernoulli(b: Any, p: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
+    """bool of ``shape``, true where a uniform draw is below ``p``, which has to broadcast to ``shape``."""
     need(FLOATS, p.type, hint="a probability is a float")
     p = p if p.type.dtype == "f32" else b("cast", p, dtype="f32")
     out = b("<", uniform(b, salt, shape), p)

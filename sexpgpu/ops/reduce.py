@@ -29,6 +29,7 @@ def reduction(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str,
 
 
 def reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    """``shape`` without ``axes``, or with each of them as 1 if ``keepdims``."""
     return tuple(1 if i in axes else n for i, n in enumerate(shape) if keepdims or i not in axes)
 
 
@@ -44,6 +45,7 @@ def reduced(kinds: tuple[str, ...], dtype: str = "", hint: str = "convert with c
 
 
 def axis_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    """A ``normal`` column: ``axis``, the last by default, counted from 0, and ``keepdims``."""
     return {"keepdims": bool(attrs.get("keepdims", False)), **axis_attr(-1)(types, attrs)}
 
 
@@ -148,6 +150,7 @@ def in_wide(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def variance(b: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """By way of the centred values: a mean of squares less the square of the mean loses all digits."""
     centred = b("-", x, mean(b, x, axes, True))
     return mean(b, b("square", centred), axes, keepdims)
 
@@ -180,6 +183,8 @@ def truth(name: str) -> Callable[..., Any]:
 
 
 def extreme_index(name: str) -> Callable[..., Any]:
+    """A ``ref`` column: NumPy's argmax or argmin as i32."""
+
     def ref(np: Any, x: Any, axis: int = -1, keepdims: bool = False) -> Any:
         return getattr(np, name)(x, axis=axis, keepdims=keepdims).astype("int32")
 
@@ -187,6 +192,7 @@ def extreme_index(name: str) -> Callable[..., Any]:
 
 
 def needs_axis(x: TensorType, axis: int, keepdims: bool) -> TensorType:
+    """The type rule of argmax and argmin."""
     return reduced(NUMBERS, "i32")(x, axis=axis, keepdims=keepdims)
 
 
@@ -196,11 +202,13 @@ def cumsum_ref(np: Any, x: Any, axis: int = -1, reverse: bool = False) -> Any:
 
 
 def numbers(x: TensorType, **attrs: Any) -> TensorType:
+    """A type rule: that of ``x``, which must not be bool."""
     need(NUMBERS, x)
     return x
 
 
 def cumsum_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    """A ``normal`` column: ``axis``, the last by default, counted from 0, and ``reverse``."""
     return {"reverse": bool(attrs.get("reverse", False)), **axis_attr(-1)(types, attrs)}
 
 

@@ -16,6 +16,7 @@ Types = tuple[TensorType, ...]
 
 
 def shown(shape: tuple[int, ...]) -> str:
+    """A shape as messages show it: ``[2 3]``."""
     return f"[{' '.join(map(str, shape))}]"
 
 
@@ -33,6 +34,7 @@ def reshape_normal(types: Types, attrs: Attrs) -> Attrs:
 
 
 def transpose_normal(types: Types, attrs: Attrs) -> Attrs:
+    """``perm`` counted from 0, without it the axes reversed; ShapeFault unless it names every axis once."""
     rank = types[0].rank
     given = attrs.get("perm")
     perm = tuple(range(rank))[::-1] if given is None else tuple(axis_of(a, rank) for a in given)
@@ -53,6 +55,7 @@ def broadcast_normal(types: Types, attrs: Attrs) -> Attrs:
 
 
 def squeeze_normal(types: Types, attrs: Attrs) -> Attrs:
+    """``axes`` counted from 0 and sorted, without them all of size 1; ShapeFault for one of another size."""
     x, axes = types[0], attrs.get("axes")
     if axes is None:
         return {"axes": tuple(i for i, n in enumerate(x.shape) if n == 1)}
@@ -74,6 +77,7 @@ def concat_type(*xs: TensorType, axis: int) -> TensorType:
 
 
 def with_axis(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    """``shape`` with ``size`` along ``axis``; ShapeFault where no tensor may have it."""
     return check_shape((*shape[:axis], size, *shape[axis + 1 :]))
 
 
@@ -139,10 +143,12 @@ def slice_vjp(b: Any, dy: Any, y: Any, x: Any, axis: int, start: int, stop: int)
 
 
 def cut(np: Any, x: Any, axis: int, start: int, stop: int) -> Any:
+    """The ``ref`` column of slice."""
     return x[(slice(None),) * axis + (slice(start, stop),)]
 
 
 def pad_normal(types: Types, attrs: Attrs) -> Attrs:
+    """ShapeFault unless ``widths`` has two counts for each axis; TypeFault where the dtype cannot hold ``value``."""
     x, widths = types[0], attrs["widths"]
     fits = isinstance(widths, tuple) and len(widths) == x.rank and all(
         isinstance(w, tuple) and len(w) == 2 and all(type(n) is int and n >= 0 for n in w) for w in widths)
@@ -167,11 +173,13 @@ def pad_vjp(b: Any, dy: Any, y: Any, x: Any, widths: tuple[tuple[int, int], ...]
 
 
 def roll_normal(types: Types, attrs: Attrs) -> Attrs:
+    """``shift`` modulo the size of the axis."""
     axis = axis_of(attrs.get("axis", 0), types[0].rank)
     return {"shift": attrs["shift"] % types[0].shape[axis], "axis": axis}
 
 
 def roll_expand(b: Any, x: Any, shift: int, axis: int) -> Any:
+    """The last ``shift`` places, then the others."""
     if not shift:
         return x
     size = x.type.shape[axis]

@@ -2,6 +2,10 @@
 
 A column that needs a library is a function of that library's namespace, so a
 row can name ``r.exp`` without ``import tvm`` being anywhere in this package.
+
+A function that is too long for its row stands before it and is named after the row, or what several rows share, and the
+column: ``cast_ref``, ``gather_vjp``, ``pad_normal``. Its signature is the column's, as ``Op`` states it, and what it
+computes is what the row's ``doc`` says. A ``vjp`` gets the cotangent ``dy`` (``dz``) of the result ``y`` (``z``).
 """
 
 from __future__ import annotations

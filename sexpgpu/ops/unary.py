@@ -20,6 +20,7 @@ F64 = ([("f64", (7,), 0.1, 0.9)], {})
 
 
 def stable_sigmoid(x: float) -> float:
+    """1 / (1 + e^-x) in Python's floats, where no exponential overflows."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
@@ -28,6 +29,7 @@ def clip_expand(b: Any, x: Any, lo: float, hi: float) -> Any:
 
 
 def clip_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
+    """``lo`` and ``hi`` as x's dtype holds them; TypeFault where it cannot."""
     need(NUMBERS, types[0])
     return {name: held(attrs[name], types[0].dtype) for name in ("lo", "hi")}
 
