@@ -60,6 +60,7 @@ class Bound:
 
 
 def bind(device: Device, phase: Phase) -> Bound:
+    """``phase`` of the device's library, its ports looked up once for all calls."""
     inputs = tuple(port.key for port in phase.inputs)
     places, pairs = {key: i for i, key in enumerate(inputs)}, dict(phase.in_place)
     returned = tuple(port.key for i, port in enumerate(phase.outputs) if i not in pairs)

@@ -26,6 +26,7 @@ NAME = re.compile(r"[A-Za-z0-9_./-]{1,512}")
 
 
 def need(fact: bool, message: str) -> None:
+    """Malformed, with ``message``, unless ``fact``."""
     if not fact:
         raise Malformed(message)
 

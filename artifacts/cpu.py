@@ -1,4 +1,7 @@
-"""The CPU row: checks the machine, then loads the artifact's own runtime and library."""
+"""The CPU row: checks the machine, then loads the artifact's own runtime and library.
+
+``fit``, ``room`` and ``open_device`` are what ``device.Row`` asks of the module of a kind of device.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,7 @@ def fit(row: Row, targets: Sequence[Target], number: int, where: str) -> Choice:
 
 
 def room(manifest: Manifest, threads: int | None, choice: Choice, where: str, data: int) -> None:
+    """E-MEM-010 unless the machine has the memory that the run takes; ``data``: bytes still to be read into it."""
     memory.check(manifest, threads, where, data=data)
 
 

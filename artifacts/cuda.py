@@ -1,5 +1,8 @@
 """The CUDA row: checks driver, GPU and memory through libcuda alone, then loads CUDA's runtime, TVM's part for it and
-the library, whose kernels were compiled when the artifact was built: nothing is compiled here."""
+the library, whose kernels were compiled when the artifact was built: nothing is compiled here.
+
+``fit``, ``room`` and ``open_device`` are what ``device.Row`` asks of the module of a kind of device.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +77,7 @@ def wanted(manifest: Manifest, target: Target) -> int:
 
 
 def open_device(artifact: Artifact, choice: Choice, threads: int | None) -> Device:
+    """E-DEVICE-012 where the driver is too old for the PTX that the library's kernels are kept as."""
     arch = choice.has.arch
     texts = [entry.path for entry in artifact.manifest.files if entry.path.endswith(f".{arch}.ptx")]
     for member in texts[:1]:  # one compiler made them all

@@ -33,6 +33,8 @@ class Form:
 
 @frozen
 class Forms:
+    """What an ``identity.json`` holds, in its order."""
+
     forms: tuple[Form, ...]
 
     def of(self, component: str) -> list[Form]:

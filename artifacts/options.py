@@ -51,6 +51,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
+    """The command line of ``sexpgpu-run``; what it refuses is a RunError."""
     p = Parser(
         "sexpgpu-run",
         description="Train by an artifact of sexpgpu build.",

@@ -31,6 +31,7 @@ _TEMPORARY = re.compile(r"\.tmp-[0-9]{9,18}-[0-9]+-[0-9a-f]{8}")
 
 
 def step_name(step: int) -> str:
+    """A checkpoint's directory: ``step-000000120``."""
     return f"step-{step:09d}"
 
 

@@ -96,6 +96,7 @@ def parts(tensors: Mapping[str, np.ndarray]) -> list[Any]:
 
 
 def dump(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """The bytes of a safetensors file: those of ``parts``, in one piece."""
     return b"".join(parts(tensors))
 
 

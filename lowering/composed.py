@@ -34,6 +34,7 @@ def in_f32(r: Any, x: relax.Expr) -> relax.Expr:
 
 
 def shaped(r: Any, x: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
+    """``x`` reshaped to ``shape``; itself where it has it."""
     return x if r.shape(x) == shape else r.reshape(x, shape)
 
 

@@ -136,10 +136,12 @@ def wave(v: Lanes, x: Any, ahead: int) -> Any:
 
 
 def sin(v: Lanes, x: Any) -> Any:
+    """sin x, x in radians; a zero is itself, an infinity gives NaN."""
     return v.select(tirx.EQ(x, v.const(0.0)), x, wave(v, x, 0))  # keeps the sign of a zero
 
 
 def cos(v: Lanes, x: Any) -> Any:
+    """cos x, x in radians; an infinity gives NaN."""
     return wave(v, x, 1)
 
 

@@ -140,6 +140,7 @@ def _dtype_text(type: Any) -> str:
 
 
 def tensor_type(type: TensorType) -> relax.TensorType:
+    """TVM's type of ours, with its own name of the dtype."""
     shape: Any = type.shape
     return relax.TensorType(shape, DTYPES[type.dtype].numpy)
 

@@ -34,6 +34,7 @@ def string(data: bytes) -> bytes:
 
 
 def numbers(values: Sequence[int]) -> bytes:
+    """``values`` as u64s, after their number."""
     return struct.pack(f"<{1 + len(values)}Q", len(values), *values)
 
 

@@ -102,6 +102,7 @@ def product(shape: Sequence[Any], deep: Any, term: Callable[[Sequence[Any], Any]
 
 
 def rounded(x: Any, dtype: str) -> Any:
+    """``x`` in ``dtype``, TVM's name of one, by a stage of its own; itself where it has it."""
     return x if dtype_of(x) == dtype else te.compute(x.shape, lambda *at: x(*at).astype(dtype), f"{x.op.name}_rounded")
 
 

@@ -56,6 +56,7 @@ def num(value: float | int, like: Any) -> Any:
 
 
 def is_float(dtype: str) -> bool:
+    """Is ``dtype``, in our words ("f32"), one of floats?"""
     return DTYPES[dtype].kind == "float"
 
 
@@ -102,16 +103,19 @@ def widened(x: Any) -> Any:
 
 @pointwise("subtract")
 def subtract(x: Any, y: Any, out: TensorType) -> Any:
+    """f16 and bf16 in f32, rounded once."""
     return (widened(x) - hidden(widened(y))).astype(DTYPES[out.dtype].numpy)
 
 
 @pointwise("multiply")
 def multiply(x: Any, y: Any, out: TensorType) -> Any:
+    """For a factor that is the number 0: TVM would take the product for 0, also of infinity and NaN."""
     return x * y
 
 
 @pointwise("divide")
 def divide(x: Any, y: Any, out: TensorType) -> Any:
+    """For an operand that is the number 0: TVM would take 0 / x for 0, also of 0 and NaN."""
     return x / y
 
 
@@ -124,6 +128,7 @@ def is_nan(x: Any) -> Any:
 
 @pointwise("equal")
 def equal(x: Any, y: Any, out: TensorType) -> Any:
+    """False where either is NaN."""
     return tirx.all(x == y, no(is_nan(x)))
 
 
@@ -135,6 +140,7 @@ def differ(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("at-most")
 def at_most(x: Any, y: Any, out: TensorType) -> Any:
+    """False where either is NaN."""
     return tirx.all(x <= y, no(is_nan(x)))
 
 
@@ -145,6 +151,7 @@ def negation(x: Any, out: TensorType) -> Any:
 
 @pointwise("wrap-add")
 def wrap_add(x: Any, y: Any, out: TensorType) -> Any:
+    """Modulo 2^bits: up to 32 bits in 64, which hold any sum; 64 bits as two halves with a carry."""
     if out.dtype != "i64":
         return narrow(x.astype("int64") + y.astype("int64"), out.dtype)
     (xh, xl), (yh, yl) = halves(x), halves(y)
@@ -154,6 +161,7 @@ def wrap_add(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("wrap-subtract")
 def wrap_subtract(x: Any, y: Any, out: TensorType) -> Any:
+    """As wrap_add; the carry is a borrow."""
     if out.dtype != "i64":
         return narrow(x.astype("int64") - y.astype("int64"), out.dtype)
     (xh, xl), (yh, yl) = halves(x), halves(y)
@@ -204,6 +212,7 @@ def wide_quotient(x: Any, y: Any) -> tuple[Any, Any, Any]:
 
 @pointwise("quot")
 def quot(x: Any, y: Any, out: TensorType) -> Any:
+    """Up to 32 bits by way of f64, 64 bits by a division of integers. x quot 0 is 0."""
     d = DTYPES[out.dtype]
     if d.bits == 64:
         return tirx.truncdiv(*divisible(x, y, out))
@@ -237,16 +246,19 @@ def extremum(x: Any, y: Any, first: Any) -> Any:
 
 @pointwise("minimum")
 def minimum(x: Any, y: Any, out: TensorType) -> Any:
+    """NaN if either is; of equal elements the first."""
     return extremum(x, y, x <= y)
 
 
 @pointwise("maximum")
 def maximum(x: Any, y: Any, out: TensorType) -> Any:
+    """NaN if either is; of equal elements the first."""
     return extremum(x, y, x >= y)
 
 
 @pointwise("abs")
 def absolute(x: Any, out: TensorType) -> Any:
+    """The smallest integer is itself."""
     if is_float(out.dtype):
         return tirx.abs(x)
     zero = num(0, x)
@@ -256,6 +268,7 @@ def absolute(x: Any, out: TensorType) -> Any:
 
 @pointwise("sign")
 def sign(x: Any, out: TensorType) -> Any:
+    """-1, 0 or 1; of a zero or a NaN ``x`` itself."""
     zero, one, minus = (num(n, x) for n in (0, 1, -1))
     return tirx.Select(x > zero, one, tirx.Select(x < zero, minus, x))
 
@@ -287,12 +300,14 @@ def within(y: Any, out: TensorType) -> tuple[Any, Any]:
 
 @pointwise("shift-left")
 def shift_left(x: Any, y: Any, out: TensorType) -> Any:
+    """0 for an amount below 0, or of the width or more."""
     inside, amount = within(y, out)
     return tirx.Select(inside, x << amount, num(0, x))
 
 
 @pointwise("shift-right")
 def shift_right(x: Any, y: Any, out: TensorType) -> Any:
+    """For an amount below 0, or of the width or more, as if by the width less 1 if signed, else 0."""
     inside, amount = within(y, out)
     most = num(DTYPES[out.dtype].bits - 1, x)
     return tirx.Select(inside, x >> amount, x >> most if out.kind == "int" else num(0, x))
@@ -335,6 +350,8 @@ def spread_bf16(x: te.Tensor, out: TensorType) -> Any:
 
 @kernel("iota")
 def iota(out: TensorType, axis: int) -> Any:
+    """The place along ``axis``; f16 and bf16 by way of f32."""
+
     def element(*i: Any) -> Any:
         d = DTYPES[out.dtype]
         return i[axis].astype("float32").astype(d.numpy) if out.dtype in ("f16", "bf16") else i[axis].astype(d.numpy)
@@ -344,6 +361,8 @@ def iota(out: TensorType, axis: int) -> Any:
 
 @kernel("pad")
 def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | int | bool) -> Any:
+    """``before``: elements that go before those of ``x``, for each axis; those after follow from ``out``."""
+
     def element(*i: Any) -> Any:
         inside = [
             side for j, start, n in zip(i, before, x.shape, strict=True) for side in (j >= start, j < start + int(n))
@@ -356,6 +375,8 @@ def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | i
 
 @kernel("flip")
 def flip(x: te.Tensor, out: TensorType, axes: tuple[int, ...]) -> Any:
+    """``axes``, counted from 0, are read from their ends."""
+
     def element(*i: Any) -> Any:
         return x(*(int(n) - 1 - j if a in axes else j for a, (j, n) in enumerate(zip(i, x.shape, strict=True))))
 

@@ -37,12 +37,14 @@ def broadcast_at(x: te.Tensor, at: Sequence[Any]) -> Any:
 
 @kernel("gather")
 def gather(table: te.Tensor, ids: te.Tensor, out: TensorType) -> Any:
+    """table [n ...], ids of any shape -> [ids... ...]; ids are clamped."""
     rank, n = len(ids.shape), sizes(table)[0]
     return te.compute(out.shape, lambda *at: table(clamp(ids(*at[:rank]), n), *at[rank:]), "gather")
 
 
 @kernel("take-along")
 def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> Any:
+    """Along ``axis`` at ``ids``, clamped; other axes of one element, of either, are repeated."""
     n = sizes(x)[axis]
 
     def element(*at: Any) -> Any:
@@ -67,6 +69,7 @@ def scatter_one(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> An
 
 
 def window_start(at: te.Tensor, starts: Ints, axis: int, whole: Ints, part: Ints) -> list[Any]:
+    """The first index of a window on each axis: ``starts``, along ``axis`` moved by the scalar ``at`` and clamped."""
     out = [number(i) for i in starts]
     moved = number(starts[axis]) + at().astype("int64")
     out[axis] = tirx.max(tirx.min(moved, number(whole[axis] - part[axis])), number(0))
@@ -75,6 +78,7 @@ def window_start(at: te.Tensor, starts: Ints, axis: int, whole: Ints, part: Ints
 
 @kernel("write-window")
 def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis: int) -> Any:
+    """``x`` with ``part`` where the window is."""
     first = window_start(at, starts, axis, sizes(x), sizes(part))
 
     def element(*i: Any) -> Any:
@@ -87,6 +91,7 @@ def write_window(x: te.Tensor, part: te.Tensor, at: te.Tensor, out: TensorType, 
 
 @kernel("read-window")
 def read_window(x: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis: int) -> Any:
+    """The window of the size of ``out``."""
     first = window_start(at, starts, axis, sizes(x), out.shape)
     return te.compute(out.shape, lambda *i: x(*(a + b for a, b in zip(i, first, strict=True))), "read_window")
 

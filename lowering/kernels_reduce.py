@@ -74,6 +74,8 @@ def from_key(key: Any, dtype: str) -> Any:
 
 
 def extremum(largest: bool) -> Callable[..., Any]:
+    """The program of reduce-max or reduce-min, over keys in which a NaN is the extremum."""
+
     def program(x: te.Tensor, out: TensorType, axes: Sequence[int], keepdims: bool) -> Any:
         over, take = reduce_axes(x, axes), te.max if largest else te.min
 

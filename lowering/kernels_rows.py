@@ -22,16 +22,19 @@ def total(x: Elements, like: te.Tensor, axes: Sequence[int], name: str) -> Any:
 
 
 def mean(x: Elements, like: te.Tensor, axes: Sequence[int], name: str) -> Any:
+    """The mean of ``x`` over ``axes``, which the result lacks: a sum divided by the count."""
     sums, n = total(x, like, axes, name), math.prod(int(like.shape[a]) for a in axes)
     return te.compute(sums.shape, lambda *at: sums(*at) / tirx.const(n, dtype_of(sums)), f"{name}_mean")
 
 
 def outer(at: Sequence[Any], axes: Sequence[int]) -> list[Any]:
+    """The place ``at`` without ``axes``: where the result of a reduction has what belongs to it."""
     return [i for a, i in enumerate(at) if a not in axes]
 
 
 @kernel("rms-normalize")
 def rms_normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> Any:
+    """x / sqrt(mean(x^2) + eps)."""
     return scaled(lambda at: widened(x(*at)), x, axes, eps)
 
 
@@ -49,6 +52,7 @@ def scale_of(v: Elements, like: te.Tensor, axes: Sequence[int], eps: float) -> E
 
 
 def scaled(v: Elements, x: te.Tensor, axes: Sequence[int], eps: float) -> Any:
+    """``v`` times its scale, in the shape of ``x`` and rounded once to its dtype."""
     scale = scale_of(v, x, axes, eps)
     return te.compute(x.shape, lambda *at: (v(at) * scale(at)).astype(dtype_of(x)), "scaled")
 
@@ -57,11 +61,13 @@ def scaled(v: Elements, x: te.Tensor, axes: Sequence[int], eps: float) -> Any:
 def rms_normalize_grad(
     dy: te.Tensor, y: te.Tensor, x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float
 ) -> Any:
+    """r (dy - y mean(dy y)), r the scale of ``x``."""
     return scaled_grad(lambda at: dy(*at), y, lambda at: x(*at), axes, eps)
 
 
 @kernel("normalize-grad")
 def normalize_grad(dy: te.Tensor, y: te.Tensor, x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> Any:
+    """r (dy - mean(dy) - y mean(dy y)), r the scale of x - mean(x)."""
     centre: Any = mean(lambda at: x(*at), x, axes, "sum")
     tilt: Any = mean(lambda at: dy(*at), x, axes, "tilt")
     return scaled_grad(
@@ -78,11 +84,13 @@ def scaled_grad(dy: Elements, y: te.Tensor, x: Elements, axes: Sequence[int], ep
 
 @kernel("softmax-grad")
 def softmax_grad(dy: te.Tensor, y: te.Tensor, out: TensorType, axis: int) -> Any:
+    """y (dy - sum(dy y))."""
     along = total(lambda at: dy(*at) * y(*at), y, [axis], "along")
     return te.compute(y.shape, lambda *at: y(*at) * (dy(*at) - along(*outer(at, [axis]))), "softmax_grad")
 
 
 @kernel("log-softmax-grad")
 def log_softmax_grad(dy: te.Tensor, y: te.Tensor, out: TensorType, axis: int) -> Any:
+    """dy - exp(y) sum(dy)."""
     along = total(lambda at: dy(*at), y, [axis], "along")
     return te.compute(y.shape, lambda *at: dy(*at) - tirx.exp(y(*at)) * along(*outer(at, [axis])), "log_softmax_grad")

@@ -16,6 +16,8 @@ from .stages import Axis, Stage, loads, variables
 
 @attrs.frozen(eq=False)
 class Access:
+    """A read or a write: ``indices`` into ``buffer``, in the axes of the stage that makes it."""
+
     buffer: Any
     indices: tuple[Expr, ...]
 
@@ -50,6 +52,7 @@ def _serial_values(point: Point, stage: Stage) -> list[Expr]:
 
 
 def write_of(stage: Stage) -> Access:
+    """Where a map or a fold stores; a serial stage has no one place."""
     return Access(stage.buffer, stage.indices)
 
 
@@ -93,4 +96,5 @@ def contiguous_axis(accesses: Sequence[Access], axes: Sequence[Axis]) -> Axis | 
 
 
 def same_indices(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
+    """Are they the same expressions, in order?"""
     return tvm_ffi.structural_equal(list(a), list(b))

@@ -39,6 +39,7 @@ class Accumulator(Protocol):
 
 
 def accumulator(stage: Stage, width: int) -> Accumulator:
+    """``width`` slots for partial results of a fold, in buffers that the caller allocates around their use."""
     if is_pick(stage):
         return Picks(stage, scratch([width], str(stage.value.ty.dtype), "best"), scratch([width], "int32", "where"))
     return Partial(stage, scratch([width], partial_type(stage), "acc"))
@@ -51,6 +52,7 @@ def partial_type(stage: Stage) -> str:
 
 
 def in_type(value: Expr, dtype: str) -> Expr:
+    """``value`` cast to ``dtype``; itself where it has it."""
     return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
 
 

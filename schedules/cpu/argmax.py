@@ -70,6 +70,7 @@ def _key_where(best: Stage, index: Stage) -> tuple[Sequence[Expr], Expr] | None:
 
 
 def is_pick(stage: Stage) -> bool:
+    """Is the stage a fused fold of a key and its index?"""
     return stage.fold is not None and stage.fold.kind in FIRST.values()
 
 
@@ -80,5 +81,6 @@ def beats(stage: Stage, a: Any, b: Any) -> Expr:
 
 
 def extreme(stage: Stage, a: Any, b: Any) -> Expr:
+    """The more extreme of two keys."""
     assert stage.fold is not None
     return tirx.Max(a, b) if stage.fold.kind == FIRST["max"] else tirx.Min(a, b)

@@ -35,6 +35,7 @@ def bits16(expr: Expr) -> Expr:
 
 
 def from_bits16(bits: Expr) -> Expr:
+    """The bfloat16 value that has these 16 bits."""
     return tirx.reinterpret(BF16, bits)
 
 

@@ -64,6 +64,7 @@ def read_members(program: Program) -> Members | None:
 
 
 def size(buffer: Any) -> int:
+    """The number of elements."""
     return prod(shape_of(buffer))
 
 

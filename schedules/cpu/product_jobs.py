@@ -105,6 +105,8 @@ class Job:
 def plan_product(
     ctx: Context, one: Contraction, after: tuple[Stage, ...], inside: tuple[Expr, ...] | None = None
 ) -> Job:
+    """How ``one`` is cut, from its shape and the target alone. ``after``: the maps on its result; ``inside``: the
+    values of its batch axes where the caller's task makes all of it, and nothing is shared out."""
     lanes = ctx.lanes if str(one.stage.buffer.dtype) == "float32" else max(1, ctx.lanes // 2)
     turned = walks_depth(one)
     tile = choose_tile(one.m, one.n, lanes, ctx.registers, turned)
@@ -161,6 +163,8 @@ def row_of(job: Job, i0: Expr, r: int) -> Expr:
 
 
 def places_of(job: Job, b: Expr, row: Expr | None, column: Expr | None) -> dict[Any, Expr]:
+    """Axis variable -> its value, of element ``b`` of the batch and of a row and a column, all as flat numbers; None:
+    of no row or column."""
     one = job.one
     found = at(one.batch, job.inside if job.inside is not None else unravel(b, [a.extent for a in one.batch]))
     if row is not None:
@@ -171,16 +175,19 @@ def places_of(job: Job, b: Expr, row: Expr | None, column: Expr | None) -> dict[
 
 
 def depth_of(job: Job, k: Expr) -> dict[Any, Expr]:
+    """Axis variable -> its value at turn ``k`` of the depth."""
     return at(job.one.stage.reduce, unravel(k, [a.extent for a in job.one.stage.reduce]))
 
 
 def read_a(job: Job, b: Expr, row: Expr, k: Expr) -> tuple[list[Stmt], Expr]:
+    """The element of A, under a name, and the statements that have to come before its use."""
     point = Point(job.ctx.virtual)
     value = point.bind(point.write(job.one.a, places_of(job, b, row, None) | depth_of(job, k)), "a")
     return point.binds, value
 
 
 def read_b(job: Job, b: Expr, k: Expr, column: Expr) -> tuple[list[Stmt], Expr]:
+    """The element of B, and the statements that have to come before its use."""
     point = Point(job.ctx.virtual)
     value = point.write(job.one.b, places_of(job, b, None, column) | depth_of(job, k))
     return point.binds, value

@@ -52,6 +52,7 @@ def single(stage: Stage) -> RowGroup:
 
 
 def work_of(ctx: Context, stages: Sequence[Stage]) -> int:
+    """Roughly how many additions the stages take, to be held against GRAIN."""
     return sum(s.points * s.depth * (ctx.virtual.cost(s) + 1) for s in stages)
 
 
@@ -150,6 +151,7 @@ def _needed(ctx: Context, stage: Stage, buffer: Any, found: RowGroup) -> bool:
 
 
 def row_buffer(buffer: Any, found: RowGroup) -> Any:
+    """Scratch for one row of ``buffer``: its shape without the dimensions of the row axes."""
     rest = [e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer]]
     return scratch(rest or [1], str(buffer.dtype), buffer.name)
 

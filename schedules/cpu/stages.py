@@ -1,8 +1,8 @@
 """A PrimFunc of plain blocks, read as a list of stages.
 
 A stage is one block: ``map`` stores a value at every point of its space, ``fold`` reduces by sum, max, min or product,
-``serial`` is any other body (argmax with its pairs), kept as statements. Axes of one element are gone: their variable
-is 0.
+``serial`` is any other body without loops (a reduction of pairs, say), kept as statements. Axes of one element are
+gone: their variable is 0.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class NotStaged(Exception):
 
 @attrs.frozen(eq=False)
 class Axis:
+    """A variable of a stage, from 0 to below ``extent``."""
+
     var: Any
     extent: int
 
@@ -119,18 +121,22 @@ def loads(node: Any) -> list[Any]:
 
 
 def stage_loads(stage: Stage) -> tuple[Any, ...]:
+    """Every load inside, the stage's own accumulator left out."""
     return stage.reads
 
 
 def stored(stmt: Stmt) -> tuple[Any, ...]:
+    """The buffers that are written inside, each once."""
     return tuple(dict.fromkeys(s.buffer for s in collect(stmt, tirx.BufferStore)))
 
 
 def binds(stmt: Stmt) -> list[Any]:
+    """Every name given inside."""
     return collect(stmt, tirx.Bind)
 
 
 def variables(expr: Any) -> set[Any]:
+    """The variables that occur inside."""
     return set(collect(expr, Var))
 
 
@@ -156,6 +162,7 @@ def read_program(func: Any) -> Program:
 
 
 def statements(stmt: Stmt) -> list[Stmt]:
+    """The parts of a sequence; of any other statement, itself."""
     return [*stmt.seq] if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 

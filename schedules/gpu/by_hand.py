@@ -34,6 +34,7 @@ def known(func: Any) -> Known | None:
 
 
 def sizes(buffer: Any) -> list[int]:
+    """The shape, which is static."""
     return [int(n) for n in buffer.shape]
 
 

@@ -63,6 +63,7 @@ class Registers:
 
 
 def registers_of(tile: Tile) -> Registers:
+    """A thread's f32 sums of a tile, and its halves of A and B at one depth, two in a u32."""
     down, across = tile.warp_rows // MATRIX, tile.warp_columns // MATRIX
     return Registers(
         sums_of(tile, "sums"), registers([down * 4], "uint32", "a"), registers([across * 4], "uint32", "b")
@@ -75,6 +76,7 @@ def sums_of(tile: Tile, name: str) -> Any:
 
 
 def clear(sums: Any) -> Stmt:
+    """All of a thread's sums to 0."""
     return unrolled(int(sums.shape[0]), lambda i: store(sums, tirx.const(0, "float32"), i))
 
 
@@ -88,6 +90,7 @@ class Warp:
 
 
 def warp_of(tile: Tile, thread: Expr) -> Warp:
+    """The place of the warp that ``thread`` of the block is in; warps stand in rows of ``tile.across``."""
     warp = tirx.floordiv(thread, i64(WARP))
     down, across = tirx.floordiv(warp, i64(tile.across)), tirx.floormod(warp, i64(tile.across))
     lane = tirx.floormod(thread, i64(WARP))

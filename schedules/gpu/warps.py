@@ -67,6 +67,7 @@ def turns(count: int, body: Callable[[Expr], Stmt], unroll: int) -> Stmt:
 
 
 def written_out(count: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """A loop that the compiler writes out in full."""
     return loop(count, body, tirx.ForKind.UNROLLED, "u")
 
 
@@ -133,6 +134,7 @@ def _parts(ctx: Context, stage: Stage, places: dict[Any, Expr]) -> tuple[Point, 
 
 
 def parts_of(ctx: Context, stage: Stage) -> int:
+    """How many numbers an element brings: the two factors of a product that is added, else one."""
     return len(_parts(ctx, stage, {})[1])
 
 
