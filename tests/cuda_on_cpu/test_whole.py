@@ -38,7 +38,7 @@ OWN = {"tiny-generate": "tiny", "route-planner": "small"}  # whose artifact for 
 Made = tuple[Path, Path, Path, Path]  # the run file, its data's folder, the artifacts for the GPU and for this CPU
 # A sum of 256 products of bfloat16, the longest here, is off by less than 2^-14 of their absolute sum (bound() of
 # schedules/gpu/test_mma.py). That seldom makes the rounding to bfloat16 another one, which is 2^-7 of the number at
-# most. A loss is a mean over rows and moves less: by 3e-4 of itself at most in these steps.
+# most. A loss is a mean over rows and moves less: by 4.2e-4 of itself at most in these steps.
 APART, LOSS = 2.0**-7, 2.0**-10
 # From the interpreter, whose phases are in f64. f32 sums of a few hundred products are off by a few roundings of 2^-24
 # of the largest part: 2^-19.4 of a number was the most (a gradient's norm). bfloat16 rounds each intermediate by 2^-9
