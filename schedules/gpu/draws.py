@@ -1,7 +1,8 @@
 """Random words, four from one evaluation of a counter, and the map stages that use them.
 
 A thread works out the words of one counter; through shared memory they come into the order of the elements, so that
-neighbouring threads do what follows on neighbours.
+neighbouring threads do what follows on neighbours. There the first words of all threads lie side by side, then the
+second ones, a quarter of the banks further on, as neighbours read all words of an eighth of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ..cpu.nests import Context
 from ..cpu.stages import Stage, substitute
 from .launch import THREADS, WARP, barrier, launch, shared, unrolled
 
+SKEW = WARP // WORDS  # words
+
 
 def draw_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is no draw."""
@@ -32,7 +35,8 @@ def _launch(ctx: Context, stages: Sequence[Stage]) -> Stmt:
     extents, total = [a.extent for a in stages[0].space], stages[0].points
     counters = -(-total // WORDS)
     threads = min(THREADS, -(-counters // WARP) * WARP)
-    words = {s: shared([WORDS * threads], "uint32", "words") for s in draws}
+    line = threads + SKEW
+    words = {s: shared([WORDS * line], "uint32", "words") for s in draws}
 
     def block(b: Expr, t: Expr) -> Stmt:
         point = Point(ctx.virtual)
@@ -41,12 +45,13 @@ def _launch(ctx: Context, stages: Sequence[Stage]) -> Stmt:
             point.binds += [tirx.Bind(var, point.write(value, {})) for var, value in draw.fixed]
             at = {draw.counter: tirx.Cast("uint64", b * threads + t)}
             point.binds += [tirx.Bind(var, substitute(value, at)) for var, value in draw.names]
-            made += [store(words[stage], word, t * WORDS + n) for n, word in enumerate(draw.words)]
+            made += [store(words[stage], word, t + n * line) for n, word in enumerate(draw.words)]
 
         def element(u: Expr) -> Stmt:
             here = u * threads + t
             flat = b * (WORDS * threads) + here
-            own = [attrs.evolve(s, value=load(words[s], here)) if s in draws else s for s in stages]
+            place = tirx.floormod(here, i64(WORDS)) * line + tirx.floordiv(here, i64(WORDS))
+            own = [attrs.evolve(s, value=load(words[s], place)) if s in draws else s for s in stages]
             held = [new for new, old in zip(own, stages, strict=True) if old in keep]
             return tirx.IfThenElse(flat < i64(total), point_stores(ctx, own, unravel(flat, extents), {}, held), None)
 

@@ -113,11 +113,14 @@ def write(block: Part, sums: Any, m: int, n: int, element: Callable[[Expr, Expr,
     columns = tile.warp_columns // 8
 
     def lay(i: Expr) -> Stmt:
-        def one(j: Expr, e: Expr) -> Stmt:
-            row, column = place(warp.lane, e)
-            return ptx.put(block.shared, slab + row * pitch + j * 8 + column, load(sums, (i * columns + j) * 4 + e))
+        def two(j: Expr, e: Expr) -> Stmt:
+            """A thread's neighbours: half a warp's of four rows fill all banks."""
+            row, column = place(warp.lane, e * 2)
+            first = (i * columns + j) * 4 + e * 2
+            values = load(sums, first), load(sums, first + 1)
+            return ptx.put(block.shared, slab + row * pitch + j * 8 + column, values)
 
-        return unrolled(columns, lambda j: unrolled(4, lambda e: one(j, e)))
+        return unrolled(columns, lambda j: unrolled(2, lambda e: two(j, e)))
 
     def pass_on(i: Expr, turn: Expr) -> Stmt:
         flat = turn * WARP + warp.lane

@@ -16,10 +16,10 @@ from ..cpu.inline import Point
 from ..cpu.maps import at
 from ..cpu.nests import Context
 from ..cpu.stages import Axis, loads, variables
-from .launch import barrier, registers, shared, unrolled
+from .launch import WARP, barrier, registers, shared, unrolled
 
 FOUR = 4  # elements of 4 bytes that one thread loads at once
-SKEW = 4  # elements by which a line of shared memory is longer, where what lies along the depth is turned
+RUN = 8  # elements of 4 bytes, a sector of memory: as many of a line that lies along the depth neighbours read
 
 
 @attrs.frozen(eq=False)
@@ -47,6 +47,11 @@ class Factor:
         """Loads of a thread."""
         return -(-self.lines * self.deep // (self.wide * self.threads))
 
+    @property
+    def run(self) -> int:
+        """Turns of the depth that neighbouring threads read together, where memory runs along it."""
+        return _run(self.deep)
+
 
 def factor(
     ctx: Context, one: Contraction, value: Expr, axes: tuple[Axis, ...], lines: int, deep: int, threads: int, pad: float
@@ -56,11 +61,22 @@ def factor(
     along = runs_along(ctx, value, axes, one.stage.reduce)
     side, run = (deep, one.stage.reduce) if along else (lines, axes)
     wide = FOUR if side % FOUR == 0 and _in_fours(ctx, value, run, dtype) else 1
-    line = lines + (SKEW if along and lines > 1 else 0)
+    line = _line(lines, min(lines, WARP * wide // _run(deep)), wide) if along else lines
     tiles = (shared([deep * line], dtype, "tile"), shared([deep * line], dtype, "tile"))
     parts = -(-lines * deep // (wide * threads))
     mine = registers([parts * wide], dtype, "next")
     return Factor(ctx, one, value, axes, lines, deep, threads, along, wide, tirx.const(pad, dtype), line, tiles, mine)
+
+
+def _run(deep: int) -> int:
+    return RUN if deep % RUN == 0 else deep
+
+
+def _line(lines: int, together: int, wide: int) -> int:
+    """Elements from one turn of the depth to the next, where the threads of a warp put ``together`` lines of every
+    ``wide``th turn into a tile: a power of two of lines becomes an odd multiple of ``together / wide``, so that what
+    belongs to the next such turn lies ``together`` banks on."""
+    return lines if lines == 1 else lines | max(1, together // wide)
 
 
 def pieces(
@@ -141,7 +157,7 @@ def put(f: Factor, tile: Any, thread: Expr) -> Stmt:
 
     def part(s: Expr) -> Stmt:
         line, k = _place(f, s, thread)
-        if f.along:
+        if f.along and f.line > 1:
             ends = [store(tile, load(f.mine, s * f.wide + j), (k + j) * f.line + line) for j in range(f.wide)]
         else:
             ends = [store(tile, load(f.mine, _own(f, s)), span_at(k * f.line + line, f.wide))]
@@ -156,8 +172,8 @@ def _place(f: Factor, s: Expr, thread: Expr) -> tuple[Expr, Expr]:
     """Line and turn of the depth, within the tile, of load ``s``."""
     flat = s * f.threads + thread
     if f.along:
-        line, k = unravel(flat, [f.lines, f.deep // f.wide])
-        return line, k * f.wide
+        runs, line, k = unravel(flat, [f.deep // f.run, f.lines, f.run // f.wide])
+        return line, runs * f.run + k * f.wide
     k, line = unravel(flat, [f.deep, f.lines // f.wide])
     return line * f.wide, k
 

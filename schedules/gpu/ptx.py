@@ -124,10 +124,11 @@ def meet() -> Stmt:
     return tirx.Evaluate(tirx.call_extern("int32", "__syncwarp"))
 
 
-def put(tile: Any, at: Expr, value: Expr) -> Stmt:
-    """A float32 into shared memory, at the float32 ``at``. TVM does not see it, and puts no barrier there."""
-    code = "((float*)tile)[at] = value;"
-    return _statement("put", "void* tile, int at, float value", code, *_pointer(tile, at), value)
+def put(tile: Any, at: Expr, values: tuple[Expr, Expr]) -> Stmt:
+    """Two float32 into shared memory, from the float32 ``at`` on, an even one. TVM does not see it, and puts no barrier
+    there."""
+    code = "*(float2*)((float*)tile + at) = make_float2(a, b);"
+    return _statement("put", "void* tile, int at, float a, float b", code, *_pointer(tile, at), *values)
 
 
 def get(tile: Any, at: Expr) -> Expr:

@@ -97,14 +97,14 @@ class _Nest:
         group = max(THREADS // team, 1)
         while group * team > WARP and -(-rows // group) < BLOCKS:
             group //= 2
-        while group * team > FEW and group * _bytes(vectors, found) > SHARED:
+        while group * team > FEW and group * _bytes(vectors, found, team) > SHARED:
             group //= 2
-        again = _again(found, vectors, SHARED // group)
+        again = _again(found, vectors, SHARED // group, team)
         inner = _with_virtual(ctx, [s for s in found.stages if s.buffer in again])
         kept = [b for b in vectors if b not in again]
-        if group * _bytes(kept, found) > SHARED:
+        if group * _bytes(kept, found, team) > SHARED:
             kept = []  # they go to memory
-        rows_of = {b: shared([group, _length(b, found)], str(b.dtype), b.name) for b in kept}
+        rows_of = {b: shared([group * _line(b, found, team)], str(b.dtype), b.name) for b in kept}
         return cls(ctx, inner, found, team, group, registers, rows_of)
 
     def launch(self) -> Stmt:
@@ -163,22 +163,22 @@ class _Nest:
     def _local(self, stmt: Stmt, slot: Expr) -> Stmt:
         """Accesses of registers and of rows in shared memory."""
 
-        def place(buffer: Any, indices: Sequence[Expr]) -> list[Expr]:
+        def place(buffer: Any, indices: Sequence[Expr]) -> Expr:
             spots = self.found.places[buffer]
             flat: Expr = i64(0)
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
                 flat = flat if d in spots else flat * extent + index
-            return [slot, flat]
+            return slot * _line(buffer, self.found, self.team) + flat
 
         def read(node: Any) -> Expr:
             if node.source in self.registers:
                 return load(self.registers[node.source], i64(0))
             held = self.rows_of.get(node.source)
-            return node if held is None else load(held, *place(node.source, node.indices))
+            return node if held is None else load(held, place(node.source, node.indices))
 
         def write(node: Any) -> Stmt:
             held = self.rows_of.get(node.buffer)
-            return node if held is None else store(held, node.value, *place(node.buffer, node.indices))
+            return node if held is None else store(held, node.value, place(node.buffer, node.indices))
 
         return rewrite(stmt, [(Load, read), (tirx.BufferStore, write)])
 
@@ -192,13 +192,20 @@ def _length(buffer: Any, found: RowGroup) -> int:
     return prod(e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer])
 
 
-def _bytes(buffers: Sequence[Any], found: RowGroup) -> int:
-    return sum(_length(b, found) * tvm.DataType(str(b.dtype)).itemsize for b in buffers)
+def _line(buffer: Any, found: RowGroup, team: int) -> int:
+    """Elements from one row to the next in shared memory, an odd multiple of ``team``: what the teams of a warp take
+    together lies in different banks."""
+    length = _length(buffer, found)
+    return length if team == WARP else (-(-(length - team) // (2 * team)) * 2 + 1) * team
 
 
-def _again(found: RowGroup, vectors: Sequence[Any], room: int) -> list[Any]:
+def _bytes(buffers: Sequence[Any], found: RowGroup, team: int) -> int:
+    return sum(_line(b, found, team) * tvm.DataType(str(b.dtype)).itemsize for b in buffers)
+
+
+def _again(found: RowGroup, vectors: Sequence[Any], room: int, team: int) -> list[Any]:
     """The rows to work out again where they are read: all, if they do not fit into ``room`` bytes together."""
-    if _bytes(vectors, found) <= room:
+    if _bytes(vectors, found, team) <= room:
         return []
     stages = [s for s in found.stages if s.is_map and is_plain_store(s) and not isinstance(s.value, tirx.Let)]
     return [s.buffer for s in stages if s.buffer in vectors]

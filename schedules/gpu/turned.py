@@ -1,8 +1,8 @@
 """Maps that read along another axis than they write (transposes, batched or not): through tiles of shared memory.
 
 A block brings in a tile of what is read that way with neighbouring threads along the axis that is read, and writes with
-neighbouring threads along the last one. A tile's lines are one longer than a warp, so that no two threads of one meet
-in a bank.
+neighbouring threads along the last one. A tile's lines are a word of 4 bytes longer than a warp's elements, so that no
+two threads of one meet in a bank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..cpu.tiles import turned_axis
 from .launch import WARP, barrier, launch, shared, unrolled
 
 LINES = 8  # lines of a tile that a block takes at once, a warp each
-PITCH = WARP + 1  # from line to line of a tile: an axis of its own TVM would shorten to what is used
+WORD = 4  # bytes that a bank gives at once
 LEAST = 16  # places along both axes from which a tile pays
 MOST = 40 * 1024  # bytes of shared memory
 
@@ -58,7 +58,7 @@ def find_turned(ctx: Context, stages: Sequence[Stage]) -> Turned | None:
             return None
     written = [stage.buffer for stage in stages]
     found = tuple(a for b, a in reads.items() if b not in written and _is_turned(a, axes, axis))
-    most = MOST // (WARP * PITCH * max((_width(a.buffer) for a in found), default=1))
+    most = MOST // max((WARP * _pitch(a.buffer) * _width(a.buffer) for a in found), default=1)
     return Turned(tuple(axes), axis, found) if 0 < len(found) <= most else None
 
 
@@ -75,6 +75,11 @@ def _width(buffer: Any) -> int:
     return int(bits or 8) // 8
 
 
+def _pitch(buffer: Any) -> int:
+    """Elements from line to line of a tile: an axis of its own TVM would shorten to what is used."""
+    return WARP + max(1, WORD // _width(buffer))
+
+
 def _kept_as(buffer: Any) -> str:
     return "uint16" if str(buffer.dtype) == BF16 else str(buffer.dtype)
 
@@ -86,7 +91,7 @@ def turned_launch(ctx: Context, stages: Sequence[Stage], turned: Turned) -> Stmt
     down, across = (-(-axes[n].extent // WARP) for n in (deep, -1))
     grid = [*(axes[n].extent for n in others), down, across]
     keep = [s for s in stages if kept(ctx, s, stages)]
-    tiles = {a.buffer: shared([WARP * PITCH], _kept_as(a.buffer), "tile") for a in turned.reads}
+    tiles = {a.buffer: shared([WARP * _pitch(a.buffer)], _kept_as(a.buffer), "tile") for a in turned.reads}
 
     def block(b: Expr, t: Expr) -> Stmt:
         *head, i, j = unravel(b, grid)
@@ -103,14 +108,15 @@ def turned_launch(ctx: Context, stages: Sequence[Stage], turned: Turned) -> Stmt
         def bring(u: Expr) -> Stmt:
             w = u * LINES + line
             places, there = at(lane, w)
-            brought = [_bring(ctx, a, axes, places, tiles[a.buffer], w * PITCH + lane) for a in turned.reads]
+            to = lambda buffer: (tiles[buffer], w * _pitch(buffer) + lane)  # noqa: E731
+            brought = [_bring(ctx, a, axes, places, *to(a.buffer)) for a in turned.reads]
             return tirx.IfThenElse(there, seq(brought), None)
 
         def write(u: Expr) -> Stmt:
             d = u * LINES + line
             places, there = at(d, lane)
             known = {
-                b: (lambda _, tile=tile, b=b: _taken(b, load(tile, lane * PITCH + d))) for b, tile in tiles.items()
+                b: (lambda _, tile=tile, b=b: _taken(b, load(tile, lane * _pitch(b) + d))) for b, tile in tiles.items()
             }
             return tirx.IfThenElse(there, point_stores(ctx, stages, places, known, keep), None)
 

@@ -103,8 +103,8 @@ SEED, SALT = np.array([123, 2**32 - 5], "uint32"), np.array(-77777777777, "int64
 PLACE = np.array([3], "uint32")
 
 
-@pytest.mark.parametrize("shape", [(3,), (5, 7), (1025,), (2, 3, 11), (40, 130)], ids=str)
-def test_draws_evaluate_a_counter_once_and_join_what_follows(shape: tuple[int, ...]) -> None:
+def drawn(shape: tuple[int, ...]) -> Any:
+    """The program of uniform draws added to a tensor."""
     seed, salt = te.placeholder((2,), "uint32", "seed"), te.placeholder((), "int64", "salt")
     place, x = te.placeholder((1,), "uint32", "place"), te.placeholder(shape, "float32", "x")
     words = philox(seed, salt, place, out=TensorType(shape, "u32"))
@@ -113,7 +113,12 @@ def test_draws_evaluate_a_counter_once_and_join_what_follows(shape: tuple[int, .
         unit = (words(*i) >> tirx.const(8, "uint32")).astype("float32") * tirx.const(2.0**-24, "float32")
         return x(*i) + unit
 
-    func = te.create_prim_func([seed, salt, place, x, te.compute(shape, noisy, "noisy")])
+    return te.create_prim_func([seed, salt, place, x, te.compute(shape, noisy, "noisy")])
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 7), (1025,), (2, 3, 11), (40, 130)], ids=str)
+def test_draws_evaluate_a_counter_once_and_join_what_follows(shape: tuple[int, ...]) -> None:
+    func = drawn(shape)
     same(func, SEED, SALT, PLACE, numbers(*shape), rule="draws")
     text = kernels.compile(scheduled(func), GPU).text
     assert text.count("3528531795") == 10  # a multiplier of each round: one evaluation

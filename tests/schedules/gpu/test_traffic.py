@@ -1,0 +1,101 @@
+"""What the launches of the main rules ask of memory (tests/cuda_on_cpu/counts.h): of global memory the sectors that
+their bytes fill, of shared memory one turn of the banks a request, but where a bound says more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+pytest.importorskip("ziglang")
+
+from tvm import relax
+
+from schedules.gpu import matmul, mma, product_tiles, tiles
+from schedules.gpu.tiles import Cut
+from tests.cuda_on_cpu import kernels, traffic
+
+from ..kernels import graph, numbers, operator, product
+from . import halves
+from .both import scheduled
+from .folds import fold
+from .test_maps import PLACE, SALT, SEED, drawn
+
+pytestmark = pytest.mark.build
+
+R, F = relax.op, "float32"
+
+
+def asked(func: Any, *arrays: np.ndarray, rule: str) -> list[traffic.Total]:
+    """By launch."""
+    compiled = kernels.compile(scheduled(func, rule), mode="counted")
+    compiled.run(*arrays)
+    found = traffic.counted(kernels.core(), [compiled.text])
+    assert found and all(total.moved() for total in found)
+    return found
+
+
+def check(found: list[traffic.Total], shared: float = 1.0) -> None:
+    for total in found:
+        assert total.ratio(False) == 1.0 and total.ratio(True) <= shared, traffic.table([total], 9)
+
+
+# Where a thread has few columns, threads lay out their sums for others to store two to a bank, once a product: of a
+# depth of two pieces of tiles, a fortieth of all.
+PRODUCTS = [(0, "NT"), (1, "TT"), (2, "TN"), (3, "NT"), (5, "NN"), (8, "NT"), (11, "NT"), (12, "NT"), (13, "NT")]
+
+
+@pytest.mark.parametrize(("number", "kind"), PRODUCTS, ids=str)
+def test_products(number: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = product_tiles.TILES[number]
+    monkeypatch.setattr(matmul, "choose_tile", lambda *_: tile)
+    m, k, n = 2 * tile.bm, 2 * tile.bk, 2 * tile.bn
+    check(asked(product(kind, m, k, n), *_factors(kind, m, k, n), rule="matmul"), 1.04)
+
+
+def _factors(kind: str, m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    a, b = ((k, m) if kind[0] == "T" else (m, k)), ((n, k) if kind[1] == "T" else (k, n))
+    return numbers(*a), numbers(*b, seed=1)
+
+
+@pytest.mark.parametrize("number", [0, 3, 5])
+@pytest.mark.parametrize("kind", ["NT", "TN"])
+def test_products_on_matrix_units(kind: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = tiles.TILES[number]
+    monkeypatch.setattr(mma, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, False))
+    m, k, n = 2 * tile.rows, 128, 2 * tile.columns
+    narrow = tile.warp_columns < 32  # then a warp takes sums of two rows at a time
+    check(
+        asked(halves.product(kind, m, k, n), *halves.factors(kind, m, k, n)[:2], rule="matrix-units"),
+        1.07 if narrow else 1.0,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_transposes(dtype: str) -> None:
+    x = numbers(3, 64, 96).astype({"f32": "float32", "bf16": halves.DTYPES["bfloat16"]}[dtype])
+    check(asked(operator("transpose", (dtype, x.shape), perm=(0, 2, 1)), x, rule="elementwise"))
+
+
+def test_maps() -> None:
+    func = operator("*", ("f32", (64, 80)), ("f32", (64, 80)))
+    check(asked(func, numbers(64, 80), numbers(64, 80), rule="elementwise"))
+
+
+def test_draws() -> None:
+    """Of 200 words a block has fewer than whole warps read."""
+    for shape in ((64, 80), (200,)):
+        check(asked(drawn(shape), SEED, SALT, PLACE, numbers(*shape), rule="draws"))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (40, 256), (600, 32)], ids=str)
+def test_rows(shape: tuple[int, ...]) -> None:
+    (func,) = graph(lambda emit, x: R.nn.softmax(x, -1), (shape, F))
+    check(asked(func, numbers(*shape), rule="rows"))
+
+
+@pytest.mark.parametrize("shape", [(300, 64), (40, 96)], ids=["read ahead", "a thread a column"])
+def test_columns(shape: tuple[int, ...]) -> None:
+    check(asked(fold("sum", shape, (0,)), numbers(*shape), rule="columns"))
