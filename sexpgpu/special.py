@@ -66,10 +66,10 @@ def lambda_(t: Tracer, form: Seq, env: Env | None) -> Any:
 
 @special("if")
 def if_(t: Tracer, form: Seq, env: Env | None) -> Any:
-    chosen = truth(t, form.items[1], env)
-    if chosen is POISON:
+    value = condition(t, form.items[1], env)
+    if value is POISON:
         return POISON
-    if chosen:
+    if holds(value):
         return t.evaluate(form.items[2], env)
     return t.evaluate(form.items[3], env) if len(form.items) > 3 else None
 
@@ -79,16 +79,16 @@ def cond(t: Tracer, form: Seq, env: Env | None) -> Any:
     """The value of the first clause whose test holds: of its body, else of its test. nil where no test holds."""
     for clause in form.items[1:]:
         assert isinstance(clause, Seq)
-        chosen = truth(t, clause.items[0], env)
-        if chosen is POISON:
+        value = condition(t, clause.items[0], env)
+        if value is POISON:
             return POISON
-        if chosen:
-            return t.body(clause.items[1:] or clause.items, env)
+        if holds(value):
+            return t.body(clause.items[1:], env) if len(clause.items) > 1 else value
     return None
 
 
-def truth(t: Tracer, form: Form, env: Env | None) -> Any:
-    """False for nil and false, True for all else; a tensor is refused, since the choice is made at trace time."""
+def condition(t: Tracer, form: Form, env: Env | None) -> Any:
+    """The value of ``form``; a tensor is refused, since the choice is made at trace time."""
     value = t.evaluate(form, env)
     if isinstance(value, Value):
         raise UserError(
@@ -97,17 +97,22 @@ def truth(t: Tracer, form: Form, env: Env | None) -> Any:
             f"the condition is a tensor, {value.type}",
             hint="choose per element with (where condition a b)",
         )
-    return value if value is POISON else value is not None and value is not False
+    return value
+
+
+def holds(value: Any) -> bool:
+    """All values hold but nil and false."""
+    return value is not None and value is not False
 
 
 @special("and")
 def and_(t: Tracer, form: Seq, env: Env | None) -> Any:
-    return logic(t, form, env, "and", stops=lambda v: v is None or v is False, empty=True)
+    return logic(t, form, env, "and", stops=lambda v: not holds(v), empty=True)
 
 
 @special("or")
 def or_(t: Tracer, form: Seq, env: Env | None) -> Any:
-    return logic(t, form, env, "or", stops=lambda v: v is not None and v is not False, empty=None)
+    return logic(t, form, env, "or", stops=holds, empty=None)
 
 
 def logic(t: Tracer, form: Seq, env: Env | None, name: str, stops: Callable[[Any], bool], empty: Any) -> Any:

@@ -45,6 +45,7 @@ def value(expression: str, *defs: str) -> np.ndarray:
         ("(cond (false 1) ((= 1 1) 2) (true 3))", 2),
         ("(let ((a 1)) (let ((a 2) (b a)) b))", 1),
         ("(cond (nil 1) (3))", 3),
+        ("(cond (" * 60 + "3" + "))" * 60, 3),  # each test is evaluated once
         ("(and 1 2)", 2),
         ("(if (and) 1 0)", 1),
         ("(if (or) 1 0)", 0),
