@@ -15,14 +15,14 @@ from sexpgpu.diagnostics import UserError
 from sexpgpu.members import data_members, embedded, safe, source_members
 from sexpgpu.settings import Loader
 from sexpgpu.source import Source, Span
-from tests.support import plan_of
+from tests.support import CHARACTERS, plan_of
 
 
 def loader(*sources: str) -> Loader:
     return Loader("rows", sources, None, 4, {}, True, None, True, Span(Source("run.sx", "("), 0, 1))
 
 
-@given(st.text(min_size=1))
+@given(st.text(CHARACTERS, min_size=1))
 def test_any_name_becomes_one_that_a_member_may_have(name: str) -> None:
     assert set(safe(name)) <= set(string.ascii_letters + string.digits + "_.+-")
     assert name_allowed(f"data/rows/0-{safe(name)}")

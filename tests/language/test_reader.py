@@ -17,6 +17,7 @@ from sexpgpu.forms import Form, Keyword, Literal, Seq, Symbol
 from sexpgpu.identity import canonical
 from sexpgpu.reader import read, read_file
 from sexpgpu.source import Source
+from tests.support import CHARACTERS
 
 FUZZ = settings(max_examples=1000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 GOOD = '(def a "x\\"y")\n(defun f (x &key (k 1.5e-3)) [x :k -7 nil true] #| c #| d |# |# ; e\n  (-> x (g)))\n'
@@ -417,7 +418,7 @@ PIECES = st.sampled_from(
 
 
 @FUZZ
-@given(st.lists(PIECES, max_size=40).map("".join) | st.text(max_size=40))
+@given(st.lists(PIECES, max_size=40).map("".join) | st.text(CHARACTERS, max_size=40))
 def test_any_text_gives_forms_or_faults(text: str) -> None:
     check_reads(text)
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from artifacts import canonical, describe, manifest, run, tarball
 from artifacts.errors import RunError
+from tests.support import CHARACTERS
 
 from . import toy
 from .support import go, one_error
@@ -465,8 +466,8 @@ def test_fuzz_only_run_errors_escape(tmp_path: Path, data: st.DataObject) -> Non
 @settings(max_examples=100, deadline=None)  # each is a tree of up to 20 leaves
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.text(CHARACTERS),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(CHARACTERS), inner),
         max_leaves=20,
     )
 )
