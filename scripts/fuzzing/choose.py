@@ -82,6 +82,8 @@ class Chooser:
         dims = [self.rng.choice(EXTENTS[:12] if rank > 2 else EXTENTS) for _ in range(rank)]
         if self.rng.random() < 0.5:
             dims[self.rng.randrange(rank)] = self.rng.choice(LONG if self.rng.random() < 0.6 else EXTENTS)
+        ones = self.rng.choice((0, 0, 0, 0.3, 0.8))  # what is of one element, or of one row, is often a case of its own
+        dims = [1 if self.rng.random() < ones else d for d in dims]
         while math.prod(dims) > self.limit:
             n = dims.index(max(dims))
             dims[n] = max(1, dims[n] // self.rng.randint(2, 9))
@@ -309,7 +311,7 @@ def program(seed: int) -> Program:
     """The program of ``seed``: 1 to 12 steps and what they need, one to three results, maybe gradients."""
     c = Chooser(seed)
     c.new("f32", c.shape())
-    wanted, tries = c.rng.choice((1, 2, 3, 4, 5, 6, 8, 10, 12)), 0
+    wanted, tries = c.rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12)), 0
     while len(c.steps) < wanted and tries < 200:
         tries += 1
         kept = len(c.inputs), len(c.steps)
