@@ -15,10 +15,12 @@ find_python() {
   fail "no Python 3.11 or newer with the modules venv and ensurepip was found (on Debian: python3 and python3-venv)"
 }
 
-# venv DIR EXTRAS: DIR has this project, in place, with EXTRAS ("build,dev" or ""). Does nothing when it already has,
-# that is when the stamp in DIR carries the digest of pyproject.toml and of the interpreter.
+# venv DIR EXTRAS [OPTION...]: DIR has this project, in place, with EXTRAS ("build,dev" or ""), installed with these
+# options of pip. Does nothing when it already has, that is when the stamp in DIR carries the digest of pyproject.toml
+# and of the interpreter.
 venv() {
   local dir=$1 extras=$2 stamp python digest
+  shift 2
   stamp="$dir/installed-${extras:-base}"
   if [ ! -x "$dir/bin/python" ] || ! "$dir/bin/python" -c '' 2>/dev/null; then
     python=$(find_python)
@@ -31,7 +33,8 @@ venv() {
     return
   fi
   say "installing ${extras:-the runner alone} into $dir (a few minutes the first time)"
-  "$dir/bin/python" -m pip install --quiet --no-input --disable-pip-version-check -e ".${extras:+[$extras]}" </dev/null ||
+  "$dir/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$@" -e ".${extras:+[$extras]}" \
+    </dev/null ||
     fail "the packages could not be installed; see pip's message above"
   printf '%s\n' "$digest" >"$stamp"
 }
