@@ -19,14 +19,15 @@ from ..cpu.stages import Axis, loads, variables
 from .launch import WARP, barrier, registers, shared, unrolled
 
 FOUR = 4  # elements of 4 bytes that one thread loads at once
-RUN = 8  # elements of 4 bytes, a sector of memory: as many of a line that lies along the depth neighbours read
+HALVES = ("bfloat16", "float16")
+SECTOR = 32  # bytes: as much of a line that lies along the depth neighbours read
 
 
 @attrs.frozen(eq=False)
 class Factor:
     """One factor in tiles of ``lines`` by ``deep``. ``along``: its memory runs along the depth. ``wide``: elements of
     one load. ``pad``: what stands for turns past the end of the depth; a product of both factors' changes no sum, not
-    even one of -0."""
+    even one of -0. ``run``: turns of the depth that neighbouring threads read together, where memory runs along it."""
 
     ctx: Context
     one: Contraction
@@ -38,6 +39,7 @@ class Factor:
     along: bool
     wide: int
     pad: Expr
+    run: int
     line: int  # elements from one turn of the depth to the next in a tile
     tiles: tuple[Any, Any]  # [depth * line]: one is read while the other is filled
     mine: Any  # what a thread has loaded
@@ -46,11 +48,6 @@ class Factor:
     def parts(self) -> int:
         """Loads of a thread."""
         return -(-self.lines * self.deep // (self.wide * self.threads))
-
-    @property
-    def run(self) -> int:
-        """Turns of the depth that neighbouring threads read together, where memory runs along it."""
-        return _run(self.deep)
 
 
 def factor(
@@ -61,22 +58,26 @@ def factor(
     along = runs_along(ctx, value, axes, one.stage.reduce)
     side, run = (deep, one.stage.reduce) if along else (lines, axes)
     wide = FOUR if side % FOUR == 0 and _in_fours(ctx, value, run, dtype) else 1
-    line = _line(lines, min(lines, WARP * wide // _run(deep)), wide) if along else lines
+    run = _run(value, deep)
+    line = _line(lines, min(lines, WARP * wide // run), wide) if along else lines
     tiles = (shared([deep * line], dtype, "tile"), shared([deep * line], dtype, "tile"))
     parts = -(-lines * deep // (wide * threads))
     mine = registers([parts * wide], dtype, "next")
-    return Factor(ctx, one, value, axes, lines, deep, threads, along, wide, tirx.const(pad, dtype), line, tiles, mine)
+    blank = tirx.const(pad, dtype)
+    return Factor(ctx, one, value, axes, lines, deep, threads, along, wide, blank, run, line, tiles, mine)
 
 
-def _run(deep: int) -> int:
-    return RUN if deep % RUN == 0 else deep
+def _run(value: Expr, deep: int) -> int:
+    run = SECTOR // (2 if any(str(x.source.dtype) in HALVES for x in loads(value)) else 4)
+    return run if deep % run == 0 else deep
 
 
 def _line(lines: int, together: int, wide: int) -> int:
     """Elements from one turn of the depth to the next, where the threads of a warp put ``together`` lines of every
     ``wide``th turn into a tile: a power of two of lines becomes an odd multiple of ``together / wide``, so that what
-    belongs to the next such turn lies ``together`` banks on."""
-    return lines if lines == 1 else lines | max(1, together // wide)
+    belongs to the next such turn lies ``together`` banks on. Of single elements it stays a multiple of four, which may
+    be read at once."""
+    return lines if lines == 1 else lines | max(FOUR // wide, together // wide)
 
 
 def pieces(

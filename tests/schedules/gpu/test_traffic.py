@@ -19,7 +19,7 @@ from tests.cuda_on_cpu import kernels, traffic
 
 from ..kernels import graph, numbers, operator, product
 from . import halves
-from .both import scheduled
+from .both import GPU, scheduled
 from .folds import fold
 from .test_maps import PLACE, SALT, SEED, drawn
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.build
 R, F = relax.op, "float32"
 
 
-def asked(func: Any, *arrays: np.ndarray, rule: str) -> list[traffic.Total]:
+def asked(func: Any, *arrays: np.ndarray, rule: str, target: str = GPU) -> list[traffic.Total]:
     """By launch."""
-    compiled = kernels.compile(scheduled(func, rule), mode="counted")
+    compiled = kernels.compile(scheduled(func, rule, target), target, mode="counted")
     compiled.run(*arrays)
     found = traffic.counted(kernels.core(), [compiled.text])
     assert found and all(total.moved() for total in found)
@@ -53,6 +53,12 @@ def test_products(number: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(matmul, "choose_tile", lambda *_: tile)
     m, k, n = 2 * tile.bm, 2 * tile.bk, 2 * tile.bn
     check(asked(product(kind, m, k, n), *_factors(kind, m, k, n), rule="matmul"), 1.04)
+
+
+def test_halves_that_are_widened_as_they_are_loaded() -> None:
+    """One at a time, a sector a line: two of sixteen neighbours meet in a bank."""
+    arrays = halves.factors("NT", 64, 64, 64)[:2]
+    check(asked(halves.product("NT", 64, 64, 64), *arrays, rule="matmul", target="cuda-sm_75"), 1.2)
 
 
 def _factors(kind: str, m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
