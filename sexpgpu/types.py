@@ -55,7 +55,7 @@ class TensorType:
     dtype: str
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{' '.join(map(str, self.shape))}]"
+        return f"{self.dtype}{listed(self.shape)}"
 
     @property
     def rank(self) -> int:
@@ -76,10 +76,15 @@ class TensorType:
         return DTYPES[self.dtype].kind
 
 
+def listed(numbers: Iterable[int]) -> str:
+    """A shape, or a list of axes, as messages show it: ``[2 3]``."""
+    return f"[{' '.join(map(str, numbers))}]"
+
+
 def check_shape(shape: Iterable[int]) -> tuple[int, ...]:
     """``shape`` as a tuple, if a tensor may have it; ShapeFault otherwise."""
     shape = tuple(shape)
-    text = f"[{' '.join(map(str, shape))}]"
+    text = listed(shape)
     if len(shape) > MAX_RANK:
         raise ShapeFault(f"{text} has rank {len(shape)}; the limit is {MAX_RANK}")
     for n in shape:
@@ -98,7 +103,7 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     for axis, sizes in enumerate(zip(*padded, strict=True)):
         wide = sorted({n for n in sizes if n != 1})
         if len(wide) > 1:
-            shown = " and ".join(f"[{' '.join(map(str, s))}]" for s in shapes)
+            shown = " and ".join(map(listed, shapes))
             raise ShapeFault(f"{shown} do not broadcast: axis {axis - rank} has sizes {' and '.join(map(str, wide))}")
         out.append(wide[0] if wide else 1)
     return tuple(out)

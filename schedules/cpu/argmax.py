@@ -15,7 +15,7 @@ from tvm import tirx
 
 from .access import same_indices
 from .emit import Expr, Load, is_int
-from .stages import Fold, Program, Stage, stage_loads, substitute
+from .stages import Fold, Program, Stage, substitute
 
 FIRST = {"max": "first-max", "min": "first-min"}
 
@@ -39,7 +39,7 @@ def _joined(program: Program, best: Stage, index: Stage) -> Stage | None:
     key = _key_where(best, index)
     if key is None or _extents(best) != _extents(index) or not program.owns(best.buffer):
         return None
-    if any(x.source.same_as(best.buffer) for s in program.stages if s is not index for x in stage_loads(s)):
+    if any(x.source.same_as(best.buffer) for s in program.stages if s is not index for x in s.reads):
         return None
     names = {a.var: b.var for a, b in zip((*index.space, *index.reduce), (*best.space, *best.reduce), strict=True)}
     here, test = key

@@ -12,7 +12,7 @@ from .emit import Expr, Stmt, i64, unravel
 from .folds import COLUMNS, column_strip
 from .maps import at
 from .nests import Context, chunks
-from .stages import Stage, stage_loads, substitute
+from .stages import Stage, substitute
 
 
 def followers(ctx: Context, fold: Stage, rest: Sequence[Stage]) -> list[Stage]:
@@ -29,7 +29,7 @@ def _follows(ctx: Context, fold: Stage, taken: Sequence[Stage], stage: Stage) ->
     """Same space, reads the fold (and the stages before it) at its own point, and the fold reads nothing it writes."""
     if [a.extent for a in stage.space] != [a.extent for a in fold.space]:
         return False
-    if any(x.source.same_as(stage.buffer) for s in (fold, *taken) for x in stage_loads(s)):
+    if any(x.source.same_as(stage.buffer) for s in (fold, *taken) for x in s.reads):
         return False
     reads = reads_of(ctx, stage)
     for source in (fold, *taken):

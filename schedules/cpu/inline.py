@@ -17,7 +17,7 @@ from tvm.sym import Analyzer
 from .contraction import half_load
 from .emit import Call, Expr, Load, Stmt, is_int
 from .halves import WriteOut, bits16, exact, from_bits16, is_bf16, widen
-from .stages import Program, Stage, loads, stage_loads, variables
+from .stages import Program, Stage, loads, variables
 from .tree import collect, rewrite
 
 Known = Callable[[Sequence[Expr]], Expr]
@@ -66,7 +66,7 @@ class Virtual:
         return cost(stage.value) + sum(self._costs.get(x.source, 0) for x in loads(stage.value))
 
     def _decide(self, program: Program, stage: Stage, contractions: Sequence[Stage]) -> None:
-        users = [s for s in program.stages if any(x.source.same_as(stage.buffer) for x in stage_loads(s))]
+        users = [s for s in program.stages if any(x.source.same_as(stage.buffer) for x in s.reads)]
         work = self.cost(stage)
         if any(u.serial for u in users) or any(stage.buffer in u.writes for u in program.stages if u is not stage):
             return

@@ -18,7 +18,7 @@ from .emit import Expr, Stmt, grid, seq, store, unravel
 from .inline import Known, Point
 from .loops import DIVIDED, Loops, cut, joined, straight, undivided
 from .nests import Context, chunks, vectors, worth_it
-from .stages import Axis, Stage, stage_loads, substitute
+from .stages import Axis, Stage, substitute
 from .tiles import tile_nest, turned_axis
 from .tree import rewrite
 
@@ -55,7 +55,7 @@ def _joins(ctx: Context, taken: Sequence[Stage], stage: Stage) -> bool:
         here = [substitute(index, _rename(other, stage)) for index in other.indices]
         if any(r.buffer.same_as(other.buffer) and not same_indices(r.indices, here) for r in reads):
             return False
-        if any(x.source.same_as(stage.buffer) for x in stage_loads(other)):
+        if any(x.source.same_as(stage.buffer) for x in other.reads):
             return False
     return True
 
@@ -69,7 +69,7 @@ def kept(ctx: Context, stage: Stage, inside: Sequence[Stage]) -> bool:
     if not ctx.program.owns(stage.buffer):
         return True
     outside = [s for s in ctx.program.stages if s not in inside]
-    return any(x.source.same_as(stage.buffer) for s in outside for x in stage_loads(s))
+    return any(x.source.same_as(stage.buffer) for s in outside for x in s.reads)
 
 
 def point_stores(

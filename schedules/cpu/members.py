@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import tirx
 
 from .emit import Expr, Load, i64, is_int, load, shape_of
-from .stages import Axis, Program, Stage, loads, stage_loads, variables
+from .stages import Axis, Program, Stage, loads, variables
 from .tree import rewrite
 
 HALVES = ("bfloat16", "float16")  # whose partial sums would have to be kept in another type
@@ -53,9 +53,9 @@ def read_members(program: Program) -> Members | None:
     after = tuple(s for s in program.stages if s.is_map and s.points == 1)
     rest = [s for s in program.stages if s not in after]
     own = {s.buffer for s in program.stages if s in after or s.fold}  # ready when all members are done
-    if any(x.source in own for s in rest for x in stage_loads(s)):
+    if any(x.source in own for s in rest for x in s.reads):
         return None
-    if any(size(x.source) > 1 for s in after for x in stage_loads(s)):
+    if any(size(x.source) > 1 for s in after for x in s.reads):
         return None
     parts = _components(program, rest)
     forms: dict[Any, Form] = {}
@@ -81,7 +81,7 @@ def _components(program: Program, stages: Sequence[Stage]) -> list[list[Stage]]:
         for b in buffers[1:]:
             root[find(b)] = find(buffers[0])
 
-    touched = {s: [b for b in (*s.writes, *(x.source for x in stage_loads(s))) if size(b) > 1] for s in stages}
+    touched = {s: [b for b in (*s.writes, *(x.source for x in s.reads)) if size(b) > 1] for s in stages}
     for pair in program.pairs:
         join(pair)
     for buffers in touched.values():

@@ -12,7 +12,7 @@ from .access import reads_of, same_indices
 from .emit import Load, Stmt, load, shape_of, store
 from .nests import Context
 from .rows import RowGroup
-from .stages import Program, loads, stage_loads, stored, substitute
+from .stages import Program, loads, stored, substitute
 from .tree import collect, rewrite
 
 
@@ -27,7 +27,7 @@ def dies(ctx: Context, found: RowGroup, place: int, buffer: Any) -> bool:
     mine = [r for r in reads_of(ctx, stage) if r.buffer.same_as(buffer)]
     if not mine or any(not same_indices(r.indices, here) for r in mine) or str(buffer.dtype) != str(stage.buffer.dtype):
         return False
-    sources = [r.buffer for s in later for r in reads_of(ctx, s)] + [x.source for s in later for x in stage_loads(s)]
+    sources = [r.buffer for s in later for r in reads_of(ctx, s)] + [x.source for s in later for x in s.reads]
     return not any(source.same_as(buffer) for source in sources)
 
 

@@ -17,7 +17,7 @@ from .emit import Expr, Load, Stmt, i64, load, loop, scratch, seq, shape_of, sto
 from .folds import stage_body
 from .maps import kept
 from .nests import GRAIN, Context, block, chunks
-from .stages import Stage, stage_loads, variables
+from .stages import Stage, variables
 from .tree import collect, rewrite
 
 ROWS = 8  # rows of one task: its scratch memory is asked for once
@@ -83,7 +83,7 @@ def _same_rows(stage: Stage, head: Stage, lead: int) -> bool:
 
 def _writes_fresh(stage: Stage, taken: Sequence[Stage]) -> bool:
     """Nothing before it in the group reads or writes what it writes."""
-    touched = [x.source for s in taken for x in stage_loads(s)] + [b for s in taken for b in s.writes]
+    touched = [x.source for s in taken for x in s.reads] + [b for s in taken for b in s.writes]
     return not any(b in touched for b in stage.writes)
 
 
@@ -147,7 +147,7 @@ def _needed(ctx: Context, stage: Stage, buffer: Any, found: RowGroup) -> bool:
     if stage.serial is None:
         return kept(ctx, stage, found.stages)
     outside = [s for s in ctx.program.stages if s not in found.stages]
-    return not ctx.program.owns(buffer) or any(x.source.same_as(buffer) for s in outside for x in stage_loads(s))
+    return not ctx.program.owns(buffer) or any(x.source.same_as(buffer) for s in outside for x in s.reads)
 
 
 def row_buffer(buffer: Any, found: RowGroup) -> Any:

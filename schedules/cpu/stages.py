@@ -120,11 +120,6 @@ def loads(node: Any) -> list[Any]:
     return collect(node, Load)
 
 
-def stage_loads(stage: Stage) -> tuple[Any, ...]:
-    """Every load inside, the stage's own accumulator left out."""
-    return stage.reads
-
-
 def stored(stmt: Stmt) -> tuple[Any, ...]:
     """The buffers that are written inside, each once."""
     return tuple(dict.fromkeys(s.buffer for s in collect(stmt, tirx.BufferStore)))

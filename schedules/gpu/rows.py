@@ -24,7 +24,7 @@ from ..cpu.maps import at, point_stores
 from ..cpu.names import in_buffers
 from ..cpu.nests import GRAIN, Context
 from ..cpu.rows import RowGroup, local_buffers, row_group, single, work_of
-from ..cpu.stages import Stage, stage_loads
+from ..cpu.stages import Stage
 from ..cpu.tree import rewrite
 from .launch import THREADS, WARP, barrier, launch, shared
 from .warps import Team, team_fold, team_size
@@ -157,7 +157,7 @@ class _Nest:
 
     def _seen(self, stage: Stage) -> list[Stmt]:
         """What is not in registers may be read by another thread, as a row from its end is."""
-        inside = any(x.source.same_as(stage.buffer) for s in self.found.stages for x in stage_loads(s))
+        inside = any(x.source.same_as(stage.buffer) for s in self.found.stages for x in s.reads)
         return [barrier()] if inside and stage.buffer not in self.registers else []
 
     def _local(self, stmt: Stmt, slot: Expr) -> Stmt:

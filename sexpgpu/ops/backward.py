@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..types import TensorType
 from .nn import ATTEND_CASES, softmax_of_scores
 from .reduce import halves_in_f32
 from .rules import axis_attr
@@ -17,11 +16,6 @@ PAIR = [("f32", (3, 5)), ("f32", (3, 5))]
 LONG_PAIR = [("f32", (4, 40)), ("f32", (4, 40))]
 PAIRS = ((PAIR, {"axis": -1}), (PAIR, {"axis": 0}), (LONG_PAIR, {"axis": 1}),
          ([("f32", (2, 3, 4)), ("f32", (2, 3, 4))], {"axis": 1}), ([("f64", (3, 5)), ("f64", (3, 5))], {"axis": 1}))
-
-
-def last_axis(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
-    """A ``normal`` column: ``axis``, the last by default, counted from 0."""
-    return axis_attr(-1)(types, attrs)
 
 
 def total(b: Any, x: Any, axis: int) -> Any:
@@ -40,7 +34,7 @@ def softmax_grad_vjp(b: Any, dz: Any, z: Any, dy: Any, y: Any, axis: int) -> tup
 
 
 op("softmax-grad", "The gradient of y = softmax(x) along `axis`: y (dy - sum(dy y)).",
-   group="neural", internal=True, args=(tensor("dy"), tensor("y"), AXIS), normal=last_axis,
+   group="neural", internal=True, args=(tensor("dy"), tensor("y"), AXIS), normal=axis_attr(-1),
    type=lambda dy, y, axis: dy,
    ref=softmax_grad_ref,
    relax=lambda r, dy, y, axis: r.kernel("softmax-grad", dy, y, axis=axis),
@@ -60,7 +54,7 @@ def log_softmax_grad_vjp(b: Any, dz: Any, z: Any, dy: Any, y: Any, axis: int) ->
 
 
 op("log-softmax-grad", "The gradient of y = log-softmax(x) along `axis`: dy - exp(y) sum(dy).",
-   group="neural", internal=True, args=(tensor("dy"), tensor("y"), AXIS), normal=last_axis,
+   group="neural", internal=True, args=(tensor("dy"), tensor("y"), AXIS), normal=axis_attr(-1),
    type=lambda dy, y, axis: dy,
    ref=log_softmax_grad_ref,
    relax=lambda r, dy, y, axis: r.kernel("log-softmax-grad", dy, y, axis=axis),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..types import ShapeFault, TensorType, axis_of, broadcast
+from ..types import ShapeFault, TensorType, axis_of, broadcast, listed
 from .reduce import halves_in_f32
 from .rules import NUMBERS, WHOLE, int_range, need, same_dtype
 from .spec import attr, index, key, op, tensor
@@ -17,11 +17,6 @@ from .stacking import added_along, added_at, added_rows, looked_up, taken, windo
 
 Shape = tuple[int, ...]
 IDS_HINT = "cast indices to an integer dtype"
-
-
-def listing(shape: tuple[int, ...]) -> str:
-    """A shape as messages show it: ``[2 3]``."""
-    return f"[{' '.join(map(str, shape))}]"
 
 
 # -- gather and scatter-add: whole rows by number -------------------------------------------------------------------
@@ -47,8 +42,8 @@ def scattered(base: TensorType, ids: TensorType, updates: TensorType) -> TensorT
     if not base.rank:
         raise ShapeFault(f"{base} has no axis to add to")
     if updates.shape != ids.shape + base.shape[1:]:
-        wanted = listing(ids.shape + base.shape[1:])
-        raise ShapeFault(f"updates are {listing(updates.shape)}, but the ids and the base ask for {wanted}")
+        wanted = listed(ids.shape + base.shape[1:])
+        raise ShapeFault(f"updates are {listed(updates.shape)}, but the ids and the base ask for {wanted}")
     return base
 
 
@@ -131,7 +126,7 @@ def along(x: TensorType, ids: TensorType, axis: int) -> TensorType:
     """The type rule of take-along: along ``axis`` as long as ``ids``, the other axes broadcast."""
     need(WHOLE, ids, hint=IDS_HINT)
     if x.rank != ids.rank or not x.rank:
-        raise ShapeFault(f"{x} and the indices {listing(ids.shape)} must have one rank, of 1 or more")
+        raise ShapeFault(f"{x} and the indices {listed(ids.shape)} must have one rank, of 1 or more")
     rest = [s[:axis] + (1,) + s[axis + 1:] for s in (x.shape, ids.shape)]
     out = broadcast(*rest)
     return TensorType(out[:axis] + (ids.shape[axis],) + out[axis + 1:], x.dtype)
@@ -202,12 +197,12 @@ def check_window(whole: Shape, part: Shape, starts: Shape, axis: int, at: Tensor
     lies within ``whole``: along ``axis``, on which it is clamped, it need only fit. An ``axis`` of -1 is none."""
     need(WHOLE, at, hint=IDS_HINT)
     if at.rank:
-        raise ShapeFault(f"the moving start is {listing(at.shape)}, but must be a scalar")
+        raise ShapeFault(f"the moving start is {listed(at.shape)}, but must be a scalar")
     if not len(whole) == len(part) == len(starts) or not whole:
-        raise ShapeFault(f"{listing(whole)}, {listing(part)} and {len(starts)} starts must have one rank, of 1 or more")
+        raise ShapeFault(f"{listed(whole)}, {listed(part)} and {len(starts)} starts must have one rank, of 1 or more")
     for i, (n, m, start) in enumerate(zip(whole, part, starts, strict=True)):
         if m > n or start < 0 or (start + m > n and i != axis):
-            raise ShapeFault(f"a window of {listing(part)} at {listing(starts)} does not lie within {listing(whole)}")
+            raise ShapeFault(f"a window of {listed(part)} at {listed(starts)} does not lie within {listed(whole)}")
 
 
 def written(x: TensorType, part: TensorType, at: TensorType, starts: Shape, axis: int) -> TensorType:

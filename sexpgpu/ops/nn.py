@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..types import ShapeFault, TensorType, broadcast
+from ..types import ShapeFault, TensorType, broadcast, listed
 from .reduce import HALVES, halves_in_f32, in_f32, in_wide
 from .rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
@@ -26,11 +26,6 @@ AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"a
 
 
 # -- softmax --------------------------------------------------------------------------------------------------------
-
-
-def last_axis(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
-    """A ``normal`` column: ``axis``, the last by default, counted from 0."""
-    return axis_attr(-1)(types, attrs)
 
 
 def widening(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +60,7 @@ def log_softmax_vjp(b: Any, dy: Any, y: Any, x: Any, axis: int) -> Any:
 
 op("softmax", "exp of each element over the sum of exp along `:axis`, the last by default. bf16 and f16 are computed "
    "in f32.",
-   group="neural", precision="f32", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
+   group="neural", precision="f32", args=AXIS, normal=axis_attr(-1), type=unary(FLOATS, hint=HINT),
    ref=halves_in_f32(softmax_ref),
    relax=in_f32(lambda r, x, axis: r.nn.softmax(x, axis)),
    vjp=widening(softmax_vjp),
@@ -75,7 +70,7 @@ op("softmax", "exp of each element over the sum of exp along `:axis`, the last b
 
 op("log-softmax", "log of softmax along `:axis`, the last by default, without overflow. bf16 and f16 are computed "
    "in f32.",
-   group="neural", precision="f32", args=AXIS, normal=last_axis, type=unary(FLOATS, hint=HINT),
+   group="neural", precision="f32", args=AXIS, normal=axis_attr(-1), type=unary(FLOATS, hint=HINT),
    ref=halves_in_f32(log_softmax_ref),
    relax=in_f32(lambda r, x, axis: r.nn.log_softmax(x, axis)),
    vjp=widening(log_softmax_vjp),
@@ -201,7 +196,7 @@ def check_attention(q: TensorType, k: TensorType, v: TensorType, mask: TensorTyp
         need(BOOLS, mask, hint="a mask is true where a key is seen")
         scores = (*broadcast(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
         if broadcast(scores, mask.shape) != scores:
-            raise ShapeFault(f"the mask {mask} does not broadcast to the scores, [{' '.join(map(str, scores))}]")
+            raise ShapeFault(f"the mask {mask} does not broadcast to the scores, {listed(scores)}")
 
 
 def seen_mask(b: Any, n: int, mask: Any, causal: bool) -> Any:

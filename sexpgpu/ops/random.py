@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..types import ShapeFault, TensorType, TypeFault
+from ..types import ShapeFault, TensorType, TypeFault, listed
 from .rules import FLOATS, WHOLE, need
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
 
@@ -94,7 +94,7 @@ def bernoulli(b: Any, p: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> 
     p = p if p.type.dtype == "f32" else b("cast", p, dtype="f32")
     out = b("<", uniform(b, salt, shape), p)
     if out.type.shape != tuple(shape):
-        raise ShapeFault(f"p is {p.type}, which does not broadcast to [{' '.join(map(str, shape))}]")
+        raise ShapeFault(f"p is {p.type}, which does not broadcast to {listed(shape)}")
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..types import DTYPES, ShapeFault, TensorType, axis_of, broadcast, check_shape
+from ..types import DTYPES, ShapeFault, TensorType, axis_of, broadcast, check_shape, listed
 from .rules import WHOLE, axes_of, axis_attr, held, int_range, numpy_dtype, same_dtype
 from .spec import attr, key, op, tensor, tensors
 from .stacking import changed, pointwise, shifted, spread
@@ -15,21 +15,16 @@ Attrs = dict[str, Any]
 Types = tuple[TensorType, ...]
 
 
-def shown(shape: tuple[int, ...]) -> str:
-    """A shape as messages show it: ``[2 3]``."""
-    return f"[{' '.join(map(str, shape))}]"
-
-
 def reshape_normal(types: Types, attrs: Attrs) -> Attrs:
     """One -1 becomes the dimension that makes the sizes equal."""
     x, shape = types[0], tuple(attrs["shape"])
     known = math.prod(n for n in shape if n != -1)
     if shape.count(-1) > 1:
-        raise ShapeFault(f"{shown(shape)} leaves more than one dimension open")
+        raise ShapeFault(f"{listed(shape)} leaves more than one dimension open")
     if -1 in shape and known > 0 and x.size % known == 0:
         shape = tuple(x.size // known if n == -1 else n for n in shape)
     if -1 in shape or math.prod(shape) != x.size:
-        raise ShapeFault(f"{x} has {x.size} elements and cannot have the shape {shown(tuple(attrs['shape']))}")
+        raise ShapeFault(f"{x} has {x.size} elements and cannot have the shape {listed(tuple(attrs['shape']))}")
     return {"shape": check_shape(shape)}
 
 
@@ -39,7 +34,7 @@ def transpose_normal(types: Types, attrs: Attrs) -> Attrs:
     given = attrs.get("perm")
     perm = tuple(range(rank))[::-1] if given is None else tuple(axis_of(a, rank) for a in given)
     if sorted(perm) != list(range(rank)):
-        raise ShapeFault(f"{shown(tuple(given or ()))} does not name each axis of {types[0]} once")
+        raise ShapeFault(f"{listed(tuple(given or ()))} does not name each axis of {types[0]} once")
     return {"perm": perm}
 
 
@@ -50,7 +45,7 @@ def transpose_vjp(b: Any, dy: Any, y: Any, x: Any, perm: tuple[int, ...]) -> tup
 def broadcast_normal(types: Types, attrs: Attrs) -> Attrs:
     x, shape = types[0], check_shape(attrs["shape"])
     if broadcast(x.shape, shape) != shape:
-        raise ShapeFault(f"{x} does not broadcast to {shown(shape)}")
+        raise ShapeFault(f"{x} does not broadcast to {listed(shape)}")
     return {"shape": shape}
 
 
@@ -107,7 +102,7 @@ def split_normal(types: Types, attrs: Attrs) -> Attrs:
             raise ShapeFault(f"axis {axis} of {x} has size {size} and cannot be split into {parts[0]} equal parts")
         parts = (size // parts[0],) * parts[0]
     if min(parts) < 1 or sum(parts) != size:
-        raise ShapeFault(f"the parts {shown(parts)} are not the size {size} of axis {axis} of {x}")
+        raise ShapeFault(f"the parts {listed(parts)} are not the size {size} of axis {axis} of {x}")
     return {"parts": parts, "axis": axis}
 
 
