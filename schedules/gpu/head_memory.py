@@ -11,10 +11,12 @@ import attrs
 from ..cpu.access import Access
 from ..cpu.contraction import Contraction
 from ..cpu.emit import Load, is_int, shape_of
+from ..cpu.folds import LONG
 from ..cpu.nests import Context
 from ..cpu.reuse import dies
 from ..cpu.rows import RowGroup, local_buffers
 from ..cpu.stages import Axis, Stage
+from .product_loads import FOUR
 
 THREADS = 256
 ROOM = 48 << 10  # bytes of a block
@@ -24,8 +26,8 @@ COLUMNS = (256, 128, 64, 32)  # columns of a product that are made side by side
 BLOCKS = 128  # blocks that fill a GPU
 DEEP = 32  # rows of shared memory are whole multiples, as they are the depth of products
 PIECE = 1024  # elements of the other factor that are loaded at once
-LANES = 64  # the most partial results of a fold
 SKEW = 4
+BANKS = 32  # of shared memory, a word of 4 bytes each
 
 
 @attrs.frozen(eq=False)
@@ -75,6 +77,13 @@ def padded(elements: int) -> int:
     return -(-elements // DEEP) * DEEP
 
 
+def skew(elements: int) -> int:
+    """How much further than ``padded`` the next line begins, so that few threads of a warp meet in a bank: where a line
+    of a map ends, the next goes on in the next bank; two lines of whole banks, 16 threads each, lie half of all apart.
+    A multiple of four, which are read at once. Folds of LONG lines have a warp for each."""
+    return 0 if elements >= LONG else elements % BANKS // FOUR * FOUR or BANKS // 2
+
+
 def length(buffer: Any, found: RowGroup) -> int:
     """Elements that one row has of it."""
     return prod(e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer])
@@ -83,16 +92,30 @@ def length(buffer: Any, found: RowGroup) -> int:
 def plan_memory(ctx: Context, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int) -> Memory | None:
     """The most rows that fit and leave enough blocks; None if not even one fits."""
     lines = lines_of(ctx, found)
-    kept = sum(dict(lines.values()).values()) + copied(found, lines, products) + LANES
+    kinds = [skewed(lines, {b: skew(length(b, found)) for b in lines}), lines]
     for count in ROWS:
         if count > 1 and (count >= 2 * rows or heads * -(-rows // count) < BLOCKS):
             continue
         for columns in COLUMNS:
-            plan = Memory(count, columns, lines)
-            tiles = max(2 * plan.deep(c) * (c + SKEW) for c in (plan.wide(p.n) for p in products.values()))
-            if (count * kept + tiles) * ITEM <= ROOM:
+            plans = [Memory(count, columns, kind) for kind in kinds]
+            plan = next((p for p in plans if _bytes(p, found, products) <= ROOM), None)
+            if plan is not None:
                 return plan
     return None
+
+
+def _bytes(plan: Memory, found: RowGroup, products: Mapping[Any, Product]) -> int:
+    kept = sum(dict(plan.lines.values()).values()) + copied(found, plan.lines, products)
+    tiles = max(2 * plan.deep(c) * (c + SKEW) for c in (plan.wide(p.n) for p in products.values()))
+    return ITEM * (plan.rows * kept + tiles)
+
+
+def skewed(lines: Mapping[Any, tuple[int, int]], by: Mapping[Any, int]) -> dict[Any, tuple[int, int]]:
+    """Lines of more than one element with so many more; those of one place alike."""
+    pitch: dict[int, int] = {}
+    for buffer, (place, n) in lines.items():
+        pitch.setdefault(place, n if n == 1 else n + by[buffer])
+    return {b: (place, pitch[place]) for b, (place, _) in lines.items()}
 
 
 def lies_there(found: RowGroup, lines: Mapping[Any, Any], product: Product) -> bool:

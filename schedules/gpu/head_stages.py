@@ -1,4 +1,4 @@
-"""The stages of some rows of attention, one after the other, by all threads of a block: products, folds and maps."""
+"""The stages of some rows of attention, one after the other, by all threads of a block: products and maps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import attrs
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from ..cpu.accumulators import Partial, in_type, partial_type
-from ..cpu.emit import Expr, Load, Stmt, i64, load, loop, scratch, seq, shape_of, store, unravel
-from ..cpu.folds import LONG, walks_rows
+from ..cpu.accumulators import in_type
+from ..cpu.emit import Expr, Load, Stmt, i64, load, loop, seq, shape_of, store, unravel
 from ..cpu.inline import Point
 from ..cpu.maps import at, point_stores
 from ..cpu.names import in_buffers
-from ..cpu.nests import TREE, Context, block
+from ..cpu.nests import Context, block
 from ..cpu.rows import RowGroup
 from ..cpu.stages import Stage
 from ..cpu.tree import rewrite
@@ -28,7 +27,7 @@ from .launch import barrier
 @attrs.frozen(eq=False)
 class Rows:
     """A block's rows: ``rows`` of ``whole`` from ``first`` on, at ``batch``. ``held``: the shared buffers of what stays
-    in the block. ``tiles``, ``left`` and ``partial`` are of all stages in turn."""
+    in the block. ``tiles`` and ``left`` are of all stages in turn."""
 
     ctx: Context
     found: RowGroup
@@ -40,7 +39,6 @@ class Rows:
     thread: Expr
     tiles: tuple[Any, Any]
     left: Any
-    partial: Any
     offset: Any = None  # the first of the columns whose elements lie in the block, where not all do
 
     def places(self, slot: Expr) -> list[Expr]:
@@ -83,14 +81,15 @@ class Rows:
 
         return rewrite(stmt, [(Load, read), (tirx.BufferStore, write)])
 
-    def each(self, inner: int, body: Callable[[Expr, Expr], Stmt]) -> Stmt:
-        """``body(slot, i)`` for every row and i below ``inner``, neighbours in neighbouring threads."""
-        count = self.memory.rows * inner
+    def each(self, inner: int, body: Callable[[Expr, Expr], Stmt], across: int = 0) -> Stmt:
+        """``body(slot, i)`` for every row and i below ``inner``, neighbours in neighbouring threads; if ``across``, a
+        divisor, is not 0, then so many of them, and behind them those of the next row."""
+        count, across = self.memory.rows * inner, across or inner
 
         def one(s: Expr) -> Stmt:
             flat = s * THREADS + self.thread
-            slot, i = unravel(flat, [self.memory.rows, inner])
-            done = in_buffers(body(slot, i))
+            part, slot, i = unravel(flat, [inner // across, self.memory.rows, across])
+            done = in_buffers(body(slot, part * across + i))
             return done if count % THREADS == 0 else tirx.IfThenElse(flat < i64(count), done, None)
 
         return loop(-(-count // THREADS), one, name="s")
@@ -112,45 +111,6 @@ def map_rows(rows: Rows, stage: Stage) -> list[Stmt]:
         return rows.stored(stage, point_stores(rows.ctx, [stage], places, {}, [stage]), slot)
 
     return [rows.each(prod(free), one), barrier()]
-
-
-def fold_width(ctx: Context, stage: Stage) -> int:
-    """The lanes of the fold's tree, as on a CPU (``cpu/folds.py``)."""
-    if stage.depth < TREE or stage.in_order or not walks_rows(ctx, stage):
-        return 1
-    return TREE if stage.depth < LONG else 4 * TREE
-
-
-def fold_rows(rows: Rows, stage: Stage) -> list[Stmt]:
-    """A thread a lane of each row's tree; then the lanes meet."""
-    width, (axis,) = fold_width(rows.ctx, stage), stage.reduce
-    full, rest = divmod(axis.extent, width)
-
-    def lane_sum(slot: Expr, lane: Expr) -> Stmt:
-        acc = Partial(stage, scratch([1], partial_type(stage), "acc"))
-        here = at(stage.space, rows.places(slot))
-        add = lambda f: acc.add(rows.ctx, here | at([axis], [f]), i64(0))  # noqa: E731
-        turns = [loop(full, lambda o: add(o * width + lane), name="k")] if full else []
-        if rest:
-            turns.append(tirx.IfThenElse(lane < i64(rest), in_buffers(add(lane + full * width)), None))
-        end = store(rows.partial, load(acc.acc, i64(0)), slot * width + lane)
-        return rows.local(block([acc.start(i64(0), i64(0)), *turns, end], acc.buffers), slot)
-
-    return [rows.each(width, lane_sum), barrier(), *meet_lanes(rows, stage, width)]
-
-
-def meet_lanes(rows: Rows, stage: Stage, width: int) -> list[Stmt]:
-    """Half of each row's lanes meet the others, until one is left; and the result."""
-    all_lanes, done, half = Partial(stage, rows.partial), [], width
-    while half > 1:
-        half //= 2
-        meet = lambda slot, lane, h=half: all_lanes.meet(slot * width + lane, slot * width + lane + h)  # noqa: E731
-        done += [rows.each(half, meet), barrier()]
-
-    def end(slot: Expr, _: Expr) -> Stmt:
-        return result(rows, stage, at(stage.space, rows.places(slot)), load(rows.partial, slot * width), slot)
-
-    return [*done, rows.each(1, end), barrier()]
 
 
 def product_rows(rows: Rows, stage: Stage, product: Product) -> list[Stmt]:

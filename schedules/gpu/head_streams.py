@@ -15,14 +15,15 @@ import attrs
 from tvm import tirx
 
 from ..cpu.access import reads_of
-from ..cpu.accumulators import Partial, partial_type
 from ..cpu.columns import followers
-from ..cpu.emit import Expr, Stmt, i64, load, loop, seq, store, unravel
+from ..cpu.emit import Expr, Stmt, i64, loop, seq, store, unravel
+from ..cpu.folds import LONG
 from ..cpu.maps import at, finish, point_stores
 from ..cpu.names import in_buffers
 from ..cpu.nests import Context, block
 from ..cpu.rows import RowGroup
-from ..cpu.stages import Stage
+from ..cpu.stages import Stage, variables
+from .head_folds import Fold
 from .head_memory import (
     BLOCKS,
     COLUMNS,
@@ -36,13 +37,16 @@ from .head_memory import (
     lies_there,
     lines_of,
     padded,
+    skew,
+    skewed,
     stands_at,
 )  # fmt: skip
-from .head_stages import Rows, copy_rows, fold_width, meet_lanes, result
+from .head_stages import Rows, copy_rows, result
 from .head_strips import Strip
-from .launch import barrier, launch, registers, shared, unrolled
+from .launch import barrier, launch, shared
 
 PIECE = 64  # columns of the scores that are made at once: as many as the most lanes of a fold
+ACROSS = 4  # columns, of neighbouring rows, that neighbouring threads have where memory runs along the rows
 
 
 @attrs.frozen(eq=False)
@@ -65,7 +69,7 @@ class Pass:
 @attrs.frozen(eq=False)
 class Stream:
     """``passes`` over ``extent`` columns, ``after``: the maps on each last product. ``memory``: as of rows that lie in
-    a block, with PIECE elements a line."""
+    a block, with PIECE elements a line, and as many more as make it a pitch (``head_memory.skew``)."""
 
     ctx: Context
     found: RowGroup
@@ -89,9 +93,22 @@ class Stream:
         """Columns of a product that are made side by side: all of a last one's."""
         return PIECE if product.one.stage.buffer in self.memory.lines else min(c for c in COLUMNS if c >= product.n)
 
-    def bytes(self, rows: int) -> int:
+    def is_turned(self, stage: Stage) -> bool:
+        """Is it a map that reads memory along rows, as a mask of scores that are made turned?"""
+        row, column = (stage.space[self.found.lead + d].var for d in (-1, 0))
+        places = [r.places() for r in reads_of(self.ctx, stage) if stage.is_map and r.buffer not in self.memory.lines]
+        return any(p and p[-1][0].same_as(row) and column in variables([i for i, _ in p[:-1]]) for p in places)
+
+    @property
+    def skew(self) -> int:
+        """Elements from the end of a line to the next."""
+        if any(self.is_turned(s) for s in self.chain):
+            return ACROSS
+        return skew(PIECE) if self.extent < LONG else 0
+
+    def bytes(self, rows: int, lines: Mapping[Any, tuple[int, int]]) -> int:
         lefts = sum(padded(self.products[s].one.k) for s in self.chain if s in self.products)
-        kept = sum(dict(self.memory.lines.values()).values()) + lefts
+        kept = sum(dict(lines.values()).values()) + lefts
         wides = [self.wide(p) for p in self.products.values()]
         return ITEM * (rows * kept + max(2 * self.memory.deep(w) * (w + SKEW) for w in wides))
 
@@ -101,10 +118,14 @@ def plan_stream(ctx: Context, found: RowGroup, products: Mapping[Any, Product], 
     stream = read_stream(ctx, found, products)
     if stream is None:
         return None
+    lines = stream.memory.lines
+    kinds = [skewed(lines, dict.fromkeys(lines, stream.skew)), lines]
     for count in ROWS:
-        filled = count == 1 or (count < 2 * rows and heads * -(-rows // count) >= BLOCKS)
-        if filled and stream.bytes(count) <= ROOM:
-            return attrs.evolve(stream, memory=Memory(count, PIECE, stream.memory.lines))
+        if count > 1 and (count >= 2 * rows or heads * -(-rows // count) < BLOCKS):
+            continue
+        fitting = [kind for kind in kinds if stream.bytes(count, kind) <= ROOM]
+        if fitting:
+            return attrs.evolve(stream, memory=Memory(count, PIECE, fitting[0]))
     return None
 
 
@@ -205,12 +226,11 @@ def stream_launch(stream: Stream, batch: Sequence[int], whole: int) -> Stmt:
     wides = [stream.wide(p) for p in stream.products.values()]
     size = max(memory.deep(w) * (w + SKEW) for w in wides)
     tiles = shared([size], "float32", "tile"), shared([size], "float32", "tile")
-    partial = held[products[0].buffer]
 
     def body(place: Expr, thread: Expr) -> Stmt:
         *heads, group = unravel(place, [*batch, groups])
         first = group * count
-        rows = Rows(stream.ctx, found, memory, held, heads, first, whole, thread, tiles, None, partial)
+        rows = Rows(stream.ctx, found, memory, held, heads, first, whole, thread, tiles, None)
         copies = [part for s in products for part in copy_rows(rows, stream.products[s], lefts[s])]
         parts = [_Passing(stream, rows, lefts, one).statement() for one in stream.passes]
         makes = [tirx.AllocBuffer(b) for b in (*made.values(), *lefts.values(), *tiles)]
@@ -229,22 +249,23 @@ class _Passing:
     one: Pass
 
     def statement(self) -> Stmt:
-        folds = {s: self._fold(s) for s in self.one.sinks if s not in self.stream.products}
+        folds = {s: Fold.make(self.rows, s) for s in self.one.sinks if s not in self.stream.products}
         strips = {s: self._strip(s) for s in self.one.sinks if s in self.stream.products}
-        starts = [*(self._start(s, acc) for s, acc in folds.items()), *(s.clear() for s in strips.values())]
+        starts = [*(fold.start() for fold in folds.values()), *(s.clear() for s in strips.values())]
 
         def piece(c: Expr) -> Stmt:
             rows = attrs.evolve(self.rows, offset=c * PIECE)
             parts = [part for s in self.one.chain for part in self._make(rows, s)]
-            parts += [part for s, acc in folds.items() for part in self._add(rows, s, acc)]
+            ragged = self.stream.extent % PIECE != 0
+            parts += [x for f in folds.values() for x in (f.add(rows, rows.offset, PIECE, ragged), barrier())]
             count = lambda strip: PIECE // strip.deep  # noqa: E731
             parts += [s.turns(i64(0), c * PIECE, i64(0), count(s), PIECE) for s in strips.values()]
             return seq(parts)
 
         pieces = loop(-(-self.stream.extent // PIECE), piece, name="piece")
-        ends = [part for s, acc in folds.items() for part in self._end_fold(s, acc)]
+        ends = [part for fold in folds.values() for part in fold.end()]
         ends += [strip.elements(lambda *e, s=s: self._end(s, *e)) for s, strip in strips.items()]
-        made = [*folds.values(), *(b for s in strips.values() for b in (s.factor.mine, s.sums))]
+        made = [*(f.acc.acc for f in folds.values()), *(b for s in strips.values() for b in (s.factor.mine, s.sums))]
         return block([*starts, pieces, *ends], made)
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
@@ -256,7 +277,8 @@ class _Passing:
             turns = strip.turns(rows.offset, i64(0), i64(0), -(-stage.depth // strip.deep))
             ends = strip.elements(lambda slot, column, value: self._chained(rows, stage, slot, column, value))
             return [block([strip.clear(), turns, ends], [strip.factor.mine, strip.sums]), barrier()]
-        return [rows.each(PIECE, lambda slot, f: self._mapped(rows, stage, slot, f)), barrier()]
+        across = ACROSS if self.stream.is_turned(stage) else PIECE
+        return [rows.each(PIECE, lambda slot, f: self._mapped(rows, stage, slot, f), across), barrier()]
 
     def _chained(
         self, rows: Rows, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]
@@ -271,49 +293,9 @@ class _Passing:
         made = rows.stored(stage, point_stores(rows.ctx, [stage], places, {}, [stage]), slot)
         if self.stream.extent % PIECE == 0:
             return made
-        blank = store(rows.held[stage.buffer], tirx.const(0, str(stage.buffer.dtype)), slot * PIECE + f)
+        zero = tirx.const(0, str(stage.buffer.dtype))
+        blank = store(rows.held[stage.buffer], zero, slot * rows.line(stage.buffer) + f)
         return tirx.IfThenElse(column < i64(self.stream.extent), in_buffers(made), blank)
-
-    # -- folds -----------------------------------------------------------------------------------------------------
-
-    def _fold(self, stage: Stage) -> Any:
-        """A thread's lanes."""
-        lanes = self.rows.memory.rows * fold_width(self.rows.ctx, stage)
-        return registers([-(-lanes // THREADS)], partial_type(stage), "acc")
-
-    def _lanes(self, stage: Stage, body: Any) -> Stmt:
-        """``body(which of a thread's, slot, lane)`` for every lane of every row."""
-        width = fold_width(self.rows.ctx, stage)
-        count = self.rows.memory.rows * width
-
-        def one(p: Expr) -> Stmt:
-            flat = p * THREADS + self.rows.thread
-            done = in_buffers(body(p, *unravel(flat, [self.rows.memory.rows, width])))
-            return done if count % THREADS == 0 else tirx.IfThenElse(flat < i64(count), done, None)
-
-        return unrolled(-(-count // THREADS), one, "p")
-
-    def _start(self, stage: Stage, acc: Any) -> Stmt:
-        return unrolled(int(acc.shape[0]), lambda p: Partial(stage, acc).start(p, i64(0)), "p")
-
-    def _add(self, rows: Rows, stage: Stage, acc: Any) -> list[Stmt]:
-        width, (axis,) = fold_width(rows.ctx, stage), stage.reduce
-
-        def turn(p: Expr, slot: Expr, column: Expr) -> Stmt:
-            here = at(stage.space, rows.places(slot)) | at([axis], [column])
-            added = rows.local(in_buffers(Partial(stage, acc).add(rows.ctx, here, p)), slot)
-            ragged = self.stream.extent % PIECE
-            return tirx.IfThenElse(column < i64(self.stream.extent), added, None) if ragged else added
-
-        def lane_sum(p: Expr, slot: Expr, lane: Expr) -> Stmt:
-            return loop(PIECE // width, lambda o: turn(p, slot, rows.offset + o * width + lane), name="k")
-
-        return [self._lanes(stage, lane_sum), barrier()]
-
-    def _end_fold(self, stage: Stage, acc: Any) -> list[Stmt]:
-        width = fold_width(self.rows.ctx, stage)
-        lay = lambda p, slot, lane: store(self.rows.partial, load(acc, p), slot * width + lane)  # noqa: E731
-        return [self._lanes(stage, lay), barrier(), *meet_lanes(self.rows, stage, width)]
 
     # -- last products -----------------------------------------------------------------------------------------------
 
@@ -321,7 +303,7 @@ class _Passing:
         product = self.stream.products[stage]
         left, line = self.lefts.get(stage), padded(product.one.k)
         if left is None:
-            left, line = self.rows.held[product.left.source], PIECE
+            left, line = self.rows.held[product.left.source], self.rows.line(product.left.source)
         return Strip.make(self.rows, product, self.stream.wide(product), left, line)
 
     def _end(self, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]) -> Stmt:

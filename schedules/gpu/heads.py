@@ -20,8 +20,9 @@ from ..cpu.emit import Expr, Stmt, seq, store, unravel
 from ..cpu.nests import Context
 from ..cpu.rows import RowGroup, local_buffers, row_group
 from ..cpu.stages import Stage
-from .head_memory import LANES, SKEW, THREADS, Memory, Product, as_product, copied, length, plan_memory
-from .head_stages import Rows, fold_rows, map_rows, product_rows
+from .head_folds import fold_rows
+from .head_memory import SKEW, THREADS, Memory, Product, as_product, copied, length, padded, plan_memory
+from .head_stages import Rows, map_rows, product_rows
 from .head_streams import Stream, plan_stream, stream_launch
 from .launch import launch, shared
 
@@ -108,14 +109,13 @@ def _launch(
     size = max(memory.deep(w) * (w + SKEW) for w in wides)
     tiles = shared([size], "float32", "tile"), shared([size], "float32", "tile")
     left = shared([memory.rows * copied(found, memory.lines, products)], "float32", "left")
-    partial = shared([memory.rows * LANES], "float32", "partial")
     groups = -(-whole // memory.rows)
 
     def body(place: Expr, thread: Expr) -> Stmt:
         *heads, group = unravel(place, [*batch, groups])
-        rows = Rows(ctx, found, memory, held, heads, group * memory.rows, whole, thread, tiles, left, partial)
+        rows = Rows(ctx, found, memory, held, heads, group * memory.rows, whole, thread, tiles, left)
         parts = [part for s in found.stages for part in _stage(rows, s, products)]
-        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *tiles, left, partial)]
+        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *tiles, left)]
         return seq([*makes, *_blank(rows), *parts])
 
     return launch(prod(batch) * groups, THREADS, body)
@@ -133,7 +133,8 @@ def _blank(rows: Rows) -> list[Stmt]:
     zero, done = tirx.const(0, "float32"), {}
     for buffer, held in rows.held.items():
         mine, line = length(buffer, rows.found), rows.line(buffer)
-        if mine < line and str(buffer.dtype) == "float32":
+        whole = padded(mine)
+        if mine < whole and line > 1 and str(buffer.dtype) == "float32":
             clear = lambda slot, i, b=held, m=mine, n=line: store(b, zero, slot * n + m + i)  # noqa: E731
-            done[held] = rows.each(line - mine, clear)
+            done[held] = rows.each(whole - mine, clear)
     return [*done.values()]
