@@ -68,9 +68,7 @@ def room(manifest: Manifest, threads: int | None, choice: Choice, where: str, da
 
 
 def open_device(artifact: Artifact, choice: Choice, threads: int | None) -> Device:
-    device = CpuDevice(artifact, threads, choice.target.name)
-    device.settle()
-    return device
+    return CpuDevice(artifact, threads, choice.target.name)
 
 
 class CpuDevice(LibraryDevice):
@@ -83,10 +81,6 @@ class CpuDevice(LibraryDevice):
         chosen = choose(artifact.manifest, platform.machine(), cpu_flags(), artifact.path, target)
         cores.set_threads(threads)
         super().__init__(artifact, chosen, "cpu", 0)
-
-    def settle(self) -> None:
-        """Start the runtime's threads, and place them and this one (``cores``)."""
-        cores.settle(self._ffi.get_global_func("runtime.NumThreads"))
 
     def settled(self) -> None:
         pages.join()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from attrs import frozen
 
-from . import cores, sources, tensors
+from . import sources, tensors
 from .errors import DATA_FEW, DATA_FINITE, DATA_RANGE, RunError
 from .manifest import Field, Loader, Manifest
 from .order import Order
@@ -156,7 +156,6 @@ class Feed:
         self._thread.start()
 
     def _work(self) -> None:
-        cores.anywhere()
         try:
             while not self._closed:
                 for _ in range(self._asked.get()):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attrs import define, evolve, frozen
 
-from . import checkpoint, cores, forms, identity, lock, memory, report, store, tarball
+from . import checkpoint, forms, identity, lock, memory, report, store, tarball
 from .data import Records, Training, fingerprint, open_records
 from .device import Choice, Device, choose
 from .errors import ART_REQUIRED, CKPT_PRESENT, CLI_DIAGNOSTIC, RunError
@@ -37,7 +37,7 @@ def run(options: Options, console: report.Console, stop: Stop, make_device: Make
         choice = None if make_device else _choose(artifact, options)
         _check_room(artifact, options, choice, memory.held(artifact.manifest, options.data))
         made = make_directory(options.out)
-        with lock.held(options.out, console.warn) as locked, given_up(made, lock.NAME), cores.restored():
+        with lock.held(options.out, console.warn) as locked, given_up(made, lock.NAME):
             records = {name: _open(artifact, name, options) for name in artifact.manifest.loaders_used()}
             _check_room(artifact, options, choice)  # once more: the data is in memory now
             if choice and choice.words:

@@ -57,6 +57,28 @@ def test_threads_and_reruns_leave_the_same_weights(tiny: Path, tmp_path: Path) -
     assert len(found) == 1
 
 
+# A runner that says at its end on how many cores its threads may run, its process when it began, and how many they are.
+PLACES = """
+import os, sys
+from artifacts.run import main
+before = os.sched_getaffinity(0)
+status = main(sys.argv[1:])
+tasks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
+print(all(cores == before for cores in tasks), len(tasks))
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_the_scheduler_places_threads(tiny: Path, tmp_path: Path, threads: str) -> None:
+    """Bound to a core each, they would wait for whoever else is on it, and for one another at each kernel."""
+    command = [sys.executable, "-c", PLACES, *runner(tiny, tmp_path / "out", "--threads", threads, "-q")[3:]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    free, tasks = done.stdout.split()
+    assert free == "True" and int(tasks) >= int(threads)
+
+
 # A runner that gets SIGTERM at its Nth look for a signal: looks stand before every microbatch, trip, train and batch.
 STOPPED = """
 import os, signal, sys
