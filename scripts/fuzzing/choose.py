@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.draws import DrawBuilder
 from sexpgpu.graph import Value
 from sexpgpu.interpret import evaluate
 from sexpgpu.types import ShapeFault, TensorType, TypeFault
 
-from .programs import SEED, Input, Program, Step, numbers, words
+from .programs import SEED, Input, Program, Step, builder, numbers, words
 
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 23, 31, 32, 33, 47, 61, 64, 65, 100, 127, 128, 131)
 LONG = (255, 257, 300, 509, 1000, 1021, 2048, 3001, 4099, 8191)
@@ -43,7 +42,7 @@ class Chooser:
         self.inputs: list[tuple[Input, Value]] = []
         self.steps: list[tuple[Step, Value]] = []
         self.feeds = {"seed": SEED}
-        self.b = DrawBuilder(Value("", (), {}, TensorType((2,), "u32"), "seed"), iter(range(1000, 10**6)))
+        self.b = builder()
 
     def value(self, n: int) -> Value:
         return self.inputs[-n - 1][1] if n < 0 else self.steps[n][1]

@@ -40,7 +40,7 @@ class Program:
 
     def graph(self) -> Graph:
         """Raises TypeFault, ShapeFault and UserError, as the language would. Inputs that nothing needs are left out."""
-        b = DrawBuilder(Value("", (), {}, TensorType((2,), "u32"), "seed"), iter(range(1000, 10**6)))
+        b = builder()
         values = [b.input(f"x{n}", TensorType(tuple(s), d)) for n, (d, s, _) in enumerate(self.inputs)]
         for op, args, attrs in self.steps:
             values.append(b(op, *(values[a] for a in args), **attrs))
@@ -76,6 +76,11 @@ class Program:
         rows += [f"        {step!r},  # {n}" for n, step in enumerate(self.steps, len(self.inputs))]
         rest = {"outputs": self.outputs, "gradients": self.gradients, "in_place": self.in_place}
         return "\n".join(["Program(", *rows, "    ),", *(f"    {k}={v!r}," for k, v in rest.items() if v), ")"])
+
+
+def builder() -> DrawBuilder:
+    """For the values of one program; draws read the input ``seed``."""
+    return DrawBuilder(Value("", (), {}, TensorType((2,), "u32"), "seed"), iter(range(1000, 10**6)))
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -24,9 +24,10 @@ from tvm import relax, tirx
 import schedules
 from lowering import codegen, elementary, emit, export, pipeline
 from schedules.cpu.tree import collect
+from tests.cuda_on_cpu import kernels
+from tests.schedules.gpu.both import bits
 
 from . import bounds, oracle
-from .guarded import Guarded
 from .programs import Program
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -34,6 +35,7 @@ V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 CHECKED = " with checks"
 WAYS = ((V3, 1), (V3, 2), (V4 + CHECKED, 2))
 GPU, UNITS = "cuda-sm_80", "matrix-units"
+ALIGNED = 64  # what a kernel may take for granted of its tensors
 DRAWS = 3  # of data: where the numbers of one are wrong, so must be those of another
 
 
@@ -132,8 +134,6 @@ def _library(lowered: Any, name: str, told: Callable[[str], None]) -> Any:
 
 def _devices(lowered: Any, told: Callable[[str], None]) -> dict[str, tuple[str, Any]]:
     """Program -> the rule that took it for a GPU, and its text compiled for the CPU."""
-    from tests.cuda_on_cpu import kernels
-
     aimed, made = attrs.evolve(schedules.TARGETS[GPU], functions=elementary.STEPS), {}
     for name, func in lowered.programs.items():
         told(f"compiling {name} for {GPU}")
@@ -213,19 +213,20 @@ class Watch:
 
 def _guarded(kernel: Any, arrays: list[np.ndarray], written: list[int], way: str) -> list[np.ndarray]:
     """What ``kernel`` leaves in the parameters ``written``. One memory that is given twice stays one."""
-    places: dict[int, Guarded] = {}
+    places: dict[int, kernels.Guarded] = {}
     for n, array in enumerate(arrays):
         if array.ctypes.data not in places:
-            places[array.ctypes.data] = Guarded(array.nbytes, None if n in written else array)
+            content = None if n in written else np.frombuffer(array.tobytes(), "uint8")
+            places[array.ctypes.data] = kernels.Guarded.make((array.nbytes,), "uint8", content, ALIGNED)
     given = [places[a.ctypes.data] for a in arrays]
-    kernel(*(g.tensor(a.shape, str(a.dtype)) for g, a in zip(given, arrays, strict=True)))
+    kernel(*(g.tensor._create_view(a.shape, str(a.dtype)) for g, a in zip(given, arrays, strict=True)))
     for n, (place, array) in enumerate(zip(given, arrays, strict=True)):
         if not place.untouched():
             raise Found("memory", f"{way} writes outside of parameter {n} {array.dtype}{list(array.shape)}")
         apart = not any(arrays[w].ctypes.data == array.ctypes.data for w in written)
-        if apart and place.inside.tobytes() != array.tobytes():
+        if apart and place.array.tobytes() != array.tobytes():
             raise Found("memory", f"{way} writes over parameter {n}, which it only reads")
-    return [given[n].array(arrays[n].shape, arrays[n].dtype) for n in written]
+    return [given[n].array.copy().view(arrays[n].dtype).reshape(arrays[n].shape) for n in written]
 
 
 def _seen(tensor: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -255,8 +256,6 @@ def _threads(count: int) -> None:
 
 
 def _same(a: np.ndarray, b: np.ndarray, what: str) -> None:
-    from tests.schedules.gpu.both import bits
-
     differ = bits(a) != bits(b)
     if differ.any():
         at = tuple(int(i) for i in np.argwhere(differ)[0])
