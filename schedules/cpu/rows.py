@@ -150,6 +150,11 @@ def _needed(ctx: Context, stage: Stage, buffer: Any, found: RowGroup) -> bool:
     return not ctx.program.owns(buffer) or any(x.source.same_as(buffer) for s in outside for x in s.reads)
 
 
+def row_length(buffer: Any, found: RowGroup) -> int:
+    """Elements that one row has of ``buffer``."""
+    return prod(e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer])
+
+
 def row_buffer(buffer: Any, found: RowGroup) -> Any:
     """Scratch for one row of ``buffer``: its shape without the dimensions of the row axes."""
     rest = [e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer]]

@@ -10,11 +10,11 @@ import attrs
 
 from ..cpu.access import Access
 from ..cpu.contraction import Contraction
-from ..cpu.emit import Load, is_int, shape_of
+from ..cpu.emit import Load, is_int
 from ..cpu.folds import LONG
 from ..cpu.nests import Context
 from ..cpu.reuse import dies
-from ..cpu.rows import RowGroup, local_buffers
+from ..cpu.rows import RowGroup, local_buffers, row_length
 from ..cpu.stages import Axis, Stage
 from .product_loads import FOUR
 
@@ -84,18 +84,16 @@ def skew(elements: int) -> int:
     return 0 if elements >= LONG else elements % BANKS // FOUR * FOUR or BANKS // 2
 
 
-def length(buffer: Any, found: RowGroup) -> int:
-    """Elements that one row has of it."""
-    return prod(e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer])
+def row_counts(heads: int, rows: int) -> list[int]:
+    """How many of ``rows`` a block may have, the most first: enough blocks are left, and few rows are of nobody."""
+    return [n for n in ROWS if n == 1 or (n < 2 * rows and heads * -(-rows // n) >= BLOCKS)]
 
 
 def plan_memory(ctx: Context, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int) -> Memory | None:
     """The most rows that fit and leave enough blocks; None if not even one fits."""
     lines = lines_of(ctx, found)
-    kinds = [skewed(lines, {b: skew(length(b, found)) for b in lines}), lines]
-    for count in ROWS:
-        if count > 1 and (count >= 2 * rows or heads * -(-rows // count) < BLOCKS):
-            continue
+    kinds = [skewed(lines, {b: skew(row_length(b, found)) for b in lines}), lines]
+    for count in row_counts(heads, rows):
         for columns in COLUMNS:
             plans = [Memory(count, columns, kind) for kind in kinds]
             plan = next((p for p in plans if _bytes(p, found, products) <= ROOM), None)
@@ -144,6 +142,6 @@ def lines_of(ctx: Context, found: RowGroup) -> dict[Any, tuple[int, int]]:
         if stage.buffer not in local:
             continue
         over = next((b for b in lines if stage.is_map and dies(ctx, found, place, b)), None)
-        mine = length(stage.buffer, found)
+        mine = row_length(stage.buffer, found)
         lines[stage.buffer] = lines[over] if over is not None else (place, padded(mine) if mine > 1 else 1)
     return lines

@@ -25,11 +25,9 @@ from ..cpu.rows import RowGroup
 from ..cpu.stages import Stage, variables
 from .head_folds import Fold
 from .head_memory import (
-    BLOCKS,
     COLUMNS,
     ITEM,
     ROOM,
-    ROWS,
     SKEW,
     THREADS,
     Memory,
@@ -37,6 +35,7 @@ from .head_memory import (
     lies_there,
     lines_of,
     padded,
+    row_counts,
     skew,
     skewed,
     stands_at,
@@ -120,9 +119,7 @@ def plan_stream(ctx: Context, found: RowGroup, products: Mapping[Any, Product], 
         return None
     lines = stream.memory.lines
     kinds = [skewed(lines, dict.fromkeys(lines, stream.skew)), lines]
-    for count in ROWS:
-        if count > 1 and (count >= 2 * rows or heads * -(-rows // count) < BLOCKS):
-            continue
+    for count in row_counts(heads, rows):
         fitting = [kind for kind in kinds if stream.bytes(count, kind) <= ROOM]
         if fitting:
             return attrs.evolve(stream, memory=Memory(count, PIECE, fitting[0]))

@@ -18,10 +18,10 @@ from ..cpu.argmax import is_pick
 from ..cpu.contraction import read_contraction
 from ..cpu.emit import Expr, Stmt, seq, store, unravel
 from ..cpu.nests import Context
-from ..cpu.rows import RowGroup, local_buffers, row_group
+from ..cpu.rows import RowGroup, local_buffers, row_group, row_length
 from ..cpu.stages import Stage
 from .head_folds import fold_rows
-from .head_memory import SKEW, THREADS, Memory, Product, as_product, copied, length, padded, plan_memory
+from .head_memory import SKEW, THREADS, Memory, Product, as_product, copied, padded, plan_memory
 from .head_stages import Rows, map_rows, product_rows
 from .head_streams import Stream, plan_stream, stream_launch
 from .launch import launch, shared
@@ -132,7 +132,7 @@ def _blank(rows: Rows) -> list[Stmt]:
     writes there, and what takes them comes after the stage that makes the row, which ends with a barrier."""
     zero, done = tirx.const(0, "float32"), {}
     for buffer, held in rows.held.items():
-        mine, line = length(buffer, rows.found), rows.line(buffer)
+        mine, line = row_length(buffer, rows.found), rows.line(buffer)
         whole = padded(mine)
         if mine < whole and line > 1 and str(buffer.dtype) == "float32":
             clear = lambda slot, i, b=held, m=mine, n=line: store(b, zero, slot * n + m + i)  # noqa: E731

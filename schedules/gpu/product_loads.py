@@ -56,8 +56,8 @@ def factor(
     """``value`` over ``axes`` and the depth."""
     dtype = str(one.stage.buffer.dtype)
     along = runs_along(ctx, value, axes, one.stage.reduce)
-    side, run = (deep, one.stage.reduce) if along else (lines, axes)
-    wide = FOUR if side % FOUR == 0 and _in_fours(ctx, value, run, dtype) else 1
+    side, walked = (deep, one.stage.reduce) if along else (lines, axes)
+    wide = FOUR if side % FOUR == 0 and _in_fours(ctx, value, walked, dtype) else 1
     run = _run(value, deep)
     line = _line(lines, min(lines, WARP * wide // run), wide) if along else lines
     tiles = (shared([deep * line], dtype, "tile"), shared([deep * line], dtype, "tile"))

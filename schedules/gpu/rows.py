@@ -23,7 +23,7 @@ from ..cpu.inline import Point, is_plain_store
 from ..cpu.maps import at, point_stores
 from ..cpu.names import in_buffers
 from ..cpu.nests import GRAIN, Context
-from ..cpu.rows import RowGroup, local_buffers, row_group, single, work_of
+from ..cpu.rows import RowGroup, local_buffers, row_group, row_length, single, work_of
 from ..cpu.stages import Stage
 from ..cpu.tree import rewrite
 from .launch import THREADS, WARP, barrier, launch, shared
@@ -92,7 +92,7 @@ class _Nest:
         team = team_size([(order_of(ctx, s), s) for s in folds])
         rows = prod(a.extent for a in found.stages[0].space[: found.lead])
         local = local_buffers(ctx, found)
-        registers = {b: scratch([1], str(b.dtype), b.name) for b in found.places if _length(b, found) == 1}
+        registers = {b: scratch([1], str(b.dtype), b.name) for b in found.places if row_length(b, found) == 1}
         vectors = [b for b in local if b not in registers]
         group = max(THREADS // team, 1)
         while group * team > WARP and -(-rows // group) < BLOCKS:
@@ -187,15 +187,10 @@ def _direct(buffer: Any, value: Expr, indices: Sequence[Expr]) -> Stmt:
     return store(buffer, value, *indices)
 
 
-def _length(buffer: Any, found: RowGroup) -> int:
-    """Elements that one row has of it."""
-    return prod(e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer])
-
-
 def _line(buffer: Any, found: RowGroup, team: int) -> int:
     """Elements from one row to the next in shared memory, an odd multiple of ``team``: what the teams of a warp take
     together lies in different banks."""
-    length = _length(buffer, found)
+    length = row_length(buffer, found)
     return length if team == WARP else (-(-(length - team) // (2 * team)) * 2 + 1) * team
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("tvm")
 from tvm import te, tirx
 
 from lowering.kernels import KERNELS
-from schedules.gpu import head_memory, head_streams, heads
+from schedules.gpu import head_memory, heads
 from sexpgpu.types import TensorType
 
 from ..kernels import V3, numbers, program, runs_here
@@ -34,7 +34,7 @@ SIZES = [
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row may lie in a block; and a block has as many as fit."""
     monkeypatch.setattr(heads, "plan_memory", lambda *_: None)
-    monkeypatch.setattr(head_streams, "BLOCKS", 1)
+    monkeypatch.setattr(head_memory, "BLOCKS", 1)
 
 
 def given(func: Any, count: int) -> list[np.ndarray]:
@@ -53,7 +53,7 @@ def test_gradients() -> None:
 
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_streams, "ROWS", (2,))
+    monkeypatch.setattr(head_memory, "ROWS", (2,))
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
     same(func, *given(func, 4), rule="heads")
 

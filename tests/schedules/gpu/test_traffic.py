@@ -15,7 +15,7 @@ pytest.importorskip("ziglang")
 from tvm import relax
 
 from lowering.kernels import KERNELS
-from schedules.gpu import head_memory, head_streams, heads, matmul, mma, product_tiles, tiles
+from schedules.gpu import head_memory, heads, matmul, mma, product_tiles, tiles
 from schedules.gpu.tiles import Cut
 from tests.cuda_on_cpu import kernels, traffic
 
@@ -125,7 +125,7 @@ def test_attention(keys: int, shared: float, monkeypatch: pytest.MonkeyPatch) ->
 def test_attention_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients, by queries and by keys: then the mask lies turned, and a warp reads eight bytes of four lines."""
     monkeypatch.setattr(heads, "plan_memory", lambda *_: None)
-    monkeypatch.setattr(head_streams, "BLOCKS", 1)
+    monkeypatch.setattr(head_memory, "BLOCKS", 1)
     made = partial(KERNELS["attend-grad"], causal=False)
     shapes = [(2, 1, 128, 32), (2, 1, 128, 32), (2, 1, 96, 32), (2, 1, 96, 32)]
     func = program(made, *((s, F) for s in shapes), ((2, 1, 128, 96), "bool"))
