@@ -11,14 +11,16 @@ stays in that form too, so that it can join the product's kernel: a value may ha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
+from attrs import frozen
 from tvm import relax
 
 from sexpgpu.graph import Graph, Value
 from sexpgpu.ops import OPS
+from sexpgpu.ops.views import View, Views
 from sexpgpu.types import DTYPES, TensorType
 
 from . import (  # noqa: F401  (fill KERNELS)
@@ -32,6 +34,7 @@ from . import (  # noqa: F401  (fill KERNELS)
 )
 from .composed import COMPOSED
 from .kernels import KERNELS
+from .views import Viewed
 
 OURS = {dtype.numpy: name for name, dtype in DTYPES.items()}
 ELEMENTWISE = ("arithmetic", "logic")  # groups of rows that only broadcast
@@ -46,10 +49,26 @@ MADE = (tvm.ir.Call, relax.TupleGetItem)  # expressions that are not yet a varia
 Programs = dict[tuple[Any, ...], tuple[Any, Any]]
 
 
+@frozen(eq=False)
+class Strided:
+    """An argument of a strided row: the variable of the tensor that ``view`` is of."""
+
+    of: relax.Expr
+    view: View
+
+
+def _traced(program: Callable[..., Any], args: Sequence[Any], attrs: dict[str, Any]) -> Callable[..., Any]:
+    """``program`` on te tensors, each seen through the view of its argument."""
+    views = [x.view if isinstance(x, Strided) else None for x in args]
+    seen = lambda tensors: (t if v is None else Viewed(t, v) for t, v in zip(tensors, views, strict=True))  # noqa: E731
+    return lambda *tensors: program(*seen(tensors), **attrs)
+
+
 class Namespace:
     """What a row's ``relax`` column may use: every function of ``relax.op`` by its name, and the names below.
 
     out:  the TensorType of the value being emitted
+    orders: of a strided row's results, each in which order its axes are written, None as they are
     A call may be nested in another one; only its last result need be returned.
     """
 
@@ -58,6 +77,7 @@ class Namespace:
         self._programs = programs
         self._calls: dict[Any, relax.Expr] = {}  # of programs of several results, by the program and its arguments
         self.out = TensorType((), "f32")
+        self.orders: tuple[Any, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(relax.op, name)
@@ -92,43 +112,47 @@ class Namespace:
             return COMPOSED[name](self, *args, **attrs)
         return self.program(name, self.out, *args, **attrs)
 
-    def program(self, name: str, out: TensorType, *args: relax.Expr, **attrs: Any) -> relax.Expr:
+    def program(self, name: str, out: TensorType, *args: Any, **attrs: Any) -> relax.Expr:
         """The tensor program ``name`` of KERNELS on ``args``; it is told ``out``, its result's type, and ``attrs``."""
-        given = [self._typed(x) for x in args]
-        key = (name, out, tuple((self.shape(x), self.dtype(x)) for x in given), repr(sorted(attrs.items())))
-        if key in self._programs:
-            made, type = self._programs[key]
+        if any(self.orders):
+            attrs["order"] = self.orders[0]
+        given, key = self._given(args), self._key(name, args, attrs)
+        if (key, out) in self._programs:
+            made, type = self._programs[key, out]
             return relax.call_tir(made, relax.Tuple(given), type)
-        program = KERNELS[name]
-
-        def te(*tensors: Any) -> Any:
-            return program(*tensors, out=out, **attrs)
-
-        hint = name.replace("-", "_")
+        te, hint = _traced(KERNELS[name], args, {"out": out, **attrs}), name.replace("-", "_")
         how = {"op_pattern": OPAQUE} if name in ALONE else None
         call = self._builder.call_te(te, *given, primfunc_name_hint=hint, primfunc_attrs=how)
-        self._programs[key] = (call.args[0], call.ty_args[0])
+        self._programs[key, out] = (call.args[0], call.ty_args[0])
         return call
 
-    def one_of(self, n: int, name: str, *args: relax.Expr, **attrs: Any) -> relax.Expr:
+    def one_of(self, n: int, name: str, *args: Any, **attrs: Any) -> relax.Expr:
         """Result ``n`` of the tensor program ``name`` of several results. Equal calls in one function are one."""
-        given = [self._typed(x) for x in args]
-        types = tuple((self.shape(x), self.dtype(x)) for x in given)
-        key = (name, types, repr(sorted(attrs.items())))
+        if any(self.orders):
+            attrs["orders"] = self.orders
+        given, key = self._given(args), self._key(name, args, attrs)
         call = (key, *given)
         if call not in self._calls:
-            self._calls[call] = self._builder.emit(self._several(key, given, attrs))
+            self._calls[call] = self._builder.emit(self._several(key, args, given, attrs))
         return relax.TupleGetItem(self._calls[call], n)
 
-    def _several(self, key: tuple[Any, ...], given: list[relax.Expr], attrs: dict[str, Any]) -> relax.Expr:
+    def _several(self, key: tuple[Any, ...], args: Any, given: list[relax.Expr], attrs: dict[str, Any]) -> relax.Expr:
         if key in self._programs:
             made, type = self._programs[key]
             return relax.call_tir(made, relax.Tuple(given), type)
-        name, program = key[0], KERNELS[key[0]]
-        te = lambda *tensors: program(*tensors, **attrs)  # noqa: E731
-        made = self._builder.call_te(te, *given, primfunc_name_hint=name.replace("-", "_"))
+        te = _traced(KERNELS[key[0]], args, attrs)
+        made = self._builder.call_te(te, *given, primfunc_name_hint=key[0].replace("-", "_"))
         self._programs[key] = (made.args[0], list(made.ty_args[0].fields))
         return made
+
+    def _given(self, args: Sequence[Any]) -> list[relax.Expr]:
+        """The tensors that a program is called on."""
+        return [self._typed(x.of if isinstance(x, Strided) else x) for x in args]
+
+    def _key(self, name: str, args: Sequence[Any], attrs: dict[str, Any]) -> tuple[Any, ...]:
+        types = tuple(x.view.key if isinstance(x, Strided) else self.shape(x) for x in args)
+        dtypes = tuple(self.dtype(x.of if isinstance(x, Strided) else x) for x in args)
+        return name, types, dtypes, repr(sorted(attrs.items()))
 
     def _typed(self, x: relax.Expr) -> relax.Expr:
         """``x`` itself if it is a variable or constant, else the variable it is now bound to."""
@@ -161,7 +185,8 @@ def _function(builder: relax.BlockBuilder, programs: Programs, graph: Graph) -> 
     inputs = [relax.Var(f"i{n}", tensor_type(v.type)) for n, v in enumerate(graph.inputs)]
     with builder.function(graph.name, inputs):
         names = Namespace(builder, programs)
-        emitter = _Emitter(builder, names, dict(zip(graph.inputs, inputs, strict=True)), {v for _, v in graph.outputs})
+        full, outputs = dict(zip(graph.inputs, inputs, strict=True)), {v for _, v in graph.outputs}
+        emitter = _Emitter(builder, names, full, outputs, Views.of(graph.values(), outputs))
         with builder.dataflow():
             for value in graph.values():
                 if value.op:
@@ -174,16 +199,23 @@ class _Emitter:
     """The expressions of one graph's values so far."""
 
     def __init__(
-        self, builder: relax.BlockBuilder, names: Namespace, full: dict[Value, relax.Expr], outputs: set[Value]
-    ) -> None:
+        self, builder: relax.BlockBuilder, names: Namespace, full: dict[Value, relax.Expr], outputs: set[Value],
+        views: Views,
+    ) -> None:  # fmt: skip
         self.builder, self.names = builder, names
         self.made = full  # value -> expression of its own shape
         self.flat: dict[Value, relax.Expr] = {}  # value -> expression of shape [M, n]
         self.outputs = outputs
+        self.views = views
+        self.lain: dict[tuple[Value, tuple[int, ...]], relax.Expr] = {}  # what strided rows read, by value and shape
 
     def value(self, value: Value) -> None:
         """Bind ``value``, in the form that suits it; an output always in full."""
-        if self._keeps_flat(value):
+        if value in self.views.unmade or value in self.made:
+            return
+        if OPS[value.op].strided:
+            self._strided(value)
+        elif self._keeps_flat(value):
             self.flat[value] = self._apply(value, flat_type(value.type), self._flat_args(value))
             if value in self.outputs:
                 self.made[value] = self.builder.emit_output(self.names.reshape(self.flat[value], value.type.shape))
@@ -191,6 +223,27 @@ class _Emitter:
             self.made[value] = self._bind(self.flat[value.args[0]], value)
         else:
             self.made[value] = self._apply(value, value.type, [self.full(a) for a in value.args], value)
+
+    def _strided(self, value: Value) -> None:
+        """Bind ``value``, or the transpose of it that its kernel writes."""
+        made = self.views.written.get(value, value)
+        args = [self._seen(value, n) for n in range(len(value.args))]
+        self.names.orders = self.views.orders(value)
+        self.made[made] = self._apply(value, made.type, args, made)
+        self.names.orders = ()
+
+    def _seen(self, value: Value, n: int) -> Any:
+        """Argument ``n`` of a strided row, as it lies."""
+        view = self.views.reads.get((value, n))
+        if view is None:
+            return self.full(value.args[n])
+        if (view.source, view.lies) not in self.lain:
+            flat = self.flat.get(view.source)
+            source = self.full(view.source) if flat is None else flat
+            same = tuple(int(i) for i in source.ty.shape) == view.lies
+            made = source if same else self.builder.emit(self.names.reshape(source, view.lies))
+            self.lain[view.source, view.lies] = made
+        return Strided(self.lain[view.source, view.lies], view)
 
     def full(self, value: Value) -> relax.Expr:
         if value not in self.made:
@@ -200,7 +253,10 @@ class _Emitter:
     def rows(self, value: Value) -> relax.Expr:
         """The flat form."""
         if value not in self.flat:
-            self.flat[value] = self.builder.emit(self.names.reshape(self.made[value], flat_type(value.type).shape))
+            source = value  # a reshape of a reshape is one view; two of them become a kernel that copies
+            while source.op == "reshape" and source.args[0] in self.made:
+                source = source.args[0]
+            self.flat[value] = self.builder.emit(self.names.reshape(self.made[source], flat_type(value.type).shape))
         return self.flat[value]
 
     def _keeps_flat(self, value: Value) -> bool:

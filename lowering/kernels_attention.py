@@ -15,6 +15,7 @@ from .kernels import kernel
 from .kernels_reduce import dtype_of, widened
 from .kernels_rows import total
 
+Order = tuple[int, ...] | None
 FAR = -1e30  # the score of a key that is not seen, as in the operator table: exp(FAR - score) is exactly 0
 
 
@@ -61,17 +62,23 @@ def heads_of(q: te.Tensor, k: te.Tensor, mask: Sequence[te.Tensor], causal: bool
 
 
 @kernel("attend")
-def attend(q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, out: TensorType, causal: bool) -> Any:
-    """softmax(q k' / sqrt(d)) v of each head. bf16 and f16 are computed in f32 and rounded once."""
+def attend(
+    q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, out: TensorType, causal: bool, order: Order = None
+) -> Any:
+    """softmax(q k' / sqrt(d)) v of each head, its axes in ``order``. bf16 and f16 are computed in f32 and rounded
+    once."""
     heads = heads_of(q, k, mask, causal)
     weigh = lambda at, j: heads.weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
-    return rounded(product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended"), dtype_of(q))
+    return rounded(product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended", order), dtype_of(q))
 
 
 @kernel("attend-grad")
-def attend_grad(dy: te.Tensor, q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, causal: bool) -> list[Any]:
-    """The gradients of q, k and v. The weights are made again; bf16 and f16 are computed in f32 and each gradient
-    rounded once."""
+def attend_grad(
+    dy: te.Tensor, q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, causal: bool,
+    orders: Sequence[Order] = (None, None, None),
+) -> list[Any]:  # fmt: skip
+    """The gradients of q, k and v, the axes of each in its own of ``orders``. The weights are made again; bf16 and f16
+    are computed in f32 and each gradient rounded once."""
     heads, queries, keys = heads_of(q, k, mask, causal), q.shape[-2], k.shape[-2]
     weights = heads.weights
     seen = lambda at, e: wide(dy, *at[:-1], e) * wide(v, *at[:-2], at[-1], e)  # noqa: E731
@@ -88,17 +95,24 @@ def attend_grad(dy: te.Tensor, q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: 
     down = lambda at, i: dscores(*at[:-2], i, at[-2]) * wide(q, *at[:-2], i, at[-1])  # noqa: E731
     weigh = lambda at, i: weights(*at[:-2], i, at[-2]) * wide(dy, *at[:-2], i, at[-1])  # noqa: E731
     made = (
-        product(q.shape, keys, across, "dq"),
-        product(k.shape, queries, down, "dk"),
-        product(v.shape, queries, weigh, "dv"),
+        product(q.shape, keys, across, "dq", orders[0]),
+        product(k.shape, queries, down, "dk", orders[1]),
+        product(v.shape, queries, weigh, "dv", orders[2]),
     )
     return [rounded(x, dtype_of(q)) for x in made]
 
 
-def product(shape: Sequence[Any], deep: Any, term: Callable[[Sequence[Any], Any], Any], name: str) -> Any:
-    """The sum of ``term(place, k)`` over k below ``deep``, in order."""
-    k = te.reduce_axis((0, deep), f"{name}_k")
-    return te.compute(shape, lambda *at: te.sum(term(at, k), axis=k), name, attrs={"in_order": True})
+def product(
+    shape: Sequence[Any], deep: Any, term: Callable[[Sequence[Any], Any], Any], name: str, order: Order = None
+) -> Any:
+    """The sum of ``term(place, k)`` over k below ``deep``, in order, at each place of ``shape``; axis i of the result
+    is its axis ``order[i]``."""
+    k, order = te.reduce_axis((0, deep), f"{name}_k"), order or tuple(range(len(shape)))
+
+    def element(*at: Any) -> Any:
+        return te.sum(term([at[order.index(axis)] for axis in range(len(shape))], k), axis=k)
+
+    return te.compute([shape[axis] for axis in order], element, name, attrs={"in_order": True})
 
 
 def rounded(x: Any, dtype: str) -> Any:

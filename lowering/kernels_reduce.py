@@ -14,6 +14,7 @@ from tvm import te, tirx
 from sexpgpu.types import TensorType
 
 from .kernels import kernel
+from .views import Viewed
 
 KEYS = {  # of a float: the integer of its width, all bits but the sign, the sign's place, the bits of infinity
     "float32": ("int32", 0x7FFFFFFF, 31, 0x7F800000),
@@ -24,7 +25,7 @@ Elements = Callable[[Sequence[Any]], Any]
 
 def dtype_of(x: Any) -> str:
     """TVM's name of the dtype of a te tensor or of an element's expression."""
-    return str((x.dtype if isinstance(x, te.Tensor) else x.ty).dtype)
+    return str((x.dtype if isinstance(x, te.Tensor | Viewed) else x.ty).dtype)
 
 
 def merge(at: Sequence[Any], over: Sequence[Any], axes: Sequence[int], rank: int, keepdims: bool) -> list[Any]:

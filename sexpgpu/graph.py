@@ -29,7 +29,7 @@ class Value:
     """
 
     op: str
-    args: tuple[Value, ...]
+    args: tuple[Value, ...] = field(repr=False)  # a graph as a tree has no bound
     attrs: Mapping[str, Any]
     type: TensorType
     name: str = ""

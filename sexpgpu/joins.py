@@ -2,7 +2,8 @@
 
 Fusion joins a value to its one user; a value whose users are all in one kernel counts as having one user. Elementwise
 values join whatever is done to them element by element, and a sum; moves of elements (transpose, slice, gather) join
-elementwise values alone; a product takes the elementwise values after it. The update of all parameters is one kernel,
+elementwise values alone; a product takes the elementwise values after it; attention reads through moves of
+elements and writes a transpose of its result (ops/views.py). The update of all parameters is one kernel,
 and so are the norms it needs (lowering/passes/together.py).
 """
 
@@ -15,6 +16,7 @@ from attrs import define, frozen
 
 from .graph import Graph, Value
 from .ops import OPS
+from .ops.views import Views
 
 MAP, MOVE, REDUCE, PRODUCT, ALONE = "map", "move", "reduce", "product", "alone"
 FREE = ("full", "constant")  # written into whatever reads them
@@ -64,17 +66,21 @@ def kernels(graph: Graph, in_place: Sequence[tuple[int, int]] = ()) -> list[Kern
     of: dict[Value, _Group] = {}
     groups = together(graph, values, in_place, of)
     shared: dict[Any, _Group] = {}
+    views = Views.of(values, outputs)
+    turned = set(views.written.values())
     for v in reversed(values):
-        if v.op and v.op not in FREE and v not in of:
-            group = shared.get(one_call(v)) or (None if v in outputs else joined(v, users, of))
+        if v.op and v.op not in FREE and v not in of and v not in turned and v not in views.unmade:
+            alone = v in outputs or OPS[v.op].strided or any(u in views.unmade for u in users[v])
+            group = shared.get(one_call(v)) or (None if alone else joined(v, users, of))
             if group is None:
                 groups.append(group := _Group(kind(v), []))
             if OPS[v.op].shares:
                 groups.remove(group)
                 groups.append(group)  # all of it is made with the first of its values
                 shared[one_call(v)] = group
-            group.values.append(v)
-            of[v] = group
+            mine = [views.written[v], v] if v in views.written else [v]
+            group.values += mine
+            of.update(dict.fromkeys(mine, group))
             group.anchor = PRODUCT if kind(v) == PRODUCT else group.anchor
     made = [measured(g, users, outputs, of) for g in reversed(groups) if any(v.op not in VIEWS for v in g.values)]
     return made + [Kernel((), v.type.nbytes, v.type.nbytes) for v in copied(graph, in_place)]

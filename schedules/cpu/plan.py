@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 from tvm import tirx
 
+from .aligned import aligned
 from .argmax import join_picks
 from .columns import column_nest, followers
 from .contraction import Contraction, read_contraction
@@ -47,7 +48,7 @@ def contractions_of(program: Program) -> dict[Any, Contraction]:
 
 def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
-    program = read_program(func)
+    program = aligned(read_program(func))
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
         raise NotStaged("several outputs, of which some are in place: pieces, or block by block")
     program = split_folds(join_picks(program))

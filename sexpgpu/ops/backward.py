@@ -131,5 +131,5 @@ for n, name in enumerate("qkv"):
        vjp=None,  # a run has one backward pass, and nothing differentiates it
        stack=attended,
        cases=attend_grad_cases()[n::3],  # each makes all three, in a kernel that takes long to compile
-       shares="attend-grad",
+       strided=True, shares="attend-grad",
        tolerance=(1e-5, 2e-6))  # a gradient of a score is a difference, and carries the roundings of two sums

@@ -278,6 +278,7 @@ op("attend", "attention of many heads as one kernel: q [.. q d], k [.. k d], v [
    relax=lambda r, *xs, causal: r.kernel("attend", *xs, causal=causal),
    vjp=attend_vjp,
    stack=attended,
+   strided=True,
    cases=ATTEND_CASES)
 
 op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor "

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ..types import DTYPES, ShapeFault, TensorType, axis_of, broadcast, check_shape, listed
+from .affine import of_reshape, of_slice, of_transpose
 from .rules import WHOLE, axes_of, axis_attr, held, int_range, numpy_dtype, same_dtype
 from .spec import attr, key, op, tensor, tensors
 from .stacking import changed, pointwise, shifted, spread
@@ -234,6 +235,7 @@ op("reshape", "The elements of x, in row-major order, in another shape of as man
    relax=lambda r, x, shape: r.reshape(x, shape),
    vjp=lambda b, dy, y, x, shape: (b("reshape", dy, shape=x.type.shape),),
    stack=changed(lambda k, attrs: {"shape": (k, *attrs["shape"])}),
+   source=of_reshape,
    cases=(([("f32", (3, 4))], {"shape": (2, -1)}), ([("f32", (1, 1))], {"shape": ()}), ([("i32", ())], {"shape": (1,)}),
           ([("bool", (2, 3, 5))], {"shape": (5, 6)}), ([("bf16", (6,))], {"shape": (2, 3)})))
 
@@ -245,6 +247,7 @@ op("transpose", "x with its axes in the order `perm` (result axis i is axis perm
    vjp=transpose_vjp,
    onnx=lambda o, x, perm: o("Transpose", x, perm=list(perm)),
    stack=changed(lambda k, attrs: {"perm": (0, *(i + 1 for i in attrs["perm"]))}),
+   source=of_transpose,
    cases=(([("f32", (3, 5))], {}), ([("f32", (2, 3, 5))], {"perm": (1, 2, 0)}),
           ([("i32", (2, 3, 1, 4))], {"perm": (0, -2, 1, 3)}),
           ([("f32", ())], {}), ([("bool", (5, 7))], {"perm": (1, 0)}), ([("bf16", (3, 20))], {})))
@@ -309,6 +312,7 @@ op("slice", "The elements of x from `:from` (0 by default) up to, without, `:to`
    relax=lambda r, x, axis, start, stop: r.strided_slice(x, [axis], [start], [stop]),
    vjp=slice_vjp,
    stack=shifted,
+   source=of_slice,
    cases=(([("f32", (5, 4))], {"axis": 1, "from": 1, "to": 3}), ([("f32", (5, 4))], {"from": -2}),
           ([("f32", (3, 7))], {"axis": -1, "to": -1}),
           ([("i32", (9,))], {"from": 3, "to": 4}), ([("bool", (9, 2))], {"from": 3}),

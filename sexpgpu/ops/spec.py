@@ -100,6 +100,9 @@ class Op:
     grad_cases: like cases, for the gradient test; None: the float cases of ``cases``
     precision: what the row runs in where model code of a run under :bf16 calls it with f32 operands: "bf16", to which
              they are rounded; "f32"; or "operands": bf16 where none of them was computed in f32 (precision.py)
+    source:  (the argument's shape, index, **attrs) -> where the element at ``index`` stands in the argument, or None;
+             of rows that only move elements: see affine.py
+    strided: its kernel reads its arguments through such rows, and may write its result with its axes in another order
     shares:  the name of a kernel of several results, which makes those of all rows that name it on the same arguments
     tolerance: (rtol, atol) of Relax against ref, with the reason in a comment where it is not the default
     """
@@ -122,6 +125,8 @@ class Op:
     tolerance: tuple[float, float] = (2e-6, 2e-6)
     precision: str = field(default="operands", validator=validators.in_(("bf16", "f32", "operands")))
     folds: bool = False  # the language takes any number of operands and folds them from the left; the row takes two
+    source: Callable[..., Any] | None = None
+    strided: bool = False
     shares: str = ""
     internal: bool = False  # made by gradients and the simplifier only; no name in the language
 
