@@ -37,8 +37,6 @@ from .kernels import KERNELS
 from .views import Viewed
 
 OURS = {dtype.numpy: name for name, dtype in DTYPES.items()}
-ELEMENTWISE = ("arithmetic", "logic")  # groups of rows that only broadcast
-ELEMENTWISE_OPS = ("cast",)  # rows of other groups that do
 ALONE = ("concat",)  # kernels that nothing joins: a copy of parts stays one only while no part is computed in it
 OPAQUE = 8  # TVM's number for that
 MADE = (tvm.ir.Call, relax.TupleGetItem)  # expressions that are not yet a variable
@@ -185,7 +183,8 @@ def _function(builder: relax.BlockBuilder, programs: Programs, graph: Graph) -> 
     inputs = [relax.Var(f"i{n}", tensor_type(v.type)) for n, v in enumerate(graph.inputs)]
     with builder.function(graph.name, inputs):
         names = Namespace(builder, programs)
-        full, outputs = dict(zip(graph.inputs, inputs, strict=True)), {v for _, v in graph.outputs}
+        full: dict[Value, relax.Expr] = dict(zip(graph.inputs, inputs, strict=True))
+        outputs = {v for _, v in graph.outputs}
         emitter = _Emitter(builder, names, full, outputs, Views.of(graph.values(), outputs))
         with builder.dataflow():
             for value in graph.values():
@@ -265,7 +264,7 @@ class _Emitter:
         if value.op == "matmul":
             a, b = (x.type for x in value.args)
             return a.rank > 2 and b.rank == 2 and not value.attrs.get("ta")
-        is_elementwise = OPS[value.op].group in ELEMENTWISE or value.op in ELEMENTWISE_OPS
+        is_elementwise = OPS[value.op].elementwise or value.op == "cast"
         return is_elementwise and any(a in self.flat for a in value.args) and all(_fits(a, value) for a in value.args)
 
     def _flat_args(self, value: Value) -> list[relax.Expr]:

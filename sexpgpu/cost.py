@@ -74,6 +74,7 @@ WORK = {
     **dict.fromkeys(("/", "sqrt", "rsqrt", "mod", "quot"), 10),
     **dict.fromkeys(("exp", "expm1", "log", "log1p"), 40),
     **dict.fromkeys(("tanh", "sigmoid", "sin", "cos", "erf"), 60),
+    **dict.fromkeys(("gelu", "gelu-grad", "silu", "silu-grad"), 70),
     **dict.fromkeys(("softmax", "log-softmax", "softmax-grad", "log-softmax-grad"), 60),
     **dict.fromkeys(("normalize", "rms-normalize", "normalize-grad", "rms-normalize-grad"), 30),
     **dict.fromkeys(("argmax", "argmin", "cumsum", "gather", "take-along", "transpose"), 15),

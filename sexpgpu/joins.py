@@ -28,8 +28,7 @@ MOST = 512  # tensors of one program, as in lowering/passes/together.py
 
 def kind(value: Value) -> str:
     """How fusion treats the operator of ``value``."""
-    group = OPS[value.op].group
-    if group in ("arithmetic", "logic") or value.op in ("cast", "broadcast", "iota"):
+    if OPS[value.op].elementwise or value.op in ("cast", "broadcast", "iota"):
         return MAP
     if value.op in VIEWS or value.op in PARTS or value.op in ("transpose", "pad", "flip"):
         return MOVE

@@ -26,7 +26,6 @@ from .verify import verify
 
 OWN = ("field", "generated", "state")  # kinds of inputs that each copy has its own of
 CARRIED = ("gradient", "counter")  # kinds that a call takes, adds to and hands on
-ELEMENTWISE = ("arithmetic", "logic")  # groups of rows that only broadcast
 
 
 def stackable(phase: Phase) -> bool:
@@ -99,7 +98,7 @@ class Copies:
             value = v if all(x.value is a for x, a in zip(xs, v.args, strict=True)) else self.again(v, xs)
             return Lane(value, v.type, True)
         row = OPS[v.op]
-        rule = row.stack or (pointwise if row.group in ELEMENTWISE else one_by_one)
+        rule = row.stack or (pointwise if row.elementwise else one_by_one)
         made = rule(self.stacker, v.op, xs, dict(v.attrs))
         assert made.type in (v.type, leading(self.k, v.type)), f"{v.op} stacked is {made.type}, of {v.type}"
         return Lane(made, v.type, made.type == v.type)

@@ -7,19 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ..types import ShapeFault, TensorType, broadcast, listed
-from .reduce import HALVES, halves_in_f32, in_f32, in_wide
+from .activations import HINT
+from .reduce import HALVES, halves_in_f32, in_f32
 from .rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
 from .stacking import as_given, attended, pointwise, summed
 
-HINT = "cast it to a float dtype first"
 X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))
 HEADS = 4  # heads from which attention is one kernel
 FAR = -1e30  # a score that no finite one comes near: exp(FAR - score) is exactly 0
 F = [("f32", (3, 5))]
-FLOAT_CASES = ((F, {}), ([("f32", (40,), -30.0, 30.0)], {}), ([("f64", (2, 3))], {}), ([("bf16", (3, 7))], {}),
-               ([("f16", (3, 7))], {}))
 AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"axis": 1}), ([("f32", (4, 40))], {}),
               ([("f64", (3, 5))], {}),
               ([("bf16", (3, 40))], {}), ([("f16", (3, 40))], {}))
@@ -77,60 +75,6 @@ op("log-softmax", "log of softmax along `:axis`, the last by default, without ov
    onnx=lambda o, x, axis: o("LogSoftmax", x, axis=axis),
    stack=summed,
    cases=AXIS_CASES)
-
-
-# -- activations ----------------------------------------------------------------------------------------------------
-
-
-def floats_only(f: Callable[..., Any]) -> Callable[..., Any]:
-    """An ``expand`` column: ``f`` on a float, TypeFault for any other tensor."""
-
-    def expand(b: Any, x: Any, **attrs: Any) -> Any:
-        need(FLOATS, x.type, hint=HINT)
-        return f(b, x, **attrs)
-
-    return expand
-
-
-def relu(b: Any, x: Any) -> Any:
-    """Not ``x > 0``: so a NaN stays one, and the gradient at 0 is 0."""
-    zero = b.const(0, x.type.dtype)
-    return b("where", b("<=", x, zero), zero, x)
-
-
-def gelu(b: Any, x: Any) -> Any:
-    """x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is the tanh form: (1 + tanh(u)) / 2 = sigmoid(2 u)."""
-    dtype, scale = x.type.dtype, 2 * math.sqrt(2 / math.pi)
-    inner = b("+", b.const(scale, dtype), b("*", b.const(0.044715 * scale, dtype), b("square", x)))
-    return b("*", x, b("sigmoid", b("*", x, inner)))
-
-
-def softplus(b: Any, x: Any) -> Any:
-    """max(x, 0) + log1p(exp(-|x|)), written so that the gradient at 0 is 1/2."""
-    zero = b.const(0, x.type.dtype)
-    positive = b(">", x, zero)
-    tail = b("log1p", b("exp", b("where", positive, b("neg", x), x)))
-    return b("+", b("where", positive, x, zero), tail)
-
-
-def gelu_ref(np: Any, x: Any) -> Any:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-
-
-op("relu", "x where it is positive, else 0. The gradient at 0 is 0.",
-   group="neural", args=X, expand=floats_only(relu),
-   ref=lambda np, x: np.where(x <= 0, x.dtype.type(0), x), cases=FLOAT_CASES)
-
-op("gelu", "x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the tanh form of Hendrycks and Gimpel, arXiv:1606.08415.",
-   group="neural", args=X, expand=floats_only(in_wide(gelu)), ref=halves_in_f32(gelu_ref), cases=FLOAT_CASES)
-
-op("silu", "x sigmoid(x), also called swish.",
-   group="neural", args=X, expand=floats_only(in_wide(lambda b, x: b("*", x, b("sigmoid", x)))),
-   ref=halves_in_f32(lambda np, x: x / (1 + np.exp(-x))), cases=FLOAT_CASES)
-
-op("softplus", "log(1 + exp(x)), without overflow.",
-   group="neural", args=X, expand=floats_only(in_wide(softplus)),
-   ref=halves_in_f32(lambda np, x: np.logaddexp(x, x.dtype.type(0))), cases=FLOAT_CASES)
 
 
 # -- normalization --------------------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ class Op:
              they are rounded; "f32"; or "operands": bf16 where none of them was computed in f32 (precision.py)
     source:  (the argument's shape, index, **attrs) -> where the element at ``index`` stands in the argument, or None;
              of rows that only move elements: see affine.py
+    elementwise: each element is made of those at its place, broadcast: so in the groups arithmetic and logic, too
     strided: its kernel reads its arguments through such rows, and may write its result with its axes in another order
     shares:  the name of a kernel of several results, which makes those of all rows that name it on the same arguments
     tolerance: (rtol, atol) of Relax against ref, with the reason in a comment where it is not the default
@@ -127,8 +128,12 @@ class Op:
     folds: bool = False  # the language takes any number of operands and folds them from the left; the row takes two
     source: Callable[..., Any] | None = None
     strided: bool = False
+    elementwise: bool = False
     shares: str = ""
     internal: bool = False  # made by gradients and the simplifier only; no name in the language
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "elementwise", self.elementwise or self.group in ("arithmetic", "logic"))
 
 
 def ZERO_GRAD(b: Any, dy: Any, y: Any, *xs: Any, **attrs: Any) -> tuple[None, ...]:

@@ -1,0 +1,136 @@
+"""Activations: element by element, without parameters.
+
+gelu and silu are rows of their own, whose gradients are made of their argument alone: a training step keeps that and no
+step of the formula, and each gradient is one kernel, or the end of the product that is differentiated after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..types import TensorType, broadcast
+from .reduce import HALVES, halves_in_f32, in_wide
+from .rules import FLOATS, need, unary
+from .spec import op, tensor
+from .stacking import pointwise
+
+HINT = "cast it to a float dtype first"
+X = (tensor("x"),)
+F = [("f32", (3, 5))]
+FLOAT_CASES = ((F, {}), ([("f32", (40,), -30.0, 30.0)], {}), ([("f64", (2, 3))], {}), ([("bf16", (3, 7))], {}),
+               ([("f16", (3, 7))], {}))
+SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715  # of gelu
+FAR = 16.0  # from here on gelu's gradient is 0 or 1, as float64 has it too
+
+
+def floats_only(f: Callable[..., Any]) -> Callable[..., Any]:
+    """An ``expand`` column: ``f`` on a float, TypeFault for any other tensor."""
+
+    def expand(b: Any, x: Any, **attrs: Any) -> Any:
+        need(FLOATS, x.type, hint=HINT)
+        return f(b, x, **attrs)
+
+    return expand
+
+
+def all_in_f32(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``relax`` column that computes bf16 and f16 in f32 and rounds the result once. ``f`` has variables."""
+
+    def relax(r: Any, *xs: Any) -> Any:
+        dtype = r.dtype(xs[0])
+        if dtype not in HALVES:
+            return f(r, *map(r.bound, xs))
+        return r.astype(f(r, *(r.bound(r.astype(x, "float32")) for x in xs)), r.dt(dtype))
+
+    return relax
+
+
+def relu(b: Any, x: Any) -> Any:
+    """Not ``x > 0``: so a NaN stays one, and the gradient at 0 is 0."""
+    zero = b.const(0, x.type.dtype)
+    return b("where", b("<=", x, zero), zero, x)
+
+
+def softplus(b: Any, x: Any) -> Any:
+    """max(x, 0) + log1p(exp(-|x|)), written so that the gradient at 0 is 1/2."""
+    zero = b.const(0, x.type.dtype)
+    positive = b(">", x, zero)
+    tail = b("log1p", b("exp", b("where", positive, b("neg", x), x)))
+    return b("+", b("where", positive, x, zero), tail)
+
+
+def gelu_ref(np: Any, x: Any) -> Any:
+    return 0.5 * x * (1 + np.tanh(SCALE * (x + CUBE * x * x * x)))
+
+
+def gelu_grad_ref(np: Any, dy: Any, x: Any) -> Any:
+    near = np.clip(x, -FAR, FAR)
+    t = np.tanh(SCALE * (near + CUBE * near * near * near))
+    return dy * (0.5 * (1 + t) + 0.5 * near * (1 - t * t) * SCALE * (1 + 3 * CUBE * near * near))
+
+
+def gelu(r: Any, x: Any) -> Any:
+    """x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is the tanh form: (1 + tanh(u)) / 2 = sigmoid(2 u)."""
+    const = lambda number: r.const(number, r.dtype(x))  # noqa: E731
+    inner = r.add(const(2 * SCALE), r.multiply(const(2 * SCALE * CUBE), r.multiply(x, x)))
+    return r.multiply(x, r.sigmoid(r.multiply(x, inner)))
+
+
+def gelu_grad(r: Any, dy: Any, x: Any) -> Any:
+    """dy s (1 + x (1 - s) (c + 3 d x^2)) with s = sigmoid(c x + d x^3). x is held where the powers do not overflow."""
+    const = lambda number: r.const(number, r.dtype(x))  # noqa: E731
+    low, high = const(-FAR), const(FAR)
+    x = r.bound(r.where(r.less(x, low), low, r.where(r.greater(x, high), high, x)))
+    square = r.bound(r.multiply(x, x))
+    inner = r.add(const(2 * SCALE), r.multiply(const(2 * SCALE * CUBE), square))
+    slope = r.add(const(2 * SCALE), r.multiply(const(6 * SCALE * CUBE), square))
+    return r.multiply(dy, _of_sigmoid(r, x, r.multiply(x, inner), slope))
+
+
+def silu_grad(r: Any, dy: Any, x: Any) -> Any:
+    """dy s (1 + x (1 - s)) with s = sigmoid(x)."""
+    return r.multiply(dy, _of_sigmoid(r, x, x, None))
+
+
+def _of_sigmoid(r: Any, x: Any, inner: Any, slope: Any) -> Any:
+    """The gradient of x s with s = sigmoid(``inner``): s (1 + x (1 - s) ``slope``)."""
+    one, s = r.const(1, r.dtype(x)), r.bound(r.sigmoid(inner))
+    rest = r.multiply(x, r.subtract(one, s))
+    return r.multiply(s, r.add(one, rest if slope is None else r.multiply(rest, slope)))
+
+
+def silu_grad_ref(np: Any, dy: Any, x: Any) -> Any:
+    s = np.exp(-np.logaddexp(x.dtype.type(0), -x))
+    return dy * s * (1 + x * (1 - s))
+
+
+def activation(name: str, doc: str, value: Any, value_ref: Any, grad: Any, grad_ref: Any) -> None:
+    """A row of f32 arithmetic, and the row of its gradient, made of the argument alone."""
+    common: Any = {"group": "neural", "elementwise": True, "stack": pointwise}
+    op(name, doc, args=X, type=unary(FLOATS, hint=HINT), ref=halves_in_f32(value_ref), relax=all_in_f32(value),
+       vjp=lambda b, dy, y, x: (b(f"{name}-grad", dy, x),), cases=FLOAT_CASES, **common)
+    twice = tuple(([*types, *types], attrs) for types, attrs in FLOAT_CASES)
+    op(f"{name}-grad", f"The gradient of {name}.", internal=True, args=(tensor("dy"), tensor("x")),
+       type=lambda dy, x: TensorType(broadcast(dy.shape, x.shape), x.dtype),
+       ref=halves_in_f32(grad_ref), relax=all_in_f32(grad),
+       vjp=None,  # a run has one backward pass, and nothing differentiates it
+       cases=twice, **common)
+
+
+op("relu", "x where it is positive, else 0. The gradient at 0 is 0.",
+   group="neural", args=X, expand=floats_only(relu),
+   ref=lambda np, x: np.where(x <= 0, x.dtype.type(0), x), cases=FLOAT_CASES)
+
+activation(
+    "gelu", "x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the tanh form of Hendrycks and Gimpel, arXiv:1606.08415.",
+    gelu, gelu_ref, gelu_grad, gelu_grad_ref)  # fmt: skip
+
+activation(
+    "silu", "x sigmoid(x), also called swish.",
+    lambda r, x: r.multiply(x, r.sigmoid(x)), lambda np, x: x / (1 + np.exp(-x)), silu_grad, silu_grad_ref)  # fmt: skip
+
+op("softplus", "log(1 + exp(x)), without overflow.",
+   group="neural", args=X, expand=floats_only(in_wide(softplus)),
+   ref=halves_in_f32(lambda np, x: np.logaddexp(x, x.dtype.type(0))), cases=FLOAT_CASES)
