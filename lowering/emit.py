@@ -76,6 +76,7 @@ class Namespace:
         self._calls: dict[Any, relax.Expr] = {}  # of programs of several results, by the program and its arguments
         self.out = TensorType((), "f32")
         self.orders: tuple[Any, ...] = ()
+        self._reshaped: dict[relax.Expr, relax.Expr] = {}  # a variable that is a reshape -> what it is one of
 
     def __getattr__(self, name: str) -> Any:
         return getattr(relax.op, name)
@@ -131,7 +132,7 @@ class Namespace:
         given, key = self._given(args), self._key(name, args, attrs)
         call = (key, *given)
         if call not in self._calls:
-            self._calls[call] = self._builder.emit(self._several(key, args, given, attrs))
+            self._calls[call] = self.emit(self._several(key, args, given, attrs))
         return relax.TupleGetItem(self._calls[call], n)
 
     def _several(self, key: tuple[Any, ...], args: Any, given: list[relax.Expr], attrs: dict[str, Any]) -> relax.Expr:
@@ -154,7 +155,19 @@ class Namespace:
 
     def _typed(self, x: relax.Expr) -> relax.Expr:
         """``x`` itself if it is a variable or constant, else the variable it is now bound to."""
-        return self._builder.emit(x) if isinstance(x, MADE) else x
+        return self.emit(x) if isinstance(x, MADE) else x
+
+    def reshape(self, x: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+        """``x`` in another shape; of a reshape, what that is made of: two in a row would be a kernel that copies."""
+        x = self._typed(x)
+        return relax.op.reshape(self._reshaped.get(x, x), shape)
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """A variable for ``expr``, an expression that is not yet one."""
+        var = self._builder.emit(expr)
+        if isinstance(expr, tvm.ir.Call) and getattr(expr.op, "name", "") == "relax.reshape":
+            self._reshaped[var] = expr.args[0]
+        return var
 
 
 def _dtype_text(type: Any) -> str:
@@ -240,22 +253,19 @@ class _Emitter:
             flat = self.flat.get(view.source)
             source = self.full(view.source) if flat is None else flat
             same = tuple(int(i) for i in source.ty.shape) == view.lies
-            made = source if same else self.builder.emit(self.names.reshape(source, view.lies))
+            made = source if same else self.names.emit(self.names.reshape(source, view.lies))
             self.lain[view.source, view.lies] = made
         return Strided(self.lain[view.source, view.lies], view)
 
     def full(self, value: Value) -> relax.Expr:
         if value not in self.made:
-            self.made[value] = self.builder.emit(self.names.reshape(self.flat[value], value.type.shape))
+            self.made[value] = self.names.emit(self.names.reshape(self.flat[value], value.type.shape))
         return self.made[value]
 
     def rows(self, value: Value) -> relax.Expr:
         """The flat form."""
         if value not in self.flat:
-            source = value  # a reshape of a reshape is one view; two of them become a kernel that copies
-            while source.op == "reshape" and source.args[0] in self.made:
-                source = source.args[0]
-            self.flat[value] = self.builder.emit(self.names.reshape(self.made[source], flat_type(value.type).shape))
+            self.flat[value] = self.names.emit(self.names.reshape(self.made[value], flat_type(value.type).shape))
         return self.flat[value]
 
     def _keeps_flat(self, value: Value) -> bool:
@@ -284,7 +294,7 @@ class _Emitter:
         """A variable or constant for ``expr``. An output is bound as one where it is made, and is never an alias: TVM
         turns a reshape that is an intermediate into a view, and the view of an input must not be returned."""
         if value is None or value not in self.outputs:
-            return self.builder.emit(expr) if isinstance(expr, MADE) else expr
+            return self.names.emit(expr) if isinstance(expr, MADE) else expr
         if not isinstance(expr, MADE):
             expr = self.names.program("copy", value.type, expr)
         return self.builder.emit_output(expr)
