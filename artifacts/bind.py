@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
 from attrs import frozen
 
@@ -34,11 +34,16 @@ class Bound:
         given = [env[key] for key in self.inputs]
         return self._named(given, self.call(given))
 
-    def repeat(self, env: Env, key: Key, values: Iterable[Handle], before: Callable[[], None]) -> dict[Key, Handle]:
+    def repeat(
+        self, env: MutableMapping[Key, Handle], key: Key, values: Iterable[Handle], before: Callable[[], None]
+    ) -> dict[Key, Handle]:
         """The outputs of the last of several calls: one for each of ``values``, as the input ``key``, with the outputs
-        of the call before in the place of the inputs they are named like. ``before`` is called before each."""
+        of the call before in the place of the inputs they are named like, which ``env`` then holds no more. ``before``
+        is called before each."""
         place, call, fed = self.places.get(key), self.call, self.fed
         given = [None if i == place else env[name] for i, name in enumerate(self.inputs)]
+        for _, i in fed:
+            del env[self.inputs[i]]
         made: tuple[Handle, ...] = ()
         for value in values:
             before()

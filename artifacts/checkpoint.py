@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +17,12 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from . import canonical, tensors
-from .errors import CKPT_FIT, CKPT_VERSION, RunError
+from . import canonical, files, tensors
+from .contract import MAX_RECORDS
+from .errors import CKPT_FIT, CKPT_VERSION, RunError, shown
 from .identity import Changed, Fingerprint, compare, compare_data, mismatch
 from .manifest import File, Manifest
-from .state import Cursor
+from .state import Cursor, at
 from .structure import build, plain
 
 FORMAT, VERSION = "sexpgpu-checkpoint", 1
@@ -113,17 +113,14 @@ def _check_version(value: Any, path: str) -> None:
 
 def _read(path: str, limit: int) -> bytes:
     """The bytes of the plain file ``path``; Torn when it is missing, odd or larger than ``limit``."""
+    name = os.path.basename(path)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise Torn(f"{os.path.basename(path)} is not a plain file")
-            if status.st_size > limit:
-                raise Torn(f"{os.path.basename(path)} has {status.st_size} bytes, which is more than {limit}")
-            return file.read(limit + 1)
+        size = os.lstat(path).st_size
+        if size > limit:
+            raise Torn(f"{name} has {size} bytes, which is more than {limit}")
+        return files.read_plain(path, limit)
     except OSError as error:
-        raise Torn(f"{os.path.basename(path)}: {error.strerror}") from None
+        raise Torn(f"{name}: {error.strerror}") from None
 
 
 def load(path: str) -> Loaded:
@@ -146,7 +143,8 @@ def load(path: str) -> Loaded:
 def check_belongs(
     loaded: Loaded, manifest: Manifest, identity: Mapping[str, str], data: Fingerprint, changed: Changed = lambda _: ""
 ) -> None:
-    """E-CKPT-003 unless the checkpoint was made by this run; E-CKPT-007 unless its tensors are the run's."""
+    """E-CKPT-003 unless the checkpoint was made by this run; E-CKPT-007 unless its tensors are the run's; Torn unless
+    it stands where the run is after so many steps."""
     entry, where = loaded.entry, loaded.path
     if entry.seed != manifest.run.seed:
         raise mismatch("seed", entry.seed, manifest.run.seed, where, changed("run"))
@@ -157,9 +155,20 @@ def check_belongs(
     compare(entry.identity, identity, where, changed)
     check_fit(loaded.params, manifest.parameters, where)
     check_fit(loaded.optim, manifest.optimizer, where)
-    cursor = entry.cursor
-    if not 0 <= cursor.stage < len(manifest.step.stages) or set(cursor.positions) != set(manifest.training_loaders()):
-        raise mismatch("the stages", cursor.stage, len(manifest.step.stages), where)
+    if entry.cursor.step < 0 or entry.cursor.records > MAX_RECORDS:
+        raise Torn(f"{MANIFEST}: its cursor is out of range")
+    check_cursor(entry.cursor, at(manifest, entry.cursor.step))
+
+
+def check_cursor(cursor: Cursor, wanted: Cursor) -> None:
+    """Torn unless the cursor is the one ``wanted`` after its step: all of it follows from the step, but for the totals
+    of the counters."""
+    for key, value in plain(wanted).items():
+        have = getattr(cursor, key)
+        if key == "counters":
+            value, have = sorted(value), sorted(have)
+        if have != value:
+            raise Torn(f"{MANIFEST}: its cursor has {key} {shown(have)}, after step {cursor.step} it is {shown(value)}")
 
 
 def check_fit(arrays: Arrays, wanted: Any, where: str) -> None:

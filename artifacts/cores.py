@@ -7,8 +7,10 @@ it at the end of each kernel.
 
 from __future__ import annotations
 
+import math
 import os
 
+from . import groups
 from .errors import CLI_VALUE, RunError
 
 # How often a thread that waits for work looks for it before it sleeps: some half a millisecond, longer than it takes to
@@ -16,13 +18,28 @@ from .errors import CLI_VALUE, RunError
 LOOKS = 1000
 
 
+def available(proc: str = groups.PROC, usual: str = groups.USUAL) -> int:
+    """The cores that this process may use: those it is confined to, or as many as its control groups grant time of."""
+    granted = groups.quota(proc, usual)
+    cores = len(os.sched_getaffinity(0))
+    return cores if granted is None else max(1, min(cores, math.ceil(granted[0])))
+
+
 def set_threads(count: int | None) -> int:
     """Fix the number of threads of the runtime, before it is loaded; default: the cores this process may use."""
     if count is not None and not 1 <= count <= 1024:
         raise RunError(CLI_VALUE, f"--threads is {count}; the range is 1 to 1024")
-    cores = len(os.sched_getaffinity(0))
+    cores = available()
     chosen = count or cores
     os.environ["TVM_NUM_THREADS"] = str(chosen)
     os.environ["TVM_BIND_THREADS"] = "0"
     os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = str(LOOKS if chosen <= cores else 0)
     return chosen
+
+
+def words(count: int | None) -> str:
+    """How many threads there will be, and why."""
+    granted = groups.quota()
+    more = f", and a quota of {granted[0]:g} of a core in {granted[1]}" if granted else ""
+    asked = "by --threads; " if count else ""
+    return f"threads: {count or available()} ({asked}this process may use {len(os.sched_getaffinity(0))} cores{more})"

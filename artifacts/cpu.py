@@ -8,12 +8,13 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import cores, memory, pages, tensors
+from .crew import Crew
 from .device import Choice, Device, Row, named
 from .errors import TARGET_MACHINE, RunError
 from .library import LibraryDevice
@@ -21,6 +22,8 @@ from .manifest import Manifest, Target
 from .tarball import Artifact
 
 CPUINFO = "/proc/cpuinfo"
+CONFIGURE = "runtime.config_threadpool"  # (which cores threads prefer, how many of them work)
+ANY_CORE = 1  # in its words, those of the fast kind; with TVM_BIND_THREADS=0 it binds none
 
 
 def cpu_flags(path: str = CPUINFO) -> frozenset[str]:
@@ -79,11 +82,19 @@ class CpuDevice(LibraryDevice):
 
     def __init__(self, artifact: Artifact, threads: int | None = None, target: str | None = None) -> None:
         chosen = choose(artifact.manifest, platform.machine(), cpu_flags(), artifact.path, target)
-        cores.set_threads(threads)
+        most = cores.set_threads(threads)
         super().__init__(artifact, chosen, "cpu", 0)
+        configure = self._ffi.get_global_func(CONFIGURE)
+        self._crew = Crew(most, lambda count: configure(ANY_CORE, count))
+        self.between = self._crew.look
 
     def settled(self) -> None:
         pages.join()
+
+    def notes(self) -> list[str]:
+        crew = self._crew
+        few = crew.fewest < crew.most
+        return [f"threads: beside other work {crew.fewest} of {crew.most} at the fewest"] if few else []
 
     def tensor(self, array: np.ndarray) -> Any:
         out = self._empty(array)
@@ -97,6 +108,14 @@ class CpuDevice(LibraryDevice):
         memory = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(handle.data_ptr())
         memory.keep = handle  # type: ignore[attr-defined]
         return np.frombuffer(memory, kind).reshape(shape)  # type: ignore[call-overload]
+
+    def trips(self, count: int, fed: Sequence[tuple[int, int]]) -> Iterator[Any]:
+        """One tensor, written anew: a call is over when it returns."""
+        number = self.tensor(np.array(0, np.int64))
+        value = ctypes.c_int64.from_address(number.data_ptr())
+        for n in range(count):
+            value.value = n
+            yield number
 
     def zero(self, handles: Sequence[Any]) -> None:
         for handle in handles:

@@ -6,23 +6,25 @@ the library, whose kernels were compiled when the artifact was built: nothing is
 
 from __future__ import annotations
 
-import math
+import itertools
 import platform
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
-from . import cudart, driver, memory, tensors
+from . import cudart, driver, memory, signature, tensors
 from .cpu import cpu_flags, fitting
-from .device import Body, Call, Choice, Device, Env, Handle, Look, Made, Row
+from .device import Call, Choice, Device, Handle, Row
 from .driver import Gpu
 from .errors import DEVICE_FULL, DEVICE_MEMORY, ENV_LIBRARY, TARGET_ARCH, RunError
 from .graphs import Graphs
 from .library import CPU, POOLED, LibraryDevice, first_line, load_shared
 from .manifest import Manifest, Target
+from .replaying import Replaying
+from .staging import ALIGNMENT, CHUNK
 from .tarball import Artifact
 
 CUDA = 2  # DLPack's device type
@@ -69,25 +71,26 @@ def room(manifest: Manifest, threads: int | None, choice: Choice, where: str, da
 
 
 def wanted(manifest: Manifest, target: Target) -> int:
-    """Bytes of the GPU that a run takes: the memory plan, the library's constants, which are no more than itself, and
-    what captured phases hold of their results."""
-    constants = sum(entry.size for entry in manifest.files if entry.path == target.library)
-    held = sum(memory.nbytes(p.shape, p.dtype) for phase in manifest.phases for p in phase.outputs)
-    return manifest.memory.device_bytes + constants + (held if target.graphs else 0) + OVERHEAD
+    """Bytes of the GPU that a run takes: the memory plan, which counts constants and what captures hold, if the target
+    has them made, and what is beside it."""
+    return manifest.memory.device_bytes + OVERHEAD
 
 
 def open_device(artifact: Artifact, choice: Choice, threads: int | None) -> Device:
-    """E-DEVICE-012 where the driver is too old for the PTX that the library's kernels are kept as."""
+    """E-DEVICE-012 where the driver is too old for the PTX that the library's kernels are kept as; E-ART-002 where a
+    cubin is cut short."""
     arch = choice.has.arch
-    texts = [entry.path for entry in artifact.manifest.files if entry.path.endswith(f".{arch}.ptx")]
-    for member in texts[:1]:  # one compiler made them all
+    kernels = [entry.path for entry in artifact.manifest.files if f".{arch}." in entry.path]
+    for member in [path for path in kernels if path.endswith(".ptx")][:1]:  # one compiler made them all
         driver.check_ptx(artifact.read(member), choice.has.gpu.driver, artifact.path)
+    for member in (path for path in kernels if path.endswith(".cubin")):
+        signature.check_kernels(artifact, member)
     return CudaDevice(artifact, choice.target, choice.number, arch)
 
 
-class CudaDevice(LibraryDevice):
+class CudaDevice(LibraryDevice, Replaying):
     """A library whose kernels run on GPU ``number``. All its work is in one stream: what is asked for is done in order,
-    and ``numpy`` waits for it.
+    and ``numpy`` and ``read`` wait for it.
 
     arch:   of the target's kernels those to load, as ``driver.served`` names them
     graphs: whether what is repeated is captured; None: as the target says
@@ -99,14 +102,15 @@ class CudaDevice(LibraryDevice):
         self._number = number
         self._arch = arch or driver.served(target.archs, driver.survey(number).capability) or target.archs[0]
         super().__init__(artifact, target, "cuda", number)
-        self._places_of: dict[Hashable, Handle] = {}
-        self._graphs = Graphs(self._stream) if (target.graphs if graphs is None else graphs) else None
+        self._replaying(Graphs(self._stream) if (target.graphs if graphs is None else graphs) else None)
+        self._packed: Handle = None  # bytes in which ``read`` puts several tensors together
 
     def _load_device(self, artifact: Artifact, target: Target) -> None:
         self._stream = cudart.Stream(cudart.load(artifact.path), self._number)
         if self._ffi.get_global_func("device_api.cuda", allow_missing=True) is None:
-            assert artifact.manifest.runtime.cuda is not None
-            self._cuda = load_shared("runtime_cuda", artifact.read(artifact.manifest.runtime.cuda))
+            member = artifact.manifest.runtime.cuda
+            assert member is not None
+            self._cuda = load_shared("runtime_cuda", signature.runtime(artifact, member, signature.CUDA_RUNTIME))
         self._ffi.register_global_func(SERVE, _server(artifact, self._arch), override=True)
         self._ffi.use_raw_stream(self._device, self._stream.handle).__enter__()  # and never left: a run has one stream
 
@@ -124,55 +128,40 @@ class CudaDevice(LibraryDevice):
         return out
 
     def _write(self, handle: Handle, array: np.ndarray) -> None:
-        array = np.ascontiguousarray(array)
-        self._stream.copy(handle.data_ptr(), array.ctypes.data, array.nbytes, cudart.TO_DEVICE)
+        self._stream.staging.write(handle.data_ptr(), np.ascontiguousarray(array))
 
-    def numpy(self, handle: Handle) -> np.ndarray:
-        """A copy of the tensor's values, once all that was asked for before is done."""
-        out = tensors.aligned(tuple(handle.shape), tensors.OF_NUMPY[str(handle.dtype)])
-        self._stream.copy(out.ctypes.data, handle.data_ptr(), out.nbytes, cudart.TO_HOST)
-        self._stream.wait()
-        return out
-
-    def zero(self, handles: Sequence[Handle]) -> None:
-        if self._graphs is None or not handles:
-            self._fill(handles)
-            return
-        graphs, given = self._graphs, {("zero", str(n)): handle for n, handle in enumerate(handles)}
-
-        def body() -> Made:
-            graphs.call("zero", self._fill, handles)
-            return {}
-
-        graphs.repeat(("zero",), given, lambda: None, body)
+    def _copy(self, to: Handle, source: Handle) -> None:
+        self._stream.on_device(to.data_ptr(), source.data_ptr(), _nbytes(to))
 
     def _fill(self, handles: Sequence[Handle]) -> tuple[Handle, ...]:
         for handle in handles:
             self._stream.zero(handle.data_ptr(), _nbytes(handle))
         return ()
 
-    def place(self, key: Hashable, array: np.ndarray) -> Handle:
-        """The same tensor each time, written anew: allocating on a GPU takes longer than a phase."""
-        key = key, array.shape, array.dtype
-        if key not in self._places_of:
-            self._places_of[key] = self._empty(array)
-        self._write(self._places_of[key], array)
-        return self._places_of[key]
+    def numpy(self, handle: Handle) -> np.ndarray:
+        """A copy of the tensor's values, once all that was asked for before is done."""
+        out = tensors.aligned(*_kind(handle))
+        self._stream.staging.read(handle.data_ptr(), out)
+        return out
 
-    def keep(self, old: Handle, new: Handle) -> Handle:
-        if self._graphs is None or new is old:
-            return new
-        self._stream.copy(old.data_ptr(), new.data_ptr(), _nbytes(old), cudart.ON_DEVICE)
-        return old
-
-    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
-        return self._graphs.repeat(key, env, look, body) if self._graphs else body()
+    def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
+        """Put together on the GPU, then one copy."""
+        starts = list(itertools.accumulate((-(-_nbytes(h) // ALIGNMENT) * ALIGNMENT for h in handles), initial=0))
+        if len(handles) < 2 or starts[-1] > CHUNK:
+            return [self.numpy(handle) for handle in handles]
+        packed = np.empty(starts[-1], np.uint8)
+        if self._packed is None or _nbytes(self._packed) < packed.nbytes:
+            self._packed = self._empty(packed)
+        for handle, at in zip(handles, starts, strict=False):
+            self._stream.on_device(self._packed.data_ptr() + at, handle.data_ptr(), _nbytes(handle))
+        self._stream.staging.read(self._packed.data_ptr(), packed)
+        return [_array(packed[at:], *_kind(handle)) for handle, at in zip(handles, starts, strict=False)]
 
     def phase(self, name: str) -> Call:
-        plain, graphs = self._wary(name, super().phase(name)), self._graphs
-        if graphs is None:
+        plain = self._wary(name, super().phase(name))
+        if self._graphs is None:
             return lambda inputs: self._stream.paced(lambda: plain(inputs))
-        return lambda inputs: graphs.call(name, plain, inputs)
+        return self._replayed(name, plain)
 
     def _wary(self, name: str, call: Call) -> Call:
         """``call``, but E-DEVICE-015 at the first one if others have taken the memory that it was to have."""
@@ -196,8 +185,18 @@ class CudaDevice(LibraryDevice):
         return cudart.fault(what, first_line(error))
 
 
+def _kind(handle: Handle) -> tuple[tuple[int, ...], str]:
+    """Its shape and our dtype."""
+    return tuple(handle.shape), tensors.OF_NUMPY[str(handle.dtype)]
+
+
+def _array(data: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
+    """The array that the bytes ``data`` begin with."""
+    return data[: memory.nbytes(shape, name)].view(tensors.dtype(name)).reshape(shape)
+
+
 def _nbytes(handle: Handle) -> int:
-    return math.prod(handle.shape) * tensors.DTYPES[tensors.OF_NUMPY[str(handle.dtype)]][2]
+    return memory.nbytes(*_kind(handle))
 
 
 def _server(artifact: Artifact, arch: str) -> Callable[[str], bytes]:

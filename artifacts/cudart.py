@@ -9,40 +9,31 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import DEVICE_CALL, DEVICE_FULL, DEVICE_LOST, DEVICE_OLD, ENV_LIBRARY, RunError
+import numpy as np
+
+from .driver import RUNTIME
+from .errors import ENV_LIBRARY, RunError
+from .staging import Staging
+from .statuses import meaning
 
 Result = TypeVar("Result")
 NAME = "libcudart.so.13"
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 NON_BLOCKING = 1  # a stream that does not wait for the default one
+# An event that takes no time, and for which the host waits asleep: a core that spins is one less for the data.
+QUIET = 1 | 2  # cudaEventBlockingSync | cudaEventDisableTiming
 # Other calls of this thread stay allowed during a capture. Memory that a call still wants then is really allocated.
 RELAXED = 2
-MEMORY_ALLOCATION = 2
 AHEAD = 2  # pieces of work, each a call of a phase, that may wait in a stream
 
-_FULL = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
-_PTX = "the driver compiles these kernels, and does not know their PTX: install a newer one"
-_OLD = {
-    "cudaErrorInsufficientDriver": "install a newer driver",
-    "cudaErrorUnsupportedPtxVersion": _PTX,
-    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": _PTX,
-}
-# What the call itself got wrong: the context is as it was. Any other error ends all that the process does on the GPU.
-_CALL = re.compile(r"cudaError(InvalidValue|InvalidConfiguration|StreamCapture\w+|LaunchOutOfResources)|"
-                   r"CUDA_ERROR_(INVALID_VALUE|NOT_FOUND|STREAM_CAPTURE_\w+|LAUNCH_OUT_OF_RESOURCES)")  # fmt: skip
 _ANY = re.compile(r"\b(cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_0-9]+)\b")
 
 
 def fault(what: str, text: str) -> RunError:
     """The coded error of a failure whose message is ``text``."""
     found = _ANY.search(text)
-    name = found.group() if found else ""
-    message = f"{what}: {text}"
-    if name in _FULL:
-        return RunError(DEVICE_FULL, message)
-    if name in _OLD:
-        return RunError(DEVICE_OLD, message, hint=_OLD[name])
-    return RunError(DEVICE_LOST if name and not _CALL.fullmatch(name) else DEVICE_CALL, message)
+    code, hint = meaning(found.group() if found else "")
+    return RunError(code, f"{what}: {text}", hint=hint)
 
 
 def folders() -> list[Path]:
@@ -57,8 +48,7 @@ def load(where: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL((paths or [NAME])[0], ctypes.RTLD_GLOBAL)
     except OSError as error:
-        hint = "pip install 'sexpgpu[gpu]'"
-        raise RunError(ENV_LIBRARY, f"CUDA's runtime cannot be loaded: {error}", where, hint) from None
+        raise RunError(ENV_LIBRARY, f"CUDA's runtime cannot be loaded: {error}", where, RUNTIME) from None
 
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -68,7 +58,8 @@ _ARGUMENTS = {
     "cudaStreamSynchronize": (_POINTER,),
     "cudaMemcpyAsync": (_POINTER, _POINTER, _SIZE, _INT, _POINTER),
     "cudaMemsetAsync": (_POINTER, _INT, _SIZE, _POINTER),
-    "cudaEventCreate": (_POINTER,),
+    "cudaMallocHost": (_POINTER, _SIZE),
+    "cudaEventCreateWithFlags": (_POINTER, ctypes.c_uint),
     "cudaEventRecord": (_POINTER, _POINTER),
     "cudaEventSynchronize": (_POINTER,),
     "cudaMemGetInfo": (_POINTER, _POINTER),
@@ -94,8 +85,10 @@ class Stream:
         library.cudaGetErrorString.restype = ctypes.c_char_p
         self.call("cudaSetDevice", number)
         self.handle = self._made("cudaStreamCreateWithFlags", NON_BLOCKING)
-        self._events = [self._made("cudaEventCreate") for _ in range(AHEAD)]  # after the last pieces of work
+        self._events = [self.event() for _ in range(AHEAD)]  # after the last pieces of work
         self._pieces = 0
+        self._end = self.event()
+        self.staging = Staging(self)
 
     def _made(self, function: str, *arguments: Any) -> int:
         out = ctypes.c_void_p()
@@ -115,22 +108,45 @@ class Stream:
         it counts; and the GPU still finds the next piece waiting."""
         event = self._events[self._pieces % AHEAD]
         if self._pieces >= AHEAD:
-            self.call("cudaEventSynchronize", event)
+            self.wait_for(event)
         done = work()
-        self.call("cudaEventRecord", event, self.handle)
+        self.record(event)
         self._pieces += 1
         return done
 
-    def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
-        """Copy between addresses. Memory of the host may be used again at once: CUDA stages what is not page-locked."""
-        self.call("cudaMemcpyAsync", to, source, nbytes, kind, self.handle)
+    def event(self) -> int:
+        return self._made("cudaEventCreateWithFlags", QUIET)
+
+    def record(self, event: int) -> None:
+        """``event`` is from now on the end of what was asked for so far."""
+        self.call("cudaEventRecord", event, self.handle)
+
+    def wait_for(self, event: int) -> None:
+        """Until what was asked for before ``event`` is done."""
+        self.call("cudaEventSynchronize", event)
+
+    def page_locked(self, nbytes: int) -> int:
+        """The address of memory of the host that the GPU reads and writes by itself, until the process ends."""
+        return self._made("cudaMallocHost", nbytes)
+
+    def to_device(self, to: int, source: int, nbytes: int) -> None:
+        """Copy from page-locked memory, which is read when it is the copy's turn."""
+        self.call("cudaMemcpyAsync", to, source, nbytes, TO_DEVICE, self.handle)
+
+    def to_host(self, to: int, source: int, nbytes: int) -> None:
+        """Copy to page-locked memory, which is written when it is the copy's turn."""
+        self.call("cudaMemcpyAsync", to, source, nbytes, TO_HOST, self.handle)
+
+    def on_device(self, to: int, source: int, nbytes: int) -> None:
+        self.call("cudaMemcpyAsync", to, source, nbytes, ON_DEVICE, self.handle)
 
     def zero(self, to: int, nbytes: int) -> None:
         self.call("cudaMemsetAsync", to, 0, nbytes, self.handle)
 
     def wait(self) -> None:
         """Until all that was asked for is done."""
-        self.call("cudaStreamSynchronize", self.handle)
+        self.record(self._end)
+        self.wait_for(self._end)
 
     def wait_for_default(self) -> None:
         """Until what TVM did in the default stream is done: the library's constants are copied there."""
@@ -168,8 +184,16 @@ class Stream:
             self._library.cudaGraphDestroy(graph)
         self.last_error()
 
-    def launch(self, graph: int) -> None:
-        self.paced(lambda: self.call("cudaGraphLaunch", graph, self.handle))
+    def launch(self, graph: int, number: tuple[Any, int] | None = None) -> None:
+        """``number``: an i64 scalar and what it is to be then."""
+
+        def work() -> None:
+            if number is not None:
+                scalar, value = number
+                self.staging.write(scalar.data_ptr(), np.array(value, np.int64))
+            self.call("cudaGraphLaunch", graph, self.handle)
+
+        self.paced(work)
 
     def destroy(self, graph: int) -> None:
         self.call("cudaGraphExecDestroy", graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -11,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from . import sources, tensors
-from .errors import DATA_FEW, DATA_FINITE, DATA_RANGE, RunError
+from .errors import DATA_FEW, DATA_FINITE, DATA_RANGE, Code, RunError
 from .manifest import Field, Loader, Manifest
 from .order import Order
 from .tarball import Artifact
@@ -67,15 +68,14 @@ class Records:
         return f"{self.shards[owner].name}: record {number - int(self.starts[owner])}"
 
 
-def open_records(loader: Loader, folder: str, artifact: Artifact | None) -> Records:
-    """The records of ``loader``, from the artifact or from ``folder``; every value looked at once."""
+def open_records(
+    loader: Loader, folder: str, artifact: Artifact | None, tick: Callable[[int], None] = lambda size: None
+) -> Records:
+    """The records of ``loader``, from the artifact or from ``folder``; every value looked at once. ``tick`` is told of
+    bytes as they are read, where that takes long."""
     if loader.kind == "indices":
         return Records(loader, (), np.zeros(1, np.int64), _enough(loader, loader.count or 0))
-    if loader.embedded and artifact:
-        groups = _embedded(loader, artifact)
-    else:
-        groups = [sources.blobs(folder, source) for source in loader.sources]
-    shards = tuple(sources.read(group, loader.fields) for group in groups)
+    shards = tuple(sources.read(group, loader.fields, tick) for group in files(loader, folder, artifact))
     starts = np.cumsum([0, *(shard.count for shard in shards)])
     _enough(loader, int(starts[-1]))
     for shard in shards:
@@ -83,13 +83,29 @@ def open_records(loader: Loader, folder: str, artifact: Artifact | None) -> Reco
     return Records(loader, shards, starts[:-1], int(starts[-1]))
 
 
-def _embedded(loader: Loader, artifact: Artifact) -> list[list[sources.Blob]]:
-    """The members of the loader, the .npy files of one folder together."""
-    groups: dict[str, list[sources.Blob]] = {}
+def files(loader: Loader, folder: str, artifact: Artifact | None) -> list[list[sources.Blob]]:
+    """The files of each source, in the artifact or in ``folder``; RunError where one is not there."""
+    if not (loader.embedded and artifact):
+        return [sources.blobs(folder, source, loader.fields) for source in loader.sources]
+    groups: dict[str, list[sources.Blob]] = {}  # the .npy files of one folder together
+    wanted = {f"{field.name}.npy" for field in loader.fields}
     for member in loader.embedded:
-        key = os.path.dirname(member) + "/" if member.endswith(".npy") else member
-        groups.setdefault(key, []).append(sources.in_memory(member, artifact.read(member)))
+        is_field = member.endswith(".npy")
+        if is_field and os.path.basename(member) not in wanted:
+            continue
+        key = os.path.dirname(member) + "/" if is_field else member
+        groups.setdefault(key, []).append(sources.inside(artifact, member))
     return list(groups.values())
+
+
+def held(artifact: Artifact, folder: str) -> int:
+    """Bytes of memory that the data of a run will take, counted before they are read. What is not there, or cannot be
+    read, takes none: it is told of when it is opened."""
+    total = 0
+    for loader in map(artifact.manifest.loader, artifact.manifest.loaders_used()):
+        with contextlib.suppress(RunError):
+            total += sum(sources.held(group, loader.fields) for group in files(loader, folder, artifact))
+    return total
 
 
 def _enough(loader: Loader, count: int) -> int:
@@ -111,17 +127,33 @@ def check_values(field: Field, values: np.ndarray, place: Callable[[int], str]) 
     """E-DATA unless floats are finite and integers within the field's bounds; ``place`` names the i-th record."""
     if field.dtype in tensors.FLOATS:
         bad, code, what = ~np.isfinite(values), DATA_FINITE, "which is not finite"
-    elif field.low is not None or field.high is not None:
-        low, high = field.low, field.high
-        least, most = int(values.min(initial=low or 0)), int(values.max(initial=low or 0))
-        if (low is None or least >= low) and (high is None or most < high):
-            return
-        bad = np.zeros(values.shape, bool)
-        bad |= False if low is None else values < low
-        bad |= False if high is None else values >= high
-        code, what = DATA_RANGE, f"which is not in {'' if low is None else low}..{'' if high is None else high - 1}"
-    else:
+        refuse_any(bad, code, field, values, what, place)
         return
+    if field.low is not None or field.high is not None:
+        check_range(field, values, field.low, field.high, place)
+    for part in field.parts:
+        within = (slice(None), *map(slice, part.start, part.stop))
+        check_range(field, values[within], part.low, part.high, place)
+
+
+def check_range(
+    field: Field, values: np.ndarray, low: int | None, high: int | None, place: Callable[[int], str]
+) -> None:
+    """E-DATA unless low <= ``values`` < high, where these are given."""
+    least, most = int(values.min(initial=low or 0)), int(values.max(initial=low or 0))
+    if (low is None or least >= low) and (high is None or most < high):
+        return
+    bad = np.zeros(values.shape, bool)
+    bad |= False if low is None else values < low
+    bad |= False if high is None else values >= high
+    what = f"which is not in {'' if low is None else low}..{'' if high is None else high - 1}"
+    refuse_any(bad, DATA_RANGE, field, values, what, place)
+
+
+def refuse_any(
+    bad: np.ndarray, code: Code, field: Field, values: np.ndarray, what: str, place: Callable[[int], str]
+) -> None:
+    """The fault ``code`` of the first of ``values`` that is ``bad``."""
     if bad.any():
         first = np.unravel_index(int(np.argmax(bad)), bad.shape)
         raise RunError(code, f"field {field.name} holds {values[first]}, {what}", place(int(first[0])))

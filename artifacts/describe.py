@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from . import tarball
-from .manifest import Loader, Manifest, Phase, Port, Target
+from . import forms, tarball
+from .manifest import UNDRAWN, Loader, Manifest, Phase, Port, Target
 from .memory import OVERHEAD, size, wanted
 from .structure import plain
 
@@ -41,8 +42,12 @@ def _run(m: Manifest) -> list[str]:
         "passes     " + (", ".join(f"{p.name} every {p.every} steps" for p in m.step.passes) or "none"),
         "stages     " + ", ".join(f"{s.name} ({_stage(s.steps, s.records)}, {s.loader})" for s in m.step.stages),
         "generator  "
-        + ("none" if m.step.trips is None else f"{m.step.trips} trips, makes {' '.join(m.step.generated)}"),
+        + ("none" if m.step.trips is None else f"{m.step.trips} trips, makes {' '.join(_made(m.step.generated))}"),
     ]
+
+
+def _made(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if not name.startswith(UNDRAWN)]
 
 
 def _elements(shape: tuple[int, ...]) -> int:
@@ -89,18 +94,44 @@ def _loader(entry: Loader, trains: bool) -> str:
 
 
 def diff(a: tarball.Artifact, b: tarball.Artifact) -> str | None:
-    """The first difference of two artifacts in words: a source, another member, or a manifest key; None when
-    they are one."""
+    """What is different in two artifacts, in words: the forms that decide the run, each with both texts and places, a
+    line each; where they are alike, the first difference of a source, another member, or a manifest key; None when they
+    are one."""
     if a.hash == b.hash:
         return None
+    return "\n".join(_forms(a, b)) or _first(a, b)
+
+
+def _forms(a: tarball.Artifact, b: tarball.Artifact) -> list[str]:
+    left, right = (forms.read(forms.of_artifact(side)) for side in (a, b))
+    if left is None or right is None:
+        return []
+    parts = dict.fromkeys((*left.components(), *right.components()))
+    found = [forms.differences(left, right, part, ("the first", "the second")) for part in parts]
+    return list(dict.fromkeys(text for part in found for form in part for text in form))
+
+
+def _first(a: tarball.Artifact, b: tarball.Artifact) -> str:
     left, right = plain(a.manifest), plain(b.manifest)
     files_a, files_b = ({f["path"]: f for f in side.pop("files")} for side in (left, right))
     for name in sorted(files_a.keys() | files_b.keys(), key=lambda n: (not n.startswith("source/"), n)):
         if name not in files_b or name not in files_a:
             return f"member {name}: only in the {'first' if name in files_a else 'second'}"
         if files_a[name] != files_b[name]:
-            return f"member {name}: {_where(a.read(name), b.read(name))}"
+            place = _line if name.startswith("source/") else _where
+            return f"member {name}: {place(a.read(name), b.read(name))}"
     return next(_differences(left, right, "manifest"))
+
+
+def _line(a: bytes, b: bytes) -> str:
+    """The first line of a text that differs, as each has it."""
+    left, right = (text.decode("utf-8", "replace").splitlines() for text in (a, b))
+    pairs = enumerate(itertools.zip_longest(left, right, fillvalue=""), 1)
+    number, (x, y) = next(((n, pair) for n, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
+    if not number:
+        return "its line ends differ"
+    was, now = forms.around(x, y), forms.around(y, x)
+    return f"line {number} is {was!r} in the first, {now!r} in the second"
 
 
 def _where(a: bytes, b: bytes) -> str:

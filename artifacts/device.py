@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -32,6 +32,10 @@ class Device(Protocol):
         """The values of a tensor: valid until the tensor is written or dropped."""
         ...
 
+    def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
+        """The values of several tensors, of some numbers each, as ``numpy`` gives them: all by one wait."""
+        ...
+
     def zero(self, handles: Sequence[Handle]) -> None:
         """Fill tensors with zeros."""
         ...
@@ -48,6 +52,11 @@ class Device(Protocol):
         """The values of ``new`` for a long time to come, in the place of ``old``, which is not used again."""
         ...
 
+    def trips(self, count: int, fed: Sequence[tuple[int, int]]) -> Iterator[Handle]:
+        """For each of ``count`` calls of a phase its number, from 0, as an i64 scalar, which is not used again once the
+        next one is asked for. ``fed``: (output, input) of what a call makes for the next one; nobody else has it."""
+        ...
+
     def repeat(
         self, key: Hashable, env: Mapping[tuple[str, str], Handle], look: Callable[[], None], body: Body
     ) -> Made:
@@ -57,6 +66,10 @@ class Device(Protocol):
 
     def settled(self) -> None:
         """A step is over: all the memory that one takes has been asked for."""
+        ...
+
+    def between(self) -> None:
+        """No call is under way, and one will be: there is a moment to prepare for it."""
         ...
 
     def notes(self) -> list[str]:
@@ -70,6 +83,15 @@ class Plain:
     def tensor(self, array: np.ndarray) -> Handle:
         raise NotImplementedError
 
+    def numpy(self, handle: Handle) -> np.ndarray:
+        raise NotImplementedError
+
+    def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
+        return [self.numpy(handle) for handle in handles]
+
+    def trips(self, count: int, fed: Sequence[tuple[int, int]]) -> Iterator[Handle]:
+        return (self.tensor(np.array(n, np.int64)) for n in range(count))
+
     def place(self, key: Hashable, array: np.ndarray) -> Handle:
         return self.tensor(array)
 
@@ -82,6 +104,9 @@ class Plain:
         return body()
 
     def settled(self) -> None:
+        pass
+
+    def between(self) -> None:
         pass
 
     def notes(self) -> list[str]:

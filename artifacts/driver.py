@@ -10,16 +10,25 @@ from typing import Any
 
 from attrs import frozen
 
-from .errors import DEVICE_BUSY, DEVICE_DRIVER, DEVICE_MEMORY, DEVICE_NONE, DEVICE_OLD, RunError, shown
+from .errors import (
+    DEVICE_BUSY,
+    DEVICE_DRIVER,
+    DEVICE_FULL,
+    DEVICE_MEMORY,
+    DEVICE_NONE,
+    DEVICE_OLD,
+    Code,
+    RunError,
+    shown,
+)
+from .statuses import NUMBERED
 
 LIBRARY = "libcuda.so.1"
 NEEDS = 13000  # what cuDriverGetVersion answers for CUDA 13.0: kernels of any CUDA 13 run on a driver for it
 DRIVER = "580"  # the first driver for CUDA 13.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-OUT_OF_MEMORY, UNAVAILABLE, NO_DEVICE, NOT_READY = 2, 46, 100, 802
-SHARED = (805, 806, 807)  # the service that shares GPUs between processes does not answer
+RUNTIME = "pip install 'sexpgpu[gpu]'"  # all of CUDA that a run needs beside the driver
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-WAIT = (UNAVAILABLE, NOT_READY, *SHARED)  # the driver's answers for a device that others have or that is not up
 
 
 @frozen
@@ -41,25 +50,28 @@ class Driver:
         self._start(self._library.cuInit(0))
 
     def _start(self, status: int) -> None:
-        if status == NO_DEVICE:
+        code, hint = _meaning(status)
+        if code is DEVICE_NONE:
             raise _none(0)
-        if status in WAIT:
-            raise RunError(DEVICE_BUSY, f"the GPUs are not ready: {self._name(status)}")
-        if status:
-            raise RunError(DEVICE_DRIVER, f"the NVIDIA driver does not start: {self._name(status)}")
+        if code is DEVICE_BUSY:
+            raise RunError(DEVICE_BUSY, f"the GPUs are not ready: {self._name(status)}", hint=hint)
+        self._check(status, "does not start")
 
     def _name(self, status: int) -> str:
         text = ctypes.c_char_p()
         self._library.cuGetErrorName(status, ctypes.byref(text))
-        return (text.value or b"").decode() or f"error {status}"
+        known = NUMBERED.get(status)  # by name, where the driver is older than the number
+        return (text.value or b"").decode() or (known.driver if known else f"error {status}")
 
     def _check(self, status: int, what: str) -> None:
         if status:
-            raise RunError(DEVICE_DRIVER, f"the NVIDIA driver cannot {what}: {self._name(status)}")
+            code, hint = _meaning(status)
+            code = code if code in (DEVICE_BUSY, DEVICE_OLD) else DEVICE_DRIVER
+            raise RunError(code, f"the NVIDIA driver {what}: {self._name(status)}", hint=hint)
 
     def _int(self, function: str, *arguments: Any) -> int:
         out = ctypes.c_int()
-        self._check(getattr(self._library, function)(ctypes.byref(out), *arguments), f"answer {function}")
+        self._check(getattr(self._library, function)(ctypes.byref(out), *arguments), f"cannot answer {function}")
         return out.value
 
     def version(self) -> int:
@@ -75,7 +87,7 @@ class Driver:
         device = self._int("cuDeviceGet", number)
         major, minor = (self._int("cuDeviceGetAttribute", a, device) for a in (MAJOR, MINOR))
         name = ctypes.create_string_buffer(256)
-        self._check(self._library.cuDeviceGetName(name, len(name), device), "name the GPU")
+        self._check(self._library.cuDeviceGetName(name, len(name), device), "cannot name the GPU")
         return Gpu(number, name.value.decode(errors="replace"), 10 * major + minor, self.version())
 
     def free(self, number: int) -> int:
@@ -85,14 +97,16 @@ class Driver:
         """
         device, context = self._int("cuDeviceGet", number), ctypes.c_void_p()
         status = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-        if status in WAIT:
-            raise RunError(DEVICE_BUSY, f"GPU {number} cannot be used: {self._name(status)}")
-        if status == OUT_OF_MEMORY:
+        code, hint = _meaning(status)
+        if code is DEVICE_BUSY:
+            raise RunError(DEVICE_BUSY, f"GPU {number} cannot be used: {self._name(status)}", hint=hint)
+        if code is DEVICE_FULL:
             raise RunError(DEVICE_MEMORY, f"GPU {number} has no memory left, not even for a context")
-        self._check(status, f"use GPU {number}")
-        self._check(self._library.cuCtxSetCurrent(context), f"use GPU {number}")
+        self._check(status, f"cannot use GPU {number}")
+        self._check(self._library.cuCtxSetCurrent(context), f"cannot use GPU {number}")
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._check(self._library.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)), "tell its free memory")
+        status = self._library.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        self._check(status, "cannot tell its free memory")
         return free.value
 
 
@@ -100,8 +114,14 @@ def _load() -> Any:
     try:
         return ctypes.CDLL(LIBRARY, ctypes.RTLD_GLOBAL)
     except OSError as error:
-        hint = f"it needs the driver {DRIVER} or newer, and nothing else of CUDA"
+        hint = f"it needs the driver {DRIVER} or newer and, of CUDA, the wheel nvidia-cuda-runtime: {RUNTIME}"
         raise RunError(DEVICE_DRIVER, f"there is no NVIDIA driver: {error}", hint=hint) from None
+
+
+def _meaning(status: int) -> tuple[Code | None, str]:
+    """(code, hint) of an answer of the driver; None where it says no more than that the driver does not serve."""
+    found = NUMBERED.get(status)
+    return (found.code, found.hint) if found else (None, "")
 
 
 def _none(number: int, count: int = 0) -> RunError:

@@ -68,7 +68,7 @@ def shown(value: object, limit: int = 60) -> str:
 
 ART_FORMAT = code("E-ART-001", "this is not an artifact", "Name a file made by sexpgpu build.", 4)
 ART_CUT = code("E-ART-002", "an artifact is cut short, or has bytes after its end", "Copy or build it again.", 4)
-ART_DIGEST = code("E-ART-003", "a member does not have the bytes that the manifest lists", "Copy or build it again.", 4)
+ART_DIGEST = code("E-ART-003", "a member does not have the size and sha256 listed", "Copy or build it again.", 4)
 ART_NAME = code("E-ART-004", "a member's name is not allowed", "Use names of letters, digits and . _ - + only.", 4)
 ART_KIND = code("E-ART-005", "a member is not a plain file", "Build it again: an artifact holds plain files only.", 4)
 ART_MEMBERS = code("E-ART-006", "members and manifest do not agree", "Build it again, and change nothing by hand.", 4)
@@ -76,7 +76,7 @@ ART_MANIFEST = code("E-ART-007", "the manifest is not well formed", "Build it ag
 ART_SIZE = code("E-ART-008", "a size is over its limit", "Keep large data out of the artifact: omit :embed.", 4)
 ART_VERSION = code(
     "E-ART-009",
-    "the artifact needs another version of the runner or its runtime",
+    "the artifact's manifest, its library, the runtime and the runner are not of one version",
     "Install the version named, or build the artifact again with the version at hand.",
     4,
 )
@@ -218,7 +218,16 @@ TARGET_NAME = code(
 NUM_LOSS = code(
     "E-NUM-001",
     "a loss or gradient is not finite",
-    "Lower the learning rate, clip gradients or inspect the data; the state before the step is kept.",
+    "Lower the learning rate, clip gradients or inspect the data; the state before the step is kept. To find the "
+    "place, name tensors with (diagnostic :NAME x) and build with --diagnostic NAME: those not finite are listed.",
+    6,
+)
+
+NUM_DRAW = code(
+    "E-NUM-002",
+    "a draw is from no distribution",
+    "Look for NaN, infinity or a row of nothing but -infinity in the logits of random-categorical; the state before "
+    "the step is kept.",
     6,
 )
 

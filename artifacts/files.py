@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO
 
-from .errors import IO_WRITE, RunError, of_os_error
+from surroundings import temporary
+
+from .errors import IO_READ, IO_WRITE, RunError, of_os_error
 
 CHUNK = 4 * 2**20
+_TEMPORARY = re.compile(r"\.tmp-[0-9]+-[0-9a-f]{8}")
 
+_TEMPORARY = re.compile(r"\.tmp-([0-9]+)-[0-9a-f]{8}")
 LONGEST = 3800  # bytes of a run directory's path: Linux takes 4096, and the run's files go below it
 
 
 def write_new(path: str, parts: Iterable[bytes]) -> tuple[int, str]:
     """Create ``path`` (it must not exist) from ``parts`` and sync it; (bytes, sha256). The umask decides its mode."""
-    digest, size = hashlib.sha256(), 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = _create(path)
     try:
-        for part in parts:
-            view = memoryview(part)
-            for at in range(0, len(view), CHUNK):
-                chunk = view[at : at + CHUNK]
-                _write_all(fd, chunk)
-                digest.update(chunk)
-            size += len(view)
-        os.fsync(fd)
+        return _write(fd, parts)
     finally:
         os.close(fd)
+
+
+def _create(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def _write(fd: int, parts: Iterable[bytes]) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    for part in parts:
+        view = memoryview(part)
+        for at in range(0, len(view), CHUNK):
+            chunk = view[at : at + CHUNK]
+            _write_all(fd, chunk)
+            digest.update(chunk)
+        size += len(view)
+    os.fsync(fd)
     return size, digest.hexdigest()
 
 
@@ -48,21 +64,47 @@ def sync_directory(path: str) -> None:
 
 
 def replace(path: str, parts: Iterable[bytes]) -> None:
-    """``path`` holds ``parts`` afterwards, or is as before (RunError E-IO): never something between."""
+    """``path`` holds ``parts`` afterwards, or is as before (RunError E-IO): never something between. What killed
+    processes left of their attempts in the same folder is removed."""
     folder = os.path.dirname(path) or "."
-    temporary = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    temporary.sweep(folder, _TEMPORARY)
+    name, fd = "", -1
     try:
-        write_new(temporary, parts)
-        os.replace(temporary, path)
+        name, fd = _held(folder)
+        _write(fd, parts)
+        os.replace(name, path)
         sync_directory(folder)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(name)
         if isinstance(error, OSError):
             raise of_os_error(error, path) from None
         if isinstance(error, ValueError):  # a NUL in the path
             raise RunError(IO_WRITE, str(error), path) from None
         raise
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _held(folder: str) -> tuple[str, int]:
+    """A new file in ``folder``, held as this process's own."""
+    while True:
+        name = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}")
+        fd = _create(name)
+        temporary.take(fd)
+        if os.fstat(fd).st_nlink:
+            return name, fd
+        os.close(fd)  # another process has swept it away before it was held
+
+
+def sweep(folder: str) -> None:
+    """Remove what a killed ``replace`` left in ``folder``, which no other process of ours is to write to now."""
+    with contextlib.suppress(OSError):
+        for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
+            path = os.path.join(folder, name)
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                os.unlink(path)
 
 
 def make_directory(path: str) -> list[str]:
@@ -85,7 +127,7 @@ def make_directory(path: str) -> list[str]:
 
 
 def _absent(path: str) -> list[str]:
-    around, found = os.path.abspath(path), []
+    around, found = os.path.realpath(path), []  # as the system goes: .. behind a link is not what its text says
     while not os.path.lexists(around):
         found.append(around)
         around = os.path.dirname(around)
@@ -108,12 +150,67 @@ def given_up(made: Sequence[str], known: str) -> Iterator[None]:
 
 
 def remove_flat(path: str, known: frozenset[str]) -> None:
-    """Remove the directory ``path`` and the ``known`` names in it; with anything else inside it stays."""
-    for name in os.listdir(path):
-        if name in known:
-            os.unlink(os.path.join(path, name))
+    """Remove the directory ``path`` and the ``known`` names in it; with anything else inside it stays. OSError where it
+    is a symbolic link: what that leads to is another's."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name in os.listdir(fd):
+            if name in known:
+                os.unlink(name, dir_fd=fd)
+    finally:
+        os.close(fd)
     with contextlib.suppress(OSError):
         os.rmdir(path)
+
+
+def token() -> str:
+    """What makes a name new."""
+    return secrets.token_hex(4)
+
+
+def put_aside(path: str) -> str:
+    """What is at ``path``, be it a link, has another name afterwards: that name."""
+    aside = f"{path}.old-{token()}"
+    os.rename(path, aside)
+    sync_directory(os.path.dirname(path) or ".")
+    return aside
+
+
+def _open_plain(path: str, flags: int) -> BinaryIO:
+    """The plain file ``path`` for reading, which nothing waits for; OSError where it is none."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a plain file", path)
+    return open(fd, "rb")
+
+
+def read_plain(path: str, limit: int) -> bytes:
+    """At most ``limit`` + 1 bytes of the plain file ``path``; OSError where it is none, a symbolic link to one
+    included: what is no file of ours is not followed."""
+    with _open_plain(path, os.O_NOFOLLOW) as file:
+        size = os.fstat(file.fileno()).st_size
+        return file.read(min(limit, size) + 1)  # as much memory is taken before it is read
+
+
+def open_plain(path: str) -> BinaryIO:
+    """The file at ``path``, or at the end of its links, for reading; RunError E-IO-012 unless it is a plain one.
+    OSError where it cannot be opened."""
+    try:
+        return _open_plain(path, 0)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise RunError(IO_READ, "it is not a plain file", path) from None
+        raise
+
+
+def plain_bytes(path: str, most: int) -> bytes | None:
+    """The first ``most`` bytes of the plain file at ``path``; None where nothing is there. RunError, OSError."""
+    try:
+        with open_plain(path) as file:
+            return file.read(most)
+    except FileNotFoundError:
+        return None
 
 
 def free_bytes(path: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
@@ -40,6 +40,9 @@ class Forms:
     def of(self, component: str) -> list[Form]:
         return [f for f in self.forms if f.component == component]
 
+    def components(self) -> list[str]:
+        return list(dict.fromkeys(f.component for f in self.forms))
+
     def digest(self, component: str) -> str:
         """What the identity has for the component: sha256 of its lines."""
         return hashlib.sha256("\n".join(f.text for f in self.of(component)).encode()).hexdigest()
@@ -61,20 +64,24 @@ def of_artifact(artifact: tarball.Artifact) -> bytes:
 def of_directory(folder: str) -> bytes:
     """The run directory's; empty where it has none that can be read."""
     try:
-        with open(os.path.join(folder, NAME), "rb") as file:
-            return file.read(canonical.MAX_BYTES)
+        return files.read_plain(os.path.join(folder, NAME), canonical.MAX_BYTES)
     except OSError:
         return b""
 
 
-def keep(folder: str, data: bytes, warn: Callable[[str], None]) -> None:
-    """Put the forms of the run that begins into its directory; a failure costs words only."""
-    if not data or of_directory(folder) == data:
+def keep(folder: str, data: bytes, warn: Callable[[str], None], begins: bool) -> None:
+    """Put the forms of the run into its directory; a failure costs words only. What is there of another run, as it is
+    where this one ``begins``, or of nobody's, is put aside."""
+    path = os.path.join(folder, NAME)
+    old = of_directory(folder)
+    if not data or old == data:
         return
     try:
-        files.replace(os.path.join(folder, NAME), [data])
-    except RunError as error:
-        warn(f"{NAME} is not written ({error.what}); the run goes on")
+        if (os.path.isfile(path) or os.path.islink(path)) and (begins or read(old) is None):
+            warn(f"{path} is not of this run: it is now {files.put_aside(path)}")
+        files.replace(path, [data])
+    except (RunError, OSError) as error:
+        warn(f"{NAME} is not written ({error}); the run goes on")
 
 
 @frozen
@@ -98,19 +105,32 @@ class Changes:
 
 def difference(theirs: Forms, ours: Forms, component: str) -> str:
     """The first form of the component that is not the same in both, with both places and texts; "" without one."""
+    changed = differences(theirs, ours, component, ("the checkpoint", "this run"))
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{changed[0][0]}{more}" if changed else ""
+
+
+def differences(theirs: Forms, ours: Forms, component: str, sides: tuple[str, str]) -> list[list[str]]:
+    """For each form of the component that is not the same in both, a text for each line of it that differs, with both
+    places and texts; ``sides``: what the texts call the two."""
     old, new = (_by_form(side.of(component)) for side in (theirs, ours))
     changed = [name for name in {**new, **old} if _texts(old.get(name, [])) != _texts(new.get(name, []))]
-    if not changed:
-        return ""
-    name = changed[0]
-    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-    if name not in old:
-        return f"{component} differs: the checkpoint has no {name} ({new[name][0].place}){more}"
-    if name not in new:
-        return f"{component} differs: the checkpoint has {name} ({old[name][0].place}), this run has none{more}"
-    a, b = next((a, b) for a, b in _paired(old[name], new[name]) if a.text != b.text)
-    was, now = (f"{_around(x.text, y.text)} ({x.place})" for x, y in ((a, b), (b, a)))
-    return f"{component} differs in {name}: the checkpoint has {was}, this run has {now}{more}"
+    return [list(_words(component, name, old.get(name), new.get(name), sides)) for name in changed]
+
+
+def _words(
+    component: str, name: str, old: Sequence[Form] | None, new: Sequence[Form] | None, sides: tuple[str, str]
+) -> Iterator[str]:
+    first, second = sides
+    if old and new:
+        for a, b in _paired(old, new):
+            if a.text != b.text:
+                was, now = (f"{around(x.text, y.text)} ({x.place})" for x, y in ((a, b), (b, a)))
+                yield f"{component} differs in {name}: {first} has {was}, {second} has {now}"
+    elif new:
+        yield f"{component} differs: {first} has no {name} ({new[0].place})"
+    elif old:
+        yield f"{component} differs: {first} has {name} ({old[0].place}), {second} has none"
 
 
 def _by_form(forms: Sequence[Form]) -> dict[str, list[Form]]:
@@ -130,7 +150,7 @@ def _paired(old: Sequence[Form], new: Sequence[Form]) -> list[tuple[Form, Form]]
     return [(old[min(i, len(old) - 1)], new[min(i, len(new) - 1)]) for i in range(count)]
 
 
-def _around(text: str, other: str) -> str:
+def around(text: str, other: str) -> str:
     """``text``, or the part of it around the first character that ``other`` does not have."""
     if len(text) <= ROOM:
         return text

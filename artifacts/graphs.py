@@ -1,37 +1,132 @@
 """CUDA graphs: what the loop repeats is captured once and then replayed, call by call.
 
 A captured call has the addresses of its tensors in it. Those it is given stay where they are: batches, numbers and
-parameters have fixed places (``CudaDevice.place`` and ``keep``), and a capture serves only calls on the very tensors it
+parameters have fixed places (``Replaying.place`` and ``keep``), and a capture serves only calls on the very tensors it
 was made with. Those it returns are held as long as it is. The memory between is the runtime's: it goes back to
 the runtime's pool after the capture, and each replay writes into it. That is sound because nothing else is in use then
 that was taken from the pool after a capture, and as long as the pool gives nothing back to the system, which it
 does only when it is out of memory, or to take a larger workspace, in a phase that has not run before: then all captures
 are made again.
+
+Trips take two graphs, however many trips there are: ``trips.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
-from .cudart import MEMORY_ALLOCATION, Stream
 from .device import Body, Call, Env, Handle, Look, Made
 from .errors import DEVICE_CALL, DEVICE_FULL, RunError
+from .trips import Layout, Missed, Number, Trips
+
+MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
+
+
+class Work(Protocol):
+    """What captures ask of a stream: ``cudart.Stream`` is one."""
+
+    def begin(self) -> None: ...
+    def end(self) -> tuple[int, int]: ...
+    def abandon(self) -> None: ...
+    def paced(self, work: Callable[[], Any]) -> Any: ...
+    def launch(self, graph: int, number: Number | None = None) -> None: ...
+    def wait(self) -> None: ...
+    def destroy(self, graph: int) -> None: ...
+    def last_error(self) -> int: ...
 
 
 @frozen(eq=False)
 class Tape:
-    """The calls of a body as graphs. ``given``: its tensors; ``made``: what it returns; ``nodes``: launches in all."""
+    """The calls of a body as graphs. ``given``: its tensors; ``made``: what it returns; ``calls``: in order, each a
+    graph or a loop; ``graphs``: all of these; ``nodes``: launches in them."""
 
     given: dict[tuple[str, str], Handle]
     made: Made
+    calls: tuple[int | Trips, ...]
     graphs: tuple[int, ...]
     nodes: int
 
     def fits(self, env: Env) -> bool:
         return all(env.get(key) is handle for key, handle in self.given.items())
+
+    def launches(self) -> Iterator[tuple[int, Number | None]]:
+        """(graph, what number to write before it) of each call."""
+        for call in self.calls:
+            if isinstance(call, Trips):
+                yield from call.launches()
+            else:
+                yield call, None
+
+
+@define(eq=False)
+class Recording:
+    """A body that is being captured. The last call's capture stays open until the next one, or the end.
+
+    layout: of its loop, if it has one
+    to:     the list that graphs are added to: ``calls``, or a loop's
+    again:  in a loop, what the next call returns, as it is an earlier one's and is not captured again
+    last:   in a loop, the tensors that the last call was given, and what it made
+    """
+
+    stream: Work
+    layout: Layout
+    calls: list[int | Trips] = field(factory=list)
+    graphs: list[int] = field(factory=list)
+    nodes: int = 0
+    is_open: bool = False
+    to: list[Any] = field(init=False)
+    again: tuple[Handle, ...] | None = None
+    last: tuple[list[Handle], tuple[Handle, ...]] = ([], ())
+
+    def __attrs_post_init__(self) -> None:
+        self.to = self.calls
+
+    def call(self, plain: Call, inputs: Sequence[Handle]) -> tuple[Handle, ...]:
+        self.close()
+        if self.again is not None:
+            made, self.again = self.again, None
+            return made
+        self.stream.begin()
+        self.is_open = True
+        made = plain(inputs)
+        if self.to is not self.calls:
+            self.last = list(inputs), made
+        return made
+
+    @contextlib.contextmanager
+    def loop(self, trips: Trips) -> Iterator[None]:
+        """Calls in here are those of ``trips``."""
+        self.close()
+        self.calls.append(trips)
+        self.to = trips.graphs
+        yield
+        self.close()
+        self.to = self.calls
+
+    def taken(self) -> tuple[list[Handle], tuple[Handle, ...]]:
+        """``last``, held by nobody else from now on."""
+        last, self.last = self.last, ([], ())
+        return last
+
+    def close(self) -> None:
+        """End the capture that is open, if one is."""
+        if self.is_open:
+            self.is_open = False
+            graph, nodes = self.stream.end()
+            self.graphs.append(graph)
+            self.to.append(graph)
+            self.nodes += nodes
+
+    def abandon(self) -> None:
+        """Leave nothing of it."""
+        if self.is_open:
+            self.stream.abandon()
+        for graph in self.graphs:
+            self.stream.destroy(graph)
 
 
 @define(eq=False)
@@ -42,20 +137,22 @@ class Graphs:
     seen: keys of bodies that have run, call by call
     off:  keys of bodies that cannot be captured -> why
     took: keys of bodies that were captured -> (graphs, launches in them)
+    laid: keys of bodies -> what was learned of their loops
     """
 
-    stream: Stream
+    stream: Work
     ran: set[str] = field(factory=set)
     seen: set[Hashable] = field(factory=set)
     off: dict[Hashable, str] = field(factory=dict)
     took: dict[Hashable, tuple[int, int]] = field(factory=dict)
+    laid: dict[Hashable, Layout] = field(factory=dict)
     tapes: dict[Hashable, Tape] = field(factory=dict)
-    recording: list[tuple[int, int]] | None = None
+    recording: Recording | None = None
 
     def call(self, name: str, plain: Call, inputs: Sequence[Handle]) -> tuple[Handle, ...]:
         """A phase's call: done, or during ``_record`` written down."""
         if self.recording is not None:
-            return self._capture(plain, inputs, self.recording)
+            return self.recording.call(plain, inputs)
         if name not in self.ran:
             self.ran.add(name)
             self.forget()
@@ -68,16 +165,6 @@ class Graphs:
         if self.tapes and self.stream.last_error() == MEMORY_ALLOCATION:
             self.forget()
 
-    def _capture(self, plain: Call, inputs: Sequence[Handle], to: list[tuple[int, int]]) -> tuple[Handle, ...]:
-        self.stream.begin()
-        try:
-            made = plain(inputs)
-        except BaseException:
-            self.stream.abandon()
-            raise
-        to.append(self.stream.end())
-        return made
-
     def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
         """``Device.repeat``: the first time the calls are done, the second time they are captured."""
         tape = self.tapes.get(key)
@@ -88,29 +175,37 @@ class Graphs:
             tape = self._record(key, dict(env), body)
             if tape is None:
                 return body()
-        for graph in tape.graphs:
+        for graph, number in tape.launches():
             look()
-            self.stream.launch(graph)
+            if number is None:
+                self.stream.launch(graph)
+            else:
+                self.stream.launch(graph, number)
         return tape.made
 
     def _record(self, key: Hashable, given: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
         """The tape of ``body``, of which nothing is done; None where it cannot be captured."""
         self._drop(key)
-        self.recording = made = []
+        while True:
+            with contextlib.suppress(Missed):
+                return self._captured(key, given, body)
+
+    def _captured(self, key: Hashable, given: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
+        self.recording = made = Recording(self.stream, self.laid.setdefault(key, Layout()))
         try:
             returned = body()
-            tape = Tape(given, returned, tuple(graph for graph, _ in made), sum(n for _, n in made))
+            made.close()
         except BaseException as error:
-            for graph, _ in made:
-                self.stream.destroy(graph)
+            made.abandon()
             if not isinstance(error, RunError) or error.code not in (DEVICE_CALL, DEVICE_FULL):
-                raise  # a signal, or a device that is no more
+                raise  # to be captured again, or a signal, or a device that is no more
             self.off[key] = error.what
             self.forget()
             return None
         finally:
             self.recording = None
         self._watch()
+        tape = Tape(given, returned, tuple(made.calls), tuple(made.graphs), made.nodes)
         self.tapes[key], self.took[key] = tape, (len(tape.graphs), tape.nodes)
         return tape
 

@@ -10,23 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from . import tensors
+from . import signature, tensors
 from .device import Call, Plain
-from .errors import ART_VERSION, DEVICE_CALL, ENV_LIBRARY, ENV_PACKAGE, RunError
+from .errors import ART_VERSION, DEVICE_CALL, ENV_LIBRARY, ENV_LIMIT, ENV_PACKAGE, RunError, of_os_error
 from .manifest import Target
 from .tarball import Artifact
 
 POOLED = 2  # the runtime's pooled allocator, by its number in vm_initialization
 ALLOCATE = "runtime.TVMTensorAllocWithScope"
 CPU = 1  # DLPack's device type
+NO_MEMORY = "cannot allocate memory"  # in the C library's words, where it maps what it loads
 
 
 def memory_file(name: str, data: bytes) -> str:
-    """A path, good while this process lives, of an anonymous file that holds ``data``."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    """A path, good while this process lives, of an anonymous file that holds ``data``. E-IO-011 without room for it."""
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    except OSError as error:
+        raise of_os_error(error, f"a file in memory for {name}", ENV_LIBRARY) from None
     return f"/proc/self/fd/{fd}"
 
 
@@ -52,17 +56,22 @@ class LibraryDevice(Plain):
         self._kinds: dict[Any, tuple[Any, Any]] = {}  # (shape, NumPy's dtype) -> the runtime's words for them
 
     def _load(self, artifact: Artifact, target: Target) -> Any:
-        """The library's virtual machine. Loading runs native code: all files were verified by ``read``."""
+        """The library's virtual machine. Loading runs native code: all files were verified by ``read``, and the library
+        is the one that the manifest is of."""
+        library = signature.checked(artifact, target)
         try:
             if self._ffi.get_global_func(ALLOCATE, allow_missing=True) is None:  # a second one would end the process
-                self._runtime = load_shared("runtime", artifact.read(artifact.manifest.runtime.library))
+                member = artifact.manifest.runtime.library
+                self._runtime = load_shared("runtime", signature.runtime(artifact, member, signature.RUNTIME))
             self._load_device(artifact, target)
             load = self._ffi.get_global_func("ffi.Module.load_from_file.so")
-            self._module = load(memory_file("phases", artifact.read(target.library)), "so")
+            self._module = load(memory_file("phases", library), "so")
             machine = self._module["vm_load_executable"]()
             machine["vm_initialization"](*self._places())
         except (OSError, RuntimeError, AttributeError, ValueError) as error:
-            raise RunError(ENV_LIBRARY, f"the library cannot be loaded: {first_line(error)}", artifact.path) from error
+            what = first_line(error)
+            code = ENV_LIMIT if NO_MEMORY in what.lower() else ENV_LIBRARY
+            raise RunError(code, f"the library cannot be loaded: {what}", artifact.path) from error
         return machine
 
     def _load_device(self, artifact: Artifact, target: Target) -> None:

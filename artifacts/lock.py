@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from .errors import LOCK_HELD, RunError, of_os_error, shown
+from .errors import IO_WRITE, LOCK_HELD, RunError, of_os_error, shown
 
 NAME = "lock"
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -21,8 +21,10 @@ def held(folder: str, warn: Callable[[str], None]) -> Iterator[bool]:
     """Hold the lock of ``folder``: True; False, with a warning, where there are no locks. E-LOCK-001 when taken."""
     path = os.path.join(folder, NAME)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
+        if error.errno == errno.ELOOP:  # what it leads to is another's, and would be written over
+            raise RunError(IO_WRITE, "it is a symbolic link", path, "remove the link") from None
         raise of_os_error(error, path) from None
     try:
         yield _take(fd, path, warn)
@@ -42,7 +44,8 @@ def _take(fd: int, path: str, warn: Callable[[str], None]) -> bool:
         return False
     if os.fstat(fd).st_nlink == 0:  # its holder gave the directory up, between our opening it and our locking it
         raise RunError(LOCK_HELD, "the directory was in use by another process", os.path.dirname(path))
-    _sign(fd, path)
+    if os.fstat(fd).st_size == 0 or _signed(fd):  # else it is somebody's file: locked, and left as it is
+        _sign(fd, path)
     return True
 
 
@@ -57,9 +60,15 @@ def _sign(fd: int, path: str) -> None:
         raise of_os_error(error, path) from None
 
 
-def _holder(fd: int) -> str:
+def _signed(fd: int) -> tuple[str, str, str] | None:
+    """The process, host and time of whoever signed last; None where that is no signature of ours."""
     try:
         entry = json.loads(os.pread(fd, 4096, 0))
-        return f"process {shown(entry['pid'])} on {shown(entry['host'])} since {shown(entry['since'])}"
-    except (ValueError, KeyError, TypeError, OSError):
-        return "another process"
+        return shown(entry["pid"]), shown(entry["host"]), shown(entry["since"])
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
+        return None
+
+
+def _holder(fd: int) -> str:
+    found = _signed(fd)
+    return "process {} on {} since {}".format(*found) if found else "another process"

@@ -19,10 +19,11 @@ from . import state
 from .bind import Key, bind_all, of_kind
 from .data import Batch, Records, Training, in_order
 from .device import Device, Handle, Look
-from .errors import NUM_LOSS, RunError
-from .manifest import MOVING, Manifest, Pass, stacked_name
+from .errors import NUM_DRAW, NUM_LOSS, RunError
+from .manifest import MOVING, UNDRAWN, Manifest, Pass, stacked_name
 from .state import Cursor, State
 
+WEIGHT = "/weight"  # behind a metric's name: the weight of that number in means over microbatches and batches
 Number = int | tuple[int, ...]
 
 
@@ -58,15 +59,10 @@ class Loop:
         self._training, self._passes = training, passes
         self._phases = bind_all(device, manifest)
         self._fixed: dict[Key, Handle] = {("seed", ""): device.tensor(_seed(manifest.run.seed))}
-        self._trips = [self._scalar(i) for i in range(manifest.step.trips or 0)]
         self._gradients: dict[str, Handle] = {}
+        self._diagnostics: dict[str, Handle] = {}  # of the last call of train
         self._read = {port.key for phase in manifest.phases for port in phase.inputs}
-        self._calls = _calls(manifest.run.microbatches, manifest.degree)
         self._made: dict[Key, tuple[Number, Handle]] = {}  # the number that was last wanted, and its tensor
-
-    def _scalar(self, value: int | tuple[int, ...]) -> Handle:
-        """An i64 scalar, or of several numbers a vector."""
-        return self.device.tensor(np.array(value, np.int64))
 
     def initial(self) -> State:
         """The state before the first step: parameters and optimizer entries from the seed."""
@@ -86,16 +82,20 @@ class Loop:
         counters, gradients = dict(now.cursor.counters), self._zeroed()
         reports: list[dict[str, float]] = []
         made: dict[Key, Handle] = {}
-        for first, count in self._calls:
+        for first, count in _calls(self.manifest.run.microbatches, self.manifest.degree):
             self.look()
+            self.device.between()
             places = range(first, first + count)
             batches = [self._training.next(loader, position + m * batch_size, self.look) for m in places]
             env = self._env(now, _joined([now.cursor.ctx(m, batch_size) for m in places]), counters)
             env.update((("gradient", name), handle) for name, handle in gradients.items())
             made = self._train(env, batches)
             gradients = self._kept(gradients, of_kind(made, "gradient"))
-            counters.update(self._counters(made))
-            reports += self._reports(of_kind(made, "metric"), count)
+            found = self._values(made)
+            counters.update((name, int(array)) for name, array in of_kind(found, "counter").items())
+            reports += _reports(found, count)
+            self._diagnostics = of_kind(made, "diagnostic")
+            _check_draws(reports[-count:], f"step {now.cursor.step + 1}")
             self._check_losses(now, reports[-count:], gradients)
         self._keep(gradients)
         ends = self._update(now, counters, gradients, batch_size)
@@ -142,7 +142,8 @@ class Loop:
         """Add the generated names to ``env``: what ``finish`` made, or the last state."""
         init, step, finish = (stacked_name(f"generate.{part}", stack) for part in ("init", "step", "finish"))
         env.update(self._phases[init](env))
-        env.update(self._phases[step].repeat(env, ("trip", ""), self._trips, self.look))
+        numbers = self.device.trips(self.manifest.step.trips or 0, self._phases[step].fed)
+        env.update(self._phases[step].repeat(env, ("trip", ""), numbers, self.look))
         if finish in self._phases:
             env.update(self._phases[finish](env))
         else:
@@ -168,18 +169,10 @@ class Loop:
         """The accumulators of the next step are those of this one, wherever they now are."""
         self._gradients = {name: gradients[name] for name in self._gradients}
 
-    def _counters(self, made: dict[Key, Handle]) -> dict[str, int]:
-        return {name: int(self.device.numpy(handle)) for name, handle in of_kind(made, "counter").items()}
-
-    def _reports(self, handles: dict[str, Handle], count: int) -> list[dict[str, float]]:
-        """The numbers of each of ``count`` microbatches."""
-        if count == 1:
-            return [self._numbers(handles)]
-        arrays = {name: self.device.numpy(handle) for name, handle in handles.items()}
-        return [{name: float(array[c]) for name, array in arrays.items()} for c in range(count)]
-
-    def _numbers(self, handles: dict[str, Handle]) -> dict[str, float]:
-        return {name: float(self.device.numpy(handle)) for name, handle in handles.items()}
+    def _values(self, made: Mapping[Key, Handle]) -> dict[Key, np.ndarray]:
+        """The values of the metrics and counters of a call, by one wait."""
+        keys = [key for key in made if key[0] in ("metric", "counter")]
+        return dict(zip(keys, self.device.read([made[key] for key in keys]), strict=True))
 
     def _update(
         self, now: State, counters: dict[str, int], gradients: dict[str, Handle], batch: int
@@ -189,7 +182,7 @@ class Loop:
         env.update((("gradient", name), handle) for name, handle in gradients.items())
         env.update((("optimizer", name), handle) for name, handle in now.optimizer.items())
         made = self.device.repeat(("update",), env, lambda: None, lambda: self._phases["update"](env))
-        ends = self._numbers(of_kind(made, "metric"))
+        (ends,) = _reports(self._values(made), 1)
         if not math.isfinite(ends["grad_norm"]):
             raise self._not_finite(now, "update", "grad_norm", ends["grad_norm"], gradients)
         now.params = self._kept(now.params, of_kind(made, "param"))
@@ -202,10 +195,15 @@ class Loop:
                 raise self._not_finite(now, "train", "loss", report["loss"], gradients)
 
     def _not_finite(self, now: State, phase: str, name: str, value: float, gradients: dict[str, Handle]) -> RunError:
-        bad = (n for n, handle in gradients.items() if not np.isfinite(self.device.numpy(handle)).all())
-        first = next(bad, None)
+        first = next(self._odd(gradients), None)
         tail = f"; the first gradient that is not finite is {first}" if first else ""
+        if odd := list(self._odd(self._diagnostics)):
+            tail += f"; diagnostics that are not finite: {', '.join(odd[:8])}{' ...' if len(odd) > 8 else ''}"
         return RunError(NUM_LOSS, f"{name} is {value} in phase {phase}{tail}", f"step {now.cursor.step + 1}")
+
+    def _odd(self, handles: dict[str, Handle]) -> Iterator[str]:
+        """Those that hold a number that is not finite."""
+        return (n for n, handle in handles.items() if not np.isfinite(self.device.numpy(handle)).all())
 
     def evaluate(self, now: State, one: Pass) -> PassResult:
         """The pass ``one`` at the parameters of ``now``."""
@@ -217,7 +215,8 @@ class Loop:
             env = self._env(now, now.cursor.ctx(0, self.manifest.loader(stage.loader).batch), now.cursor.counters)
             self._add_fields(env, batch)
             made = self.device.repeat(("eval", one.name), env, self.look, partial(self._judge, one, env))
-            reports.append(self._numbers(of_kind(made, "metric")))
+            reports += _reports(self._values(made), 1)
+            _check_draws(reports[-1:], f"pass {one.name} at step {now.cursor.step}")
         means = _means(reports)
         return PassResult(means.pop("loss"), means, len(reports), of_kind(made, "diagnostic"))
 
@@ -230,6 +229,7 @@ class Loop:
     def _batches(self, records: Records, one: Pass) -> Iterator[Batch]:
         for batch in in_order(records, one.batches):
             self.look()
+            self.device.between()
             yield batch
 
     def arrays(self, now: State) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -238,10 +238,12 @@ class Loop:
         return params, {o.name: self.device.numpy(now.optimizer[o.name]) for o in self.manifest.optimizer}
 
 
-def _calls(microbatches: int, degree: int) -> list[tuple[int, int]]:
-    """(first microbatch, how many) of each call of a step: as many as fit by ``degree``, the rest one by one."""
-    full = microbatches // degree
-    return [(n * degree, degree) for n in range(full)] + [(m, 1) for m in range(full * degree, microbatches)]
+def _calls(microbatches: int, degree: int) -> Iterator[tuple[int, int]]:
+    """(first microbatch, how many) of each call of a step: as many as fit by ``degree``, the rest one by one. There may
+    be 2**31, so no list is made of them."""
+    rest = microbatches % degree
+    yield from ((first, degree) for first in range(0, microbatches - rest, degree))
+    yield from ((first, 1) for first in range(microbatches - rest, microbatches))
 
 
 def _joined(ctxs: Sequence[dict[str, int]]) -> dict[str, Number]:
@@ -256,6 +258,32 @@ def _seed(seed: int) -> np.ndarray:
     return np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF], np.uint32)
 
 
+def _reports(found: Mapping[Key, np.ndarray], count: int) -> list[dict[str, float]]:
+    """The metrics of each of ``count`` microbatches."""
+    metrics = of_kind(found, "metric")
+    return [{name: float(array.reshape(-1)[c]) for name, array in metrics.items()} for c in range(count)]
+
+
+def _check_draws(reports: Sequence[dict[str, float]], where: str) -> None:
+    """E-NUM-002 where a draw had no distribution; ``reports`` are then without the counts of such draws."""
+    for report in reports:
+        for name in [n for n in report if n.startswith(UNDRAWN)]:
+            if count := report.pop(name):
+                part = name.removeprefix(UNDRAWN)
+                what = f"random-categorical drew in {part} from rows that have no distribution: {count:.0f} of them"
+                raise RunError(NUM_DRAW, what, where)
+
+
 def _means(reports: list[dict[str, float]]) -> dict[str, float]:
-    """Each name's mean over ``reports``, summed in order in float64."""
-    return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
+    """Each name's mean over ``reports``, summed in order in float64. A name with weights has the mean by these, 0 where
+    all are 0; the weights themselves are not told."""
+    means = {}
+    for name in (n for n in reports[0] if not _is_weight(n, reports[0])):
+        weights = [r.get(name + WEIGHT, 1.0) for r in reports]
+        total, whole = sum(r[name] * w for r, w in zip(reports, weights, strict=True)), sum(weights)
+        means[name] = total / whole if whole else 0.0
+    return means
+
+
+def _is_weight(name: str, report: Mapping[str, float]) -> bool:
+    return name.endswith(WEIGHT) and name.removesuffix(WEIGHT) in report

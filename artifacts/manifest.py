@@ -127,6 +127,9 @@ class Stage:
     loader: str
 
 
+UNDRAWN = "undrawn in "  # before the name of a part of a step: how many of its draws had no distribution
+
+
 @frozen
 class Step:
     """``trips`` of the generator a microbatch (None: no generator); ``stages`` in order, at least one."""
@@ -139,14 +142,31 @@ class Step:
 
 
 @frozen
+class Part:
+    """low <= x < high holds of a record's integers from ``start`` up to, without, ``stop``, one an axis."""
+
+    low: int
+    high: int
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+
+@frozen
 class Field:
-    """One field of a record; an integer x of it must satisfy low <= x < high, where they are given."""
+    """One field of a record; an integer x of it must satisfy low <= x < high, where they are given, and those of
+    ``parts`` what these say."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     low: int | None
     high: int | None
+    parts: tuple[Part, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        rank = len(self.shape)
+        if any((len(part.start), len(part.stop)) != (rank, rank) for part in self.parts):
+            raise canonical.Malformed(f"a part of the field {self.name} has another rank than its shape")
 
 
 @frozen

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 
 from attrs import frozen
 
+from . import cores, groups
 from .data import AHEAD as READY
 from .errors import MEM_MACHINE, RunError
 from .manifest import Manifest
@@ -16,6 +16,7 @@ from .tensors import DTYPES
 AHEAD = READY + 1  # batches of a training loader: those ready and one being made, beside those in use
 OVERHEAD = 64 * 2**20  # bytes of everything else: Python, NumPy, the runtime, the library; measured: 50 to 55 MiB
 GPU_HOST = 256 * 2**20  # bytes that a GPU's driver takes of the host: an estimate, no GPU was there to measure
+MAPPED = "data in a directory of .npy files are mapped, and take no memory"
 HINT = "a smaller :batch with more :microbatches, or fewer --threads, takes less"
 
 
@@ -54,18 +55,6 @@ def nbytes(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * DTYPES[dtype][2]
 
 
-def held(manifest: Manifest, folder: str) -> int:
-    """Bytes of the data that is yet to be read and will be held in memory: at least the sizes of its files; those of a
-    directory of .npy are mapped. Files that are not there are told of when they are opened."""
-    inside = {entry.path: entry.size for entry in manifest.files}
-    total = 0
-    for loader in map(manifest.loader, manifest.loaders_used()):
-        paths = [os.path.join(folder, source) for source in loader.sources]
-        outside = (os.path.getsize(path) for path in paths if os.path.isfile(path))
-        total += sum(inside[member] for member in loader.embedded) if loader.embedded else sum(outside)
-    return total
-
-
 def check(manifest: Manifest, threads: int | None, where: str, available: int | None = None, data: int = 0) -> None:
     """E-MEM-010, with want and have and the largest phase, unless the machine has the memory that the run takes.
 
@@ -73,7 +62,7 @@ def check(manifest: Manifest, threads: int | None, where: str, available: int | 
     data:      bytes that will be read into memory
     """
     have = free() if available is None else available
-    want = wanted(manifest, threads or len(os.sched_getaffinity(0))).total + OVERHEAD + data
+    want = wanted(manifest, threads or cores.available()).total + OVERHEAD + data
     if have is not None and want > have:
         raise _short(want, have, where, HINT, data, f"; its largest phase is {largest_phase(manifest)}")
 
@@ -87,6 +76,7 @@ def check_host(manifest: Manifest, where: str, available: int | None = None, dat
 
 
 def _short(want: int, have: int, where: str, hint: str, data: int, more: str) -> RunError:
+    hint = MAPPED if 2 * data > want else hint
     part = f", {size(data)} of them for data" if data else ""
     what = f"the run takes {size(want)} of memory{part}, {size(have)} are free{more}"
     return RunError(MEM_MACHINE, what, where, hint)
@@ -98,50 +88,36 @@ def largest_phase(manifest: Manifest) -> str:
     return f"{largest.name} with {size(largest.memory_bytes)}"
 
 
-def free(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int | None:
+def free(proc: str = groups.PROC, usual: str = groups.USUAL) -> int | None:
     """Bytes that this process may still take: the machine's, or what its control groups leave it, whichever is less;
     None where the system tells neither."""
-    found = [*_machine(f"{proc}/meminfo"), *_groups(f"{proc}/self/cgroup", groups)]
+    found = [*_machine(f"{proc}/meminfo"), *_groups(proc, usual)]
     return min(found, default=None)
 
 
 def _machine(path: str) -> Iterator[int]:
     """What the kernel takes for available without swapping."""
-    for line in _lines(path):
+    for line in groups.lines(path):
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
 
 
-def _groups(path: str, root: str) -> Iterator[int]:
+def _groups(proc: str, usual: str) -> Iterator[int]:
     """Of each control group of this process, and of each that it is in, the limit less what is in use. Cached files
     that were not read lately are in use, but make way."""
-    for line in _lines(path):
-        _, controllers, group = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            names, base = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), f"{root}/memory"
-        elif not controllers:
-            names, base = ("memory.max", "memory.current", "inactive_file"), root
+    for version, folder in groups.folders("memory", proc, usual):
+        if version == 1:
+            yield from _group(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
-            continue
-        parts = [part for part in group.split("/") if part]
-        for depth in range(len(parts) + 1):
-            yield from _group("/".join((base, *parts[:depth])), *names)
+            yield from _group(folder, "memory.max", "memory.current", "inactive_file")
 
 
 def _group(folder: str, limit: str, used: str, cached: str) -> Iterator[int]:
-    limits, uses = _lines(f"{folder}/{limit}"), _lines(f"{folder}/{used}")
+    limits, uses = groups.lines(f"{folder}/{limit}"), groups.lines(f"{folder}/{used}")
     if not limits or not uses or not limits[0].isdigit():  # "max", or a group without a limit of its own
         return
-    caches = [line.split()[1] for line in _lines(f"{folder}/memory.stat") if line.split()[:1] == [cached]]
+    caches = [line.split()[1] for line in groups.lines(f"{folder}/memory.stat") if line.split()[:1] == [cached]]
     yield max(0, int(limits[0]) - int(uses[0]) + sum(map(int, caches)))
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []
 
 
 def size(n: int) -> str:

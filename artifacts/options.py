@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from attrs import frozen
 
@@ -43,7 +43,13 @@ class Options:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose faults are RunErrors."""
+    """argparse whose faults are RunErrors. No value may be empty: a variable that is not set stands behind one."""
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if not arg_string:
+            name = action.option_strings[-1] if action.option_strings else action.metavar
+            raise RunError(CLI_VALUE, f"{name} is empty", hint="give it a value, or leave it out")
+        return super()._get_value(action, arg_string)  # type: ignore[misc]
 
     def error(self, message: str) -> NoReturn:
         code = CLI_CONFLICT if "not allowed with" in message else CLI_USAGE
@@ -62,7 +68,7 @@ def parser() -> Parser:
     )
     p.add_argument("artifact", metavar="ARTIFACT", help="the file made by sexpgpu build")
     p.add_argument("-o", "--out", metavar="DIR", required=True, help="directory of checkpoints and metrics.jsonl")
-    p.add_argument("--data", metavar="DIR", default="", help="where the sources of the loaders lie (default: here)")
+    p.add_argument("--data", metavar="DIR", help="where the sources of the loaders lie (default: here)")
     _place_options(p)
     start = p.add_mutually_exclusive_group()
     start.add_argument(
@@ -115,7 +121,7 @@ def parse(argv: Sequence[str]) -> Options:
     return Options(
         artifact=found.artifact,
         out=found.out,
-        data=found.data,
+        data=found.data or "",
         steps=None if found.steps is None else integer("--steps", found.steps, 1, 2**53),
         threads=None if found.threads is None else integer("--threads", found.threads, 1, 1024),
         target=found.target,
@@ -150,7 +156,7 @@ def _unknown(p: Parser, word: str) -> NoReturn:
     near = difflib.get_close_matches(flag, known, 1)
     hint = f"did you mean {near[0]}?" if near else "see sexpgpu-run --help"
     kind = "option" if word.startswith("-") else "argument"
-    raise RunError(CLI_USAGE, f"there is no {kind} {shown(flag)}", hint=hint)
+    raise RunError(CLI_USAGE, f"there is no {kind} {shown(flag) or 'that is empty'}", hint=hint)
 
 
 def integer(option: str, text: str, low: int, high: int) -> int:

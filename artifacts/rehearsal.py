@@ -1,14 +1,16 @@
 """What the tensors of a run take together, found by going through its loop with tensors that are sizes alone.
 
 The loop decides how long a tensor lives, and the runtime keeps what it was given back, by size: so the loop itself is
-run, for two steps and two rounds of every pass, on a device that counts what the runtime would ask the system for.
+run, for some steps and rounds of every pass, on a device that counts what the runtime would ask the system for. For a
+GPU that is one with captures, made by the code that makes a GPU's: what they hold is counted as it is held.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,16 @@ from attrs import define, evolve, field, frozen
 from . import tensors
 from .data import Batch, Records, Training
 from .device import Call, Plain
+from .graphs import Graphs
 from .loop import Loop
 from .manifest import Field, Loader, Manifest, Port
+from .replaying import Replaying
+from .trips import Number
 
 PAGE = 4096  # the runtime's allocator and its workspaces round up to it
 BESIDE = 128  # bytes that the C library's allocator and the alignment add to each
-TRIPS = 3  # after the second trip each is like the one before
-NUMBER = 256  # bytes of a scalar and its object, of which the loop has one a trip; 232 were measured
+FEW = 3  # after the second trip, or call of a step, each is like the one before; of two graphs the last is the same
+ROUNDS = 3  # of a step and every pass: call by call, captured, and captured anew, since the first pass was new then
 
 
 @frozen
@@ -46,35 +51,57 @@ class Taken:
     thread: int
 
 
-def rehearse(manifest: Manifest, asked: Mapping[str, Asked]) -> Taken:
-    """What the run of ``manifest`` takes; ``asked``: phase -> what a call of it asks for."""
+def rehearse(
+    manifest: Manifest, asked: Mapping[str, Asked], constants: Sequence[int] = (), graphs: bool | None = None
+) -> Taken:
+    """What the run of ``manifest`` takes.
+
+    asked:     phase -> what a call of it asks for
+    constants: bytes of each of the library's constants, which the runtime copies to the device
+    graphs:    on a GPU, whether captures are made; None: on a CPU, where constants are the library's own
+    """
     trips = manifest.step.trips
-    few = evolve(manifest, step=evolve(manifest.step, trips=trips and min(trips, TRIPS)))
-    device = _Counting(few, asked)
-    passes: dict[str, Records] = {p.loader: _Blank.of(few.loader(p.loader)) for p in few.step.passes}
-    loop = Loop(few, device, _Blanks(few), passes, lambda: None)
+    few = trips and (trips if trips <= FEW else FEW + (trips - FEW) % 2)
+    calls, rest = divmod(manifest.run.microbatches, manifest.degree)
+    manifest = evolve(
+        manifest,
+        step=evolve(manifest.step, trips=few),
+        run=evolve(manifest.run, microbatches=min(calls, FEW) * manifest.degree + min(rest, FEW)),
+    )
+    device = _Counting(manifest, asked) if graphs is None else _CountingGpu(manifest, asked, graphs)
+    for size in constants if graphs is not None else ():
+        device.pool.take(size)
+    passes: dict[str, Records] = {p.loader: _Blank.of(manifest.loader(p.loader)) for p in manifest.step.passes}
+    loop = Loop(manifest, device, _Blanks(manifest), passes, lambda: None)
     now, results = loop.initial(), {}
-    for _ in range(2):
+    for _ in range(ROUNDS):
         results["step"] = loop.step(now)
-        for one in few.step.passes:
+        for one in manifest.step.passes:
             results[one.name] = loop.evaluate(now, one)
-    rest = NUMBER * max(0, (trips or 0) - TRIPS)
-    return Taken(device.pool.taken + device.direct.most + device.own.taken + rest, device.task.taken)
+    return Taken(device.pool.taken + device.direct.most + device.own.taken, device.task.taken)
+
+
+Give = Callable[[], None]
 
 
 @define
 class _Pool:
-    """The runtime's allocator: blocks by size, kept when they are given back. ``most``: of each size, at once."""
+    """The runtime's allocator: blocks by size, kept when they are given back; the last one is the first to be taken
+    again. ``free``: the places of these, by size; ``most``: how many there are."""
 
-    held: Counter[int] = field(factory=Counter)
+    free: dict[int, list[int]] = field(factory=dict)
     most: Counter[int] = field(factory=Counter)
+    places: Iterator[int] = field(factory=itertools.count)
 
-    def take(self, size: int) -> Callable[[], None]:
-        """Take a block; call what is returned to give it back."""
+    def take(self, size: int) -> tuple[int, Give]:
+        """The place of a block; call what is returned to give it back."""
         size = _rounded(size)
-        self.held[size] += 1
-        self.most[size] = max(self.most[size], self.held[size])
-        return lambda: self.held.subtract((size,))
+        free = self.free.setdefault(size, [])
+        if not free:
+            self.most[size] += 1
+            free.append(next(self.places))
+        place = free.pop()
+        return place, lambda: free.append(place)
 
     @property
     def taken(self) -> int:
@@ -88,14 +115,14 @@ class _Direct:
     held: int = 0
     most: int = 0
 
-    def take(self, size: int) -> Callable[[], None]:
+    def take(self, size: int) -> tuple[int, Give]:
         self.held += size + BESIDE
         self.most = max(self.most, self.held)
 
         def give() -> None:
             self.held -= size + BESIDE
 
-        return give
+        return -1, give
 
 
 @define
@@ -127,9 +154,12 @@ def _rounded(size: int) -> int:
 class _Sized:
     """A tensor without values: ``give`` is called when nothing holds it any more."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, take: Callable[[int], Callable[[], None]]) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, take: Callable[[int], tuple[int, Give]]) -> None:
         self.shape, self.dtype = shape, dtype
-        self._give = take(math.prod(shape) * tensors.DTYPES[dtype][2])
+        self._place, self._give = take(math.prod(shape) * tensors.DTYPES[dtype][2])
+
+    def data_ptr(self) -> int:
+        return self._place
 
     def __del__(self) -> None:
         self._give()
@@ -164,7 +194,7 @@ class _Counting(Plain):
             for own, task in asked.kernels:
                 self.own.run((*own, *task))  # the calling thread has its part too
                 self.task.run(task)
-            for give in blocks:
+            for _, give in blocks:
                 give()
             return made
 
@@ -172,6 +202,58 @@ class _Counting(Plain):
 
     def _made(self, port: Port) -> _Sized:
         return _Sized(port.shape, port.dtype, self.pool.take)
+
+
+class _CountingGpu(_Counting, Replaying):
+    """One that keeps tensors in their places, and makes captures."""
+
+    def __init__(self, manifest: Manifest, asked: Mapping[str, Asked], graphs: bool) -> None:
+        super().__init__(manifest, asked)
+        self._replaying(Graphs(_Silent()) if graphs else None)
+
+    def phase(self, name: str) -> Call:
+        plain = super().phase(name)
+        return self._replayed(name, plain) if self._graphs else plain
+
+    def _empty(self, array: np.ndarray) -> _Sized:
+        return self.tensor(array)
+
+    def _write(self, handle: _Sized, array: np.ndarray) -> None:
+        pass
+
+    def _copy(self, to: _Sized, source: _Sized) -> None:
+        pass
+
+    def _fill(self, handles: Sequence[_Sized]) -> tuple[_Sized, ...]:
+        return ()
+
+
+class _Silent:
+    """A stream on which nothing is done."""
+
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> tuple[int, int]:
+        return 0, 0
+
+    def abandon(self) -> None:
+        pass
+
+    def paced(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def launch(self, graph: int, number: Number | None = None) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def destroy(self, graph: int) -> None:
+        pass
+
+    def last_error(self) -> int:
+        return 0
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> np.ndarray:

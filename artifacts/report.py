@@ -1,26 +1,23 @@
-"""What a run says. ``metrics.jsonl``: a line a step and a line a pass. Standard output: lines for people or programs.
-Neither may ever end a training run: a log that cannot be written is reported once."""
+"""What a run says: lines for people or programs, and a bar. None of it may ever end a training run."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from . import files
-from .errors import RunError, printable
+from surroundings.streams import discard
 
-SCHEMA = {"schema": "sexpgpu-metrics", "version": 1}
-NAME = "metrics.jsonl"
+from . import canonical
+from .canonical import number
+from .clock import Clock
+from .errors import printable
 
-
-def number(value: float) -> Any:
-    """``value`` for JSON: exact; what JSON has no number for is the string nan, inf or -inf."""
-    return value if math.isfinite(value) else repr(value)
+LOG = "metrics.jsonl"
+EVERY = 0.2  # seconds between two words of a terminal's progress
 
 
 def _numbers(values: Mapping[str, float]) -> dict[str, Any]:
@@ -42,7 +39,7 @@ class Console:
         """Say each of ``texts`` on a line of its own, or ``data`` as one JSON line."""
         if self.quiet and not always:
             return
-        self._out(json.dumps(data) if self.as_json else "\n".join(map(printable, texts)))
+        self._out(canonical.line(data) if self.as_json else "\n".join(map(printable, texts)))
 
     def _out(self, text: str) -> None:
         if self._dead:
@@ -52,89 +49,20 @@ class Console:
         except (OSError, ValueError, UnicodeEncodeError) as error:
             self._dead = True
             discard(sys.stdout)
-            self.warn(f"standard output is lost ({error}); the run goes on, and {NAME} has every step")
+            self.warn(f"standard output is lost ({error}); the run goes on, and {LOG} has every step")
 
     def warn(self, text: str) -> None:
-        """A warning on standard error; if that is gone too, nobody is left to tell."""
-        with contextlib.suppress(OSError, ValueError):
-            text = printable(text)
-            print(json.dumps({"warning": text}) if self.as_json else f"warning: {text}", file=sys.stderr, flush=True)
+        self._aside("warning", text, "warning: ")
 
     def detail(self, text: str) -> None:
         if self.verbose:
-            with contextlib.suppress(OSError, ValueError):
-                print(printable(text), file=sys.stderr, flush=True)
+            self._aside("detail", text)
 
-
-def discard(stream: TextIO | None) -> None:
-    """Send what is left in ``stream`` to nowhere, so that the interpreter's last flush does not fail."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())  # type: ignore[union-attr]
-        os.close(null)
-
-
-class Log:
-    """``metrics.jsonl`` of a run directory."""
-
-    def __init__(self, folder: str, console: Console) -> None:
-        self._path, self._console = os.path.join(folder, NAME), console
-        self._file: TextIO | None = None
-
-    def open(self, step: int) -> None:
-        """Keep the lines up to ``step`` finished steps, and go on after them."""
-        try:
-            kept = [line for line in self._lines(warn=True) if line["step"] <= step] if step else []
-            text = "".join(json.dumps(line) + "\n" for line in (SCHEMA, *kept))
-            files.replace(self._path, [text.encode("ascii")])
-            self._file = open(self._path, "a", encoding="ascii")  # noqa: SIM115 (open as long as the run)
-        except (OSError, RunError) as error:
-            self._lost(error)
-
-    def _lines(self, warn: bool) -> list[dict[str, Any]]:
-        """The whole lines written so far, without the first; what a crash cut short ends the list."""
-        out: list[dict[str, Any]] = []
-        try:
-            with open(self._path, encoding="ascii", errors="replace") as file:
-                for text in file:
-                    line = json.loads(text)
-                    if isinstance(line, dict) and type(line.get("step")) is int:
-                        out.append(line)
-        except FileNotFoundError:
-            pass
-        except (ValueError, RecursionError):
-            if warn:
-                self._console.warn(f"{self._path} has a broken line: it is cut there")
-        return out
-
-    def passes_at(self, step: int) -> set[str]:
-        """Names of the passes that have a line at ``step``."""
-        with contextlib.suppress(OSError):
-            return {
-                line["pass"]
-                for line in self._lines(warn=False)
-                if line["step"] == step and isinstance(line.get("pass"), str)
-            }
-        return set()
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
-            self._file.flush()
-        except OSError as error:
-            self._lost(error)
-
-    def _lost(self, error: Exception) -> None:
-        self.close()
-        self._console.warn(f"{self._path} cannot be written ({error}); the run goes on without it")
-
-    def close(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
+    def _aside(self, kind: str, text: str, before: str = "") -> None:
+        """A line on standard error; if that is gone too, nobody is left to tell."""
+        with contextlib.suppress(OSError, ValueError):
+            text = printable(text)
+            print(canonical.line({kind: text}) if self.as_json else before + text, file=sys.stderr, flush=True)
 
 
 def step_line(step: int, result: Any, records: int, counters: Mapping[str, int], seconds: float) -> dict[str, Any]:
@@ -187,46 +115,92 @@ def _short(value: Any) -> str:
 
 
 class Progress:
-    """A bar on standard error when that is a terminal and lines are for people; otherwise nothing."""
+    """A bar on standard error when that is a terminal and lines are for people; otherwise nothing. Where there is none,
+    or it is lost, the log's lines are printed."""
 
-    def __init__(self, console: Console, done: int, steps: int) -> None:
+    def __init__(self, console: Console, done: int, steps: int, clock: Clock) -> None:
         self._bar: Any = None
-        if console.quiet or console.as_json or not _terminal():
-            return
-        with contextlib.suppress(ImportError, OSError, ValueError):
-            from tqdm import tqdm
-
-            known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # some terminals do not say how wide they are
-            self._bar = tqdm(
-                total=steps,
-                initial=done,
-                unit="step",
-                file=sys.stderr,
-                dynamic_ncols=known,
-                ncols=None if known else 80,
-            )
+        if not (console.quiet or console.as_json) and _terminal():
+            with contextlib.suppress(Exception):  # whatever becomes of a bar, the run goes on
+                self._bar = _bar(done, steps)
+                self._bar._time = lambda: time.time() - clock.away  # what its rate and time left are worked out by
 
     @property
     def shown(self) -> bool:
         return self._bar is not None
 
     def step(self, loss: Any) -> None:
-        if self._bar is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._bar.set_postfix_str(f"loss {_short(loss)}", refresh=False)
-                self._bar.update()
+        with self._kept() as bar:
+            bar.set_postfix_str(f"loss {_short(loss)}", refresh=False)
+            bar.update()
 
     def clear(self) -> None:
         """Take the bar off the line before something is printed."""
-        if self._bar is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._bar.clear()
+        with self._kept() as bar:
+            bar.clear()
 
     def close(self) -> None:
-        if self._bar is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._bar.close()
+        with self._kept() as bar:
+            bar.close()
+        self._bar = None
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[Any]:
+        """The bar, which is given up where it fails."""
+        try:
+            yield _Silent() if self._bar is None else self._bar
+        except Exception:  # noqa: BLE001  (whatever becomes of a bar, the run goes on)
             self._bar = None
+
+
+class _Silent:
+    """Of a bar what is called, for nothing."""
+
+    def set_postfix_str(self, text: str, refresh: bool) -> None: ...
+
+    def update(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _bar(done: int, steps: int) -> Any:
+    """tqdm's bar as it is made here: what variables TQDM_* say would silence it, or stop the import."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("TQDM_")}
+    try:
+        from tqdm import tqdm
+    finally:
+        os.environ.update(kept)
+    known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # some terminals do not say how wide they are
+    columns = None if known else 80
+    return tqdm(
+        total=steps, initial=done, unit="step", file=sys.stderr, dynamic_ncols=known, ncols=columns, disable=False
+    )
+
+
+@contextlib.contextmanager
+def reading(console: Console, loader: str) -> Iterator[Callable[[int], None]]:
+    """What is told of bytes as they are read, and shows how many there were: on a terminal, for people."""
+    live, total, said = not console.quiet and not console.as_json and _terminal(), 0, time.monotonic()
+
+    def tick(size: int) -> None:
+        nonlocal total, said
+        total, now = total + size, time.monotonic()
+        if live and now - said > EVERY:
+            said = now
+            show(f"\rloader {loader}: {total / 2**20:.0f} MiB read")
+
+    def show(text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, end="", file=sys.stderr, flush=True)
+
+    began = said
+    try:
+        yield tick
+    finally:
+        if said != began:
+            show("\r\033[K")
 
 
 def _terminal() -> bool:

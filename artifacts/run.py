@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
+
+if (
+    __name__ == "__main__"
+    and not sys.flags.safe_path
+    and sys.path[0] != os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+):
+    del sys.path[0]  # python -m puts the current folder first, and what lies there is not ours to import
+
+import contextlib
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
-from .errors import DEVICE_LOST, ENV_LIMIT, ENV_PACKAGE, IO_WRITE, RunError, of_os_error, printable
+from surroundings import entry
+from surroundings.streams import discard, standard
+
+from . import canonical
+from .errors import DEVICE_LOST, ENV_LIMIT, ENV_PACKAGE, IO_READ, IO_WRITE, RunError, of_os_error, printable
 from .options import Options, parse
 
 INTERNAL, BROKEN_PIPE = 70, 141
@@ -18,9 +30,13 @@ INTERNAL, BROKEN_PIPE = 70, 141
 
 def main(argv: Sequence[str] | None = None, device: Callable[..., Any] | None = None) -> int:
     """The exit status. ``device``: (artifact, threads) -> Device, in place of the compiled library."""
-    argv = sys.argv[1:] if argv is None else argv
-    _open_standard()
-    as_json = "--output-format=json" in argv or "json" in argv
+    entry.enter()
+    with standard():
+        return _main(sys.argv[1:] if argv is None else argv, device)
+
+
+def _main(argv: Sequence[str], device: Callable[..., Any] | None) -> int:
+    as_json = "--output-format=json" in argv or ("--output-format", "json") in pairwise(argv)
     try:
         options = parse(argv)
     except SystemExit as done:  # --help and --version have been printed
@@ -30,31 +46,22 @@ def main(argv: Sequence[str] | None = None, device: Callable[..., Any] | None = 
     return _flush(_guarded(options, device), as_json)
 
 
-def _open_standard() -> None:
-    """Give the descriptors 0 to 2 a place if they came closed: else the next file opened would take one of them, and
-    whatever a library prints would land in it."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-
-
 def _guarded(options: Options, device: Callable[..., Any] | None) -> int:
     """Run the session; what it raises becomes one line."""
     from .signals import Stop, Stopped
 
     try:
-        with Stop() as stop:
+        with Stop(options.as_json) as stop:
             return _session(options, device, stop)
     except Stopped as stopped:
-        print(f"stopped by {stopped} before the first step: nothing was to be saved", file=sys.stderr)
+        said = f"stopped by {stopped} before the first step: nothing was to be saved"
+        _to_stderr(canonical.line({"warning": said}) if options.as_json else said)
         return stopped.exit
     except Exception as error:
         if os.environ.get("SEXPGPU_DEBUG") == "1":
             traceback.print_exc()
         known = as_run_error(error)
-        status = _tell(known, options.as_json) if known else _internal(error)
+        status = _tell(known, options.as_json) if known else _internal(error, options.as_json)
         if known and known.code is DEVICE_LOST:
             _end(status, options.as_json)
         return status
@@ -66,8 +73,9 @@ def _end(status: int, as_json: bool) -> NoReturn:
 
 
 def _session(options: Options, device: Callable[..., Any] | None, stop: Any) -> int:
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # NumPy only moves bytes here; starting its pools takes longer than a step
+    if gone := entry.lost((options.artifact, options.out, options.data, options.fork)):
+        what = "the current folder has been deleted, and a path that begins there names nothing"
+        raise RunError(IO_READ, what, gone, "give an absolute path")
     from . import session
     from .report import Console
 
@@ -91,19 +99,17 @@ def as_run_error(error: Exception) -> RunError | None:
 
 
 def _tell(error: RunError, as_json: bool) -> int:
-    _to_stderr(json.dumps({"error": error.to_json()}) if as_json else str(error))
+    _to_stderr(canonical.line({"error": error.to_json()}) if as_json else str(error))
     return error.code.exit
 
 
-def _internal(error: Exception) -> int:
+def _internal(error: Exception, as_json: bool) -> int:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    _to_stderr(
-        printable(
-            f"internal error: {type(error).__name__}: {error}{place}; please report it "
-            "(SEXPGPU_DEBUG=1 shows the traceback)"
-        )
-    )
+    what = f"internal error: {type(error).__name__}: {error}{place}"
+    hint = "please report it (SEXPGPU_DEBUG=1 shows the traceback)"
+    data = {"error": {"code": "", "message": what, "hint": hint, "where": ""}}
+    _to_stderr(canonical.line(data) if as_json else printable(f"{what}; {hint}"))
     return INTERNAL
 
 
@@ -119,18 +125,12 @@ def _flush(status: int, as_json: bool) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard()
+        discard(sys.stdout)
         return status or BROKEN_PIPE
     except (OSError, ValueError) as error:
-        _discard()
+        discard(sys.stdout)
         return status or _tell(RunError(IO_WRITE, str(error), "standard output"), as_json)
     return status
-
-
-def _discard() -> None:
-    from .report import discard
-
-    discard(sys.stdout)
 
 
 if __name__ == "__main__":

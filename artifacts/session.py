@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from attrs import define, evolve, frozen
 
-from . import checkpoint, forms, identity, lock, memory, report, store, tarball
-from .data import Records, Training, fingerprint, open_records
+from . import checkpoint, cores, files, forms, identity, lock, memory, report, store, tarball
+from .data import Records, Training, fingerprint, held, open_records
 from .device import Choice, Device, choose
 from .errors import ART_REQUIRED, CKPT_PRESENT, CLI_DIAGNOSTIC, RunError
 from .files import given_up, make_directory
+from .log import Log
 from .loop import Loop, PassResult, StepResult
 from .manifest import Manifest, Pass
 from .options import Options
@@ -35,14 +35,16 @@ def run(options: Options, console: report.Console, stop: Stop, make_device: Make
     with tarball.open(options.artifact) as artifact:
         check_artifact(artifact, options)
         choice = None if make_device else _choose(artifact, options)
-        _check_room(artifact, options, choice, memory.held(artifact.manifest, options.data))
+        _check_room(artifact, options, choice, held(artifact, options.data))
         made = make_directory(options.out)
         with lock.held(options.out, console.warn) as locked, given_up(made, lock.NAME):
-            records = {name: _open(artifact, name, options) for name in artifact.manifest.loaders_used()}
+            records = {name: _open(artifact, name, options, console) for name in artifact.manifest.loaders_used()}
             _check_room(artifact, options, choice)  # once more: the data is in memory now
             if choice and choice.words:
                 console.line(f"device {choice.words}", {"device": choice.target.device, "words": choice.words})
             device = _device(artifact, options, choice, make_device)
+            if choice and choice.target.device == "cpu":
+                console.detail(cores.words(options.threads))
             training = Training(artifact.manifest, records)
             loop = Loop(artifact.manifest, device, training, records, stop.look)
             session = Session(
@@ -101,8 +103,9 @@ def check_artifact(artifact: tarball.Artifact, options: Options) -> None:
             )
 
 
-def _open(artifact: tarball.Artifact, name: str, options: Options) -> Records:
-    return open_records(artifact.manifest.loader(name), options.data, artifact)
+def _open(artifact: tarball.Artifact, name: str, options: Options, console: report.Console) -> Records:
+    with report.reading(console, name) as tick:
+        return open_records(artifact.manifest.loader(name), options.data, artifact, tick)
 
 
 @frozen
@@ -142,13 +145,16 @@ class Session:
         return self.options.steps or self.manifest.run.steps
 
     def run(self, locked: bool) -> int:
-        began = time.perf_counter()
+        began = self.stop.clock.now()
         now = self.begin(locked)
         self._announce(now)
-        log = report.Log(self.options.out, self.console)
-        done = log.passes_at(now.cursor.step) if now.cursor.step else set()
-        log.open(now.cursor.step)
-        progress = report.Progress(self.console, min(now.cursor.step, self.steps), self.steps)
+        log = Log(self.options.out, self.console)
+        if self.saved < 0:
+            log.begin()
+        else:
+            log.resume(now.cursor.step)
+        done = log.passes_at(now.cursor.step)
+        progress = report.Progress(self.console, min(now.cursor.step, self.steps), self.steps, self.stop.clock)
         self.stop.at_once = False
         try:
             self._train(now, log, progress, done)
@@ -161,7 +167,7 @@ class Session:
         finally:
             progress.close()
             log.close()
-        self._finish(now, time.perf_counter() - began)
+        self._finish(now, self.stop.clock.now() - began)
         for text in self.loop.device.notes():
             self.console.detail(text)
         return 0
@@ -171,6 +177,7 @@ class Session:
     def begin(self, locked: bool) -> State:
         """The state to start from: the checkpoint, the forked weights, or the seed."""
         nbytes = memory.checkpoint_bytes(self.manifest)
+        self.store.check_place()
         present = self.store.steps()
         if present and not self.options.resume:
             raise RunError(
@@ -181,7 +188,9 @@ class Session:
             )
         loaded = self._resumed(bool(present))
         self.store.prepare(nbytes, locked)
-        forms.keep(self.options.out, self.forms, self.console.warn)
+        if locked:
+            files.sweep(self.options.out)
+        forms.keep(self.options.out, self.forms, self.console.warn, begins=loaded is None)
         for name in self.store.strangers():
             self.console.detail(f"not a checkpoint, left alone: {self.store.folder}/{name}")
         if loaded:
@@ -194,12 +203,12 @@ class Session:
     def _resumed(self, present: bool) -> checkpoint.Loaded | None:
         if not self.options.resume or (self.options.resume == "auto" and not present):
             return None
-        loaded = self.store.newest(self.options.strict)
-        changed = forms.Changes(
-            forms.of_directory(self.options.out), self.forms, loaded.entry.identity, loaded.entry.data
-        )
+        return self.store.newest(self.options.strict, self._check_belongs)
+
+    def _check_belongs(self, loaded: checkpoint.Loaded) -> None:
+        entry = loaded.entry
+        changed = forms.Changes(forms.of_directory(self.options.out), self.forms, entry.identity, entry.data)
         checkpoint.check_belongs(loaded, self.manifest, self.stamp.identity, self.stamp.data, changed)
-        return loaded
 
     def _restore(self, loaded: checkpoint.Loaded) -> State:
         tensor = self.loop.device.tensor
@@ -221,7 +230,7 @@ class Session:
 
     # Training
 
-    def _train(self, now: State, log: report.Log, progress: report.Progress, done: set[str]) -> None:
+    def _train(self, now: State, log: Log, progress: report.Progress, done: set[str]) -> None:
         """Steps, passes and checkpoints until the last step, or the end of the data."""
         if now.cursor.step:
             self._passes(now, log, progress, done)
@@ -234,9 +243,9 @@ class Session:
                     {"step": now.cursor.step, "data": "end"},
                 )
                 break
-            began = time.perf_counter()
+            began = self.stop.clock.now()
             result = self.loop.step(now)
-            self._log_step(now.cursor, result, log, progress, time.perf_counter() - began)
+            self._log_step(now.cursor, result, log, progress, self.stop.clock.now() - began)
             if now.cursor.step == first:
                 self.loop.device.settled()
             self._passes(now, log, progress, set())
@@ -248,7 +257,7 @@ class Session:
         return every is not None and step % every == 0
 
     def _log_step(
-        self, cursor: Cursor, result: StepResult, log: report.Log, progress: report.Progress, seconds: float
+        self, cursor: Cursor, result: StepResult, log: Log, progress: report.Progress, seconds: float
     ) -> None:
         self.loss = result.loss
         line = report.step_line(cursor.step, result, cursor.records, cursor.counters, seconds)
@@ -260,23 +269,23 @@ class Session:
             self.console.line(report.step_text(line, self.steps), line)
         self._diagnose(f"step {cursor.step}", cursor.step, result.diagnostics, progress)
 
-    def _passes(self, now: State, log: report.Log, progress: report.Progress, done: set[str]) -> None:
+    def _passes(self, now: State, log: Log, progress: report.Progress, done: set[str]) -> None:
         """The passes that are due at this step and not among ``done``."""
         for one in self.manifest.step.passes:
             if self._due(now.cursor.step, one.every) and one.name not in done:
                 self._pass(now, one, log, progress)
 
-    def _last_passes(self, now: State, log: report.Log, progress: report.Progress) -> None:
+    def _last_passes(self, now: State, log: Log, progress: report.Progress) -> None:
         """After the last step every pass has its value, if it is not of this very step already."""
         done = log.passes_at(now.cursor.step)
         for one in self.manifest.step.passes:
             if not self._due(now.cursor.step, one.every) and one.name not in done:
                 self._pass(now, one, log, progress)
 
-    def _pass(self, now: State, one: Pass, log: report.Log, progress: report.Progress) -> None:
-        began = time.perf_counter()
+    def _pass(self, now: State, one: Pass, log: Log, progress: report.Progress) -> None:
+        began = self.stop.clock.now()
         result = self.loop.evaluate(now, one)
-        line = report.pass_line(now.cursor.step, one.name, result, time.perf_counter() - began)
+        line = report.pass_line(now.cursor.step, one.name, result, self.stop.clock.now() - began)
         self.results = {**self.results, one.name: evolve(result, diagnostics={})}
         log.add(line)
         progress.clear()

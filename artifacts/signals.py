@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import time
 from types import FrameType
 from typing import Any
 
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+from . import canonical
+from .clock import Clock
+
+# What a system, a scheduler or a user sends to have a process end: each by itself would end it at once. SIGQUIT does,
+# as it is for whoever wants that, and what says that the program is broken (SIGSEGV, SIGABRT ...).
+ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPWR)
+TIMERS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)  # these may come again by themselves
+HANDLED = ASKED + TIMERS
+GRACE = 10  # seconds of processor, at most, from SIGXCPU to the limit that kills
 
 
 class Stopped(Exception):
@@ -24,18 +33,21 @@ class Stop:
     """Has a signal come? Within ``with``, the handled signals only set the flag; a signal that the process was started
     to ignore (nohup, a background job) stays ignored. While ``at_once`` is true, as it is until there is state to keep,
     the signal raises Stopped where the program stands. ``longest``: seconds between two looks at most, so
-    how long a signal would have waited."""
+    how long a signal would have waited; ``clock``: what it and all times of a run are measured by."""
 
-    def __init__(self) -> None:
+    def __init__(self, as_json: bool = False) -> None:
         self.number = 0
         self.at_once = True
         self.longest = 0.0
+        self.clock = Clock()
+        self._as_json = as_json
         self._looked: float | None = None
         self._before: dict[int, Any] = {}
+        self._limit: tuple[int, int] | None = None
 
     def look(self) -> None:
         """Raise Stopped if a signal has come."""
-        now = time.perf_counter()
+        now = self.clock.own(time.perf_counter())
         if self._looked is not None:
             self.longest = max(self.longest, now - self._looked)
         self._looked = now
@@ -44,19 +56,41 @@ class Stop:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.number:
-            with contextlib.suppress(OSError):
-                os.write(2, b"stopped at once; the last checkpoint is kept\n")
-            os._exit(128 + number)
+            if number in TIMERS:
+                return
+            self._end(number)
         self.number = number
         if self.at_once:
             raise Stopped(number)
 
+    def _end(self, number: int) -> None:
+        said = "stopped at once; the last checkpoint is kept"
+        with contextlib.suppress(OSError):
+            os.write(2, ((canonical.line({"warning": said}) if self._as_json else said) + "\n").encode())
+        os._exit(128 + number)
+
     def __enter__(self) -> Stop:
         for number in HANDLED:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            before = signal.getsignal(number)
+            if before is not None and before is not signal.SIG_IGN:  # None: a library has it, such as a profiler
                 self._before[number] = signal.signal(number, self._handle)
+        self._limit = lower_limit()
+        self.clock.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self.clock.__exit__()
+        if self._limit:
+            resource.setrlimit(resource.RLIMIT_CPU, self._limit)
         for number, before in self._before.items():
             signal.signal(number, before)
+
+
+def lower_limit() -> tuple[int, int] | None:
+    """Where the limit of processor time has one value, as ``ulimit -t`` sets it, the system kills without SIGXCPU: this
+    process then gives itself a lower one that asks. The limits before, where they are others now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard in (resource.RLIM_INFINITY, 0, 1) or 0 <= soft < hard:
+        return None
+    resource.setrlimit(resource.RLIMIT_CPU, (hard - min(GRACE, max(1, hard // 10)), hard))
+    return soft, hard

@@ -1,49 +1,43 @@
 """Files of records: .npz, a directory of .npy, .safetensors, .jsonl. One source gives one array a field, record first.
 
-No pickle is ever read. What is wrong is a RunError with the file and, where there is one, the record and byte.
+Only what the loader's fields name is read. No pickle ever is. What is wrong is a RunError with the file and, where
+there is one, the record and byte. What a source will take of memory is known before it is read (``held``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import zipfile
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
 
 import numpy as np
 from attrs import frozen
 
-from . import tensors
-from .errors import DATA_FIELD, DATA_KIND, DATA_READ, RunError, of_os_error
-from .jsonl import read_lines
+from . import arrays, jsonl, tensors
+from .arrays import check_type
+from .errors import ART_DIGEST, DATA_FIELD, DATA_KIND, DATA_READ, RunError, of_os_error, shown
 from .manifest import Field
+from .tarball import Artifact
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 CHUNK = 2**20
-_BROKEN = (
-    ValueError,
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    NotImplementedError,
-    RuntimeError,
-    KeyError,
-    SyntaxError,
-)
+HEADERS = 20  # bytes of Python's objects for a byte of a header that is JSON, at most
+Columns = dict[str, np.ndarray]
 
 
 @frozen(eq=False)
 class Blob:
-    """A file by its name and a way to open it: on disk (``path``), or a member of the artifact."""
+    """A file by its name, its size and a way to open it: on disk (``path``), or a member of an artifact, whose
+    ``digest`` is listed."""
 
     name: str
+    size: int
     open: Callable[[], IO[bytes]]
     path: str | None = None
+    digest: str | None = None
 
 
 @frozen(eq=False)
@@ -59,76 +53,80 @@ class Shard:
         return len(next(iter(self.columns.values())))
 
 
-def blobs(folder: str, source: str) -> list[Blob]:
-    """The files of the source as written: one, or the .npy files of a directory."""
+def blobs(folder: str, source: str, fields: Sequence[Field]) -> list[Blob]:
+    """The files of the source as written: one, or of a directory the .npy files of ``fields``, by name."""
     path = os.path.join(folder, source)
     if not os.path.isdir(path):
         return [_blob(path)]
     try:
-        names = sorted(name for name in os.listdir(path) if name.endswith(".npy"))
+        names = {name for name in os.listdir(path) if name.endswith(".npy")}
     except OSError as error:
         raise of_os_error(error, path, DATA_READ) from None
     if not names:
         raise RunError(DATA_READ, "the directory holds no .npy files", path)
-    return [_blob(os.path.join(path, name)) for name in names]
+    for field in fields:
+        if f"{field.name}.npy" not in names:
+            raise _absent(path, field, [n.removesuffix(".npy") for n in names if not n.startswith(".")])
+    return [_blob(os.path.join(path, f"{name}.npy")) for name in sorted(field.name for field in fields)]
 
 
 def _blob(path: str) -> Blob:
-    return Blob(path, lambda: open(path, "rb"), path)
-
-
-def read(files: Sequence[Blob], fields: Sequence[Field]) -> Shard:
-    """The records of one source, with the dtypes and shapes of ``fields``."""
-    name = files[0].name
-    reader = _reader(name)
-    for blob in files:
-        _check_plain(blob)
+    """The file at ``path``, which must be a plain one that is not empty."""
     try:
-        digests = tuple((os.path.basename(blob.name), _digest(blob)) for blob in files)
-        columns = reader(files, fields)
+        size = os.stat(path).st_size
+    except (OSError, ValueError) as error:
+        hint = "give its folder with --data"
+        raise RunError(DATA_READ, getattr(error, "strerror", None) or str(error), path, hint) from None
+    if not os.path.isfile(path):
+        raise RunError(DATA_READ, "not a regular file", path)
+    if size == 0:
+        raise RunError(DATA_READ, "the file is empty", path)
+    return Blob(path, size, lambda: open(path, "rb"), path)
+
+
+def inside(artifact: Artifact, member: str) -> Blob:
+    """A member of the artifact as a file."""
+    file = artifact.places[member][1]
+    return Blob(member, file.size, lambda: artifact.file(member), digest=file.sha256)
+
+
+def read(files: Sequence[Blob], fields: Sequence[Field], tick: Callable[[int], None] = lambda size: None) -> Shard:
+    """The records of one source, with the dtypes and shapes of ``fields``; ``tick`` is told of bytes as they are
+    read, where that takes long."""
+    name = files[0].name
+    kind = _kind(name)
+    try:
+        seen = [_look(blob) for blob in files]
+        with _reading(name, kind.name):
+            columns = kind.read(files, fields, seen[0][1], tick)
     except MemoryError:
         raise RunError(DATA_READ, "it declares more data than memory holds", name) from None
     except OSError as error:
         raise of_os_error(error, name, DATA_READ) from None
+    digests = tuple((os.path.basename(blob.name), digest) for blob, (digest, _) in zip(files, seen, strict=True))
     shard = Shard(os.path.dirname(name) if name.endswith(".npy") else name, columns, digests)
     _check_counts(shard)
     return shard
 
 
-def _reader(name: str) -> Callable[[Sequence[Blob], Sequence[Field]], dict[str, np.ndarray]]:
-    extension = os.path.splitext(name)[1].lower()
-    if extension in PICKLES:
-        raise RunError(DATA_KIND, "pickle is not read: it can run any code", name, "convert it to safetensors")
-    if extension not in READERS:
-        raise RunError(
-            DATA_KIND,
-            f"{extension or 'a file without an extension'} is not a kind of data that is read",
-            name,
-            "use .npz, a directory of .npy, .safetensors or .jsonl",
-        )
-    return READERS[extension]
-
-
-def _check_plain(blob: Blob) -> None:
-    if blob.path is None:
-        return
+def held(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    """Bytes of memory that ``read`` will take at most. 0 where it will refuse the files."""
     try:
-        size = os.stat(blob.path).st_size
-    except (OSError, ValueError) as error:
-        hint = "give its folder with --data"
-        raise RunError(DATA_READ, getattr(error, "strerror", None) or str(error), blob.path, hint) from None
-    if not os.path.isfile(blob.path):
-        raise RunError(DATA_READ, "not a regular file", blob.path)
-    if size == 0:
-        raise RunError(DATA_READ, "the file is empty", blob.path)
+        return _kind(files[0].name).held(files, fields)
+    except Exception:  # told of when the files are read
+        return 0
 
 
-def _digest(blob: Blob) -> str:
-    digest = hashlib.sha256()
+def _look(blob: Blob) -> tuple[str, int]:
+    """sha256, in hex, and the number of line ends of a file."""
+    digest, lines = hashlib.sha256(), 0
     with blob.open() as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
-    return digest.hexdigest()
+            lines += chunk.count(b"\n")
+    if blob.digest not in (None, digest.hexdigest()):
+        raise RunError(ART_DIGEST, "the member does not have the digest listed", blob.name)
+    return digest.hexdigest(), lines
 
 
 def _check_counts(shard: Shard) -> None:
@@ -138,137 +136,174 @@ def _check_counts(shard: Shard) -> None:
             raise RunError(DATA_FIELD, f"{first} has {shard.count} records, {field} has {len(column)}", shard.name)
 
 
-def check_type(where: str, field: Field, shape: tuple[int, ...], dtype: str) -> None:
-    """The stored array must be [records, *field.shape] of exactly the field's dtype."""
-    if dtype != field.dtype:
-        what = f"{field.name} is {dtype}, the loader says {field.dtype}"
-        raise RunError(DATA_FIELD, what, where, _saved_as(where, field.dtype))
-    if not shape or tuple(shape[1:]) != field.shape:
-        have, want = (" ".join(map(str, s)) for s in (shape, ("n", *field.shape)))
-        raise RunError(DATA_FIELD, f"{field.name} has the shape [{have}], the loader says [{want}]", where)
-
-
-def _saved_as(where: str, dtype: str) -> str:
-    if dtype == "bf16" and where.endswith((".npy", ".npz")):
-        return "NumPy's files hold no bf16: save it as .safetensors"
-    return f"save it with .astype({tensors.DTYPES[dtype][0]!r})"
-
-
 def _absent(where: str, field: Field, have: Sequence[str]) -> RunError:
-    return RunError(
-        DATA_FIELD, f"there is no field {field.name}", where, f"it has {', '.join(sorted(have)[:10]) or 'none'}"
-    )
-
-
-def _npy_header(file: IO[bytes], where: str, field: Field) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """(shape, dtype, column-major) of the .npy ``file``, which must be what ``field`` says."""
-    form = np.lib.format
-    version = form.read_magic(file)
-    read_header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-    shape, column_major, dtype = read_header(file)
-    if dtype.hasobject:
-        raise RunError(DATA_KIND, f"{field.name} holds Python objects: pickle is not read", where, "save plain numbers")
-    check_type(where, field, shape, tensors.dtype_name(np.empty(0, dtype)))
-    return shape, dtype, column_major
-
-
-def _read_npy(file: IO[bytes], where: str, field: Field) -> np.ndarray:
-    """The array of the .npy ``file``, read whole."""
-    shape, dtype, column_major = _npy_header(file, where, field)
-    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    data = bytearray()
-    while chunk := file.read(min(CHUNK, size + 1 - len(data))):
-        data += chunk
-    if len(data) != size:
-        raise _cut(where, field, len(data), size, size // max(1, shape[0]))
-    array = np.frombuffer(data, dtype)
-    return array.reshape(shape[::-1]).T if column_major else array.reshape(shape)
-
-
-def _cut(where: str, field: Field, have: int, want: int, record: int) -> RunError:
-    if have > want:
-        return RunError(DATA_READ, f"{field.name} has bytes after its last record", where)
-    at = have // max(1, record)
-    return RunError(DATA_READ, f"cut short: {field.name} ends within record {at}, at byte {have} of its {want}", where)
+    names = shown(", ".join(sorted(have)[:10]), 100) or "none"
+    return RunError(DATA_FIELD, f"there is no field {field.name}", where, f"it has {names}")
 
 
 @contextlib.contextmanager
-def _reading(where: str, what: str):
-    """Whatever a library says of bad bytes becomes E-DATA-010."""
+def _reading(where: str, what: str) -> Iterator[None]:
+    """Whatever a library raises over bad bytes is the data's fault: E-DATA-010. A failed system call is not."""
     try:
         yield
-    except _BROKEN as error:
+    except (RunError, MemoryError):
+        raise
+    except Exception as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        raise RunError(DATA_READ, f"not readable as {what}: {error}", where) from None
+        words = shown(str(error) or type(error).__name__, 100)
+        raise RunError(DATA_READ, f"not readable as {what}: {words}", where) from None
 
 
-def read_npz(files: Sequence[Blob], fields: Sequence[Field]) -> dict[str, np.ndarray]:
-    """The members FIELD.npy of a zip archive."""
-    (blob,) = files
-    with _reading(blob.name, ".npz"), blob.open() as file, zipfile.ZipFile(file) as archive:
-        names = archive.namelist()
-        if len(set(names)) != len(names):
-            raise ValueError("a member stands twice")
-        out = {}
+# .npz: the members FIELD.npy of a zip archive
+
+
+def _members(
+    blob: Blob, fields: Sequence[Field], use: Callable[[Field, IO[bytes], arrays.Header, int], Any]
+) -> list[Any]:
+    """What ``use`` makes of each field's member, opened behind its header, and the bytes to set aside for it."""
+    out = []
+    with blob.open() as file, zipfile.ZipFile(file) as archive:
         for field in fields:
-            if f"{field.name}.npy" not in names:
-                raise _absent(blob.name, field, [name.removesuffix(".npy") for name in names])
-            with archive.open(f"{field.name}.npy") as member:
-                out[field.name] = _read_npy(member, blob.name, field)
-        return out
+            info = arrays.member(archive, field)
+            if info is None:
+                raise _absent(blob.name, field, [name.removesuffix(".npy") for name in archive.namelist()])
+            with archive.open(info) as data:
+                header = arrays.read_header(data, blob.name, field)
+                out.append(use(field, data, header, arrays.room(header, info, blob.size)))
+    return out
 
 
-def read_npy(files: Sequence[Blob], fields: Sequence[Field]) -> dict[str, np.ndarray]:
-    """The files FIELD.npy of a directory, mapped into memory when they are on disk."""
-    by_name = {os.path.basename(blob.name).removesuffix(".npy"): blob for blob in files}
-    out = {}
+def _read_npz(files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]) -> Columns:
+    (blob,) = files
+    found = _members(blob, fields, lambda field, data, *how: arrays.read(data, blob.name, field, *how))
+    return {field.name: array for field, array in zip(fields, found, strict=True)}
+
+
+def _held_npz(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    return sum(_members(files[0], fields, lambda field, data, header, room: room))
+
+
+# .npy: the files FIELD.npy of a directory; mapped into memory when they are on disk
+
+
+def _read_npy(files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]) -> Columns:
+    out, by_name = {}, {os.path.basename(blob.name).removesuffix(".npy"): blob for blob in files}
     for field in fields:
         if field.name not in by_name:
             raise _absent(os.path.dirname(files[0].name), field, list(by_name))
         blob = by_name[field.name]
         with _reading(blob.name, ".npy"), blob.open() as file:
-            out[field.name] = _map_npy(file, blob, field) if blob.path else _read_npy(file, blob.name, field)
+            header = arrays.read_header(file, blob.name, field)
+            if blob.path:
+                out[field.name] = arrays.mapped(file, blob.name, field, header)
+            else:
+                room = min(header.nbytes, blob.size)
+                out[field.name] = arrays.read(file, blob.name, field, header, room)
     return out
 
 
-def _map_npy(file: IO[bytes], blob: Blob, field: Field) -> np.ndarray:
-    shape, dtype, column_major = _npy_header(file, blob.name, field)
-    start, want = file.tell(), int(np.prod(shape, dtype=object)) * dtype.itemsize
-    have = os.fstat(file.fileno()).st_size - start
-    if have != want:
-        raise _cut(blob.name, field, have, want, want // max(1, shape[0]))
-    if want == 0:
-        return np.empty(shape, dtype)
-    return np.memmap(file, dtype, "r", start, shape, "F" if column_major else "C")
+def _held_npy(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    wanted = {f"{field.name}.npy" for field in fields}
+    return sum(blob.size for blob in files if not blob.path and os.path.basename(blob.name) in wanted)
 
 
-def read_safetensors(files: Sequence[Blob], fields: Sequence[Field]) -> dict[str, np.ndarray]:
-    """The tensors named as the fields."""
+# .safetensors: the tensors named as the fields
+
+
+def _header(file: IO[bytes], blob: Blob) -> tuple[dict[str, Any], int]:
+    """The tensors' entries, and where their data begins, which must be as long as they say."""
+    size = tensors.header_size(file.read(8), blob.size)
+    header, start = tensors.parse_header(file.read(size)), 8 + size
+    end, have = tensors.end_of(header), blob.size - start
+    if end != have:
+        more = f"cut short: {have} data bytes of {end}" if have < end else f"{have - end} bytes after the last tensor"
+        raise tensors.BadTensors(more)
+    return header, start
+
+
+def _read_safetensors(
+    files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]
+) -> Columns:
     (blob,) = files
-    with blob.open() as file:
-        data = file.read()
+    out = {}
     try:
-        arrays = tensors.load(data)
+        with blob.open() as file:
+            header, start = _header(file, blob)
+            for field in fields:
+                if field.name not in header:
+                    raise _absent(blob.name, field, list(header))
+                entry = header[field.name]
+                shape = tensors.entry_shape(field.name, entry)
+                dtype = tensors.OF_SAFETENSORS.get(entry["dtype"], shown(entry["dtype"], 20))
+                check_type(blob.name, field, shape, dtype)
+                file.seek(start + tensors.span(field.name, entry)[0])
+                array = out[field.name] = np.empty(shape, tensors.dtype(field.dtype))
+                if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
+                    raise tensors.BadTensors("the file shrank while it was read")
     except tensors.BadTensors as error:
-        raise RunError(DATA_READ, str(error), blob.name) from None
-    for field in fields:
-        if field.name not in arrays:
-            raise _absent(blob.name, field, list(arrays))
-        check_type(blob.name, field, arrays[field.name].shape, tensors.dtype_name(arrays[field.name]))
-    return {field.name: arrays[field.name] for field in fields}
+        raise RunError(DATA_READ, shown(error, 150), blob.name) from None
+    return out
 
 
-def read_jsonl(files: Sequence[Blob], fields: Sequence[Field]) -> dict[str, np.ndarray]:
-    """One JSON object a line, its keys the fields, its values numbers or nested lists of numbers."""
+def _held_safetensors(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    with files[0].open() as file:
+        header, start = _header(file, files[0])
+    spans = (tensors.span(field.name, header[field.name]) for field in fields if field.name in header)
+    return HEADERS * start + sum(stop - begin for begin, stop, _ in spans)
+
+
+# .jsonl: one JSON object a line, its keys the fields, its values numbers or nested lists of numbers
+
+
+def _read_jsonl(files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]) -> Columns:
     (blob,) = files
     with blob.open() as file:
-        return read_lines(file, blob.name, fields)
+        return jsonl.read_lines(file, blob.name, fields, jsonl.bound(lines, blob.size, fields), tick)
 
 
-READERS = {".npz": read_npz, ".npy": read_npy, ".safetensors": read_safetensors, ".jsonl": read_jsonl}
+def _held_jsonl(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    (blob,) = files
+    lines, longest, line = 0, 0, 0
+    with blob.open() as file:
+        while chunk := file.read(CHUNK):
+            ends = chunk.count(b"\n")
+            lines += ends
+            longest = max(longest, line + chunk.find(b"\n") if ends else line + len(chunk))
+            line = len(chunk) - chunk.rfind(b"\n") - 1 if ends else line + len(chunk)
+    record = sum(np.dtype(tensors.dtype(f.dtype)).itemsize * int(np.prod(f.shape, dtype=object)) for f in fields)
+    together = jsonl.CHUNK + min(max(longest, jsonl.CHUNK), jsonl.MAX_LINE)
+    return jsonl.bound(lines, blob.size, fields) * record + jsonl.GROWTH * min(together, blob.size)
 
 
-def in_memory(name: str, data: bytes) -> Blob:
-    """A member of the artifact as a file."""
-    return Blob(name, lambda: io.BytesIO(data))
+@frozen
+class Kind:
+    """A kind of file: ``read`` and ``held`` take the files of one source and the fields; ``read`` the number of its
+    line ends, too, and ``tick``."""
+
+    name: str
+    read: Callable[[Sequence[Blob], Sequence[Field], int, Callable[[int], None]], Columns]
+    held: Callable[[Sequence[Blob], Sequence[Field]], int]
+
+
+_ALL = (
+    Kind(".npz", _read_npz, _held_npz),
+    Kind(".npy", _read_npy, _held_npy),
+    Kind(".safetensors", _read_safetensors, _held_safetensors),
+    Kind(".jsonl", _read_jsonl, _held_jsonl),
+)
+KINDS = {kind.name: kind for kind in _ALL}
+
+
+def _kind(name: str) -> Kind:
+    extension = os.path.splitext(name)[1].lower()
+    if extension in PICKLES:
+        raise RunError(DATA_KIND, "pickle is not read: it can run any code", name, "convert it to safetensors")
+    if extension not in KINDS:
+        raise RunError(
+            DATA_KIND,
+            f"{shown(extension, 20) or 'a file without an extension'} is not a kind of data that is read",
+            name,
+            "use .npz, a directory of .npy, .safetensors or .jsonl",
+        )
+    return KINDS[extension]

@@ -46,15 +46,41 @@ class State:
 
 def start(manifest: Manifest) -> Cursor:
     """The cursor of a run that has not begun."""
+    return at(manifest, 0)
+
+
+def at(manifest: Manifest, step: int) -> Cursor:
+    """The cursor after ``step`` finished steps, but for the totals of its counters, which are 0."""
     names = {port.name for phase in manifest.phases for port in phase.outputs if port.kind == "counter"}
-    return Cursor(0, 0, 0, 0, 0, dict.fromkeys(manifest.training_loaders(), 0), dict.fromkeys(sorted(names), 0))
+    positions, stages, left = dict.fromkeys(manifest.training_loaders(), 0), manifest.step.stages, step
+    number = steps = each = 0
+    for number, stage in enumerate(stages):
+        each = _taken(stage, manifest)
+        length = None if number + 1 == len(stages) else _length(stage, each)
+        steps = left if length is None else min(left, length)
+        positions[stage.loader] += steps * each
+        left -= steps
+        if steps != length:
+            break
+    totals = dict.fromkeys(sorted(names), 0)
+    return Cursor(step, sum(positions.values()), number, steps, steps * each, positions, totals)
+
+
+def _taken(stage: Stage, manifest: Manifest) -> int:
+    """Records that a step of the stage takes."""
+    return manifest.run.microbatches * manifest.loader(stage.loader).batch
+
+
+def _length(stage: Stage, each: int) -> int | None:
+    """Steps of a stage that is not the last, of ``each`` records; None: it has no end."""
+    return stage.steps if stage.records is None else -(-stage.records // each)
 
 
 def advance(cursor: Cursor, manifest: Manifest, counters: dict[str, int]) -> Cursor:
     """The cursor after one more step, in the next stage when this one is done; the last stage has no end."""
     stages = manifest.step.stages
     stage = stages[cursor.stage]
-    taken = manifest.run.microbatches * manifest.loader(stage.loader).batch
+    taken = _taken(stage, manifest)
     positions = {**cursor.positions, stage.loader: cursor.positions[stage.loader] + taken}
     place = (cursor.stage, cursor.stage_step + 1, cursor.stage_records + taken)
     if _done(stage, place[1], place[2]) and cursor.stage + 1 < len(stages):

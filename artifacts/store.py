@@ -2,6 +2,8 @@
 
 A checkpoint is built under a temporary name, its files and directory synced, renamed, and the parent synced. Whatever
 the moment of a crash, the names ``step-NNNNNNNNN`` are whole checkpoints, and a temporary name never parses as one.
+
+A symbolic link is never followed here, neither to read a checkpoint nor to remove one: what it leads to is another's.
 """
 
 from __future__ import annotations
@@ -11,8 +13,6 @@ import json
 import os
 import re
 import secrets
-import shutil
-import stat
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +20,8 @@ from typing import Any
 from attrs import frozen
 
 from . import files
-from .checkpoint import FILES, INFO, MANIFEST, Arrays, Entry, Loaded, Torn, load, pack, read_entry
-from .errors import CKPT_EXISTS, CKPT_NONE, CKPT_TORN, IO_SPACE, RunError, of_os_error
+from .checkpoint import FILES, INFO, MANIFEST, Arrays, Entry, Loaded, Torn, check_cursor, load, pack, read_entry
+from .errors import CKPT_EXISTS, CKPT_NONE, CKPT_TORN, IO_SPACE, IO_WRITE, RunError, of_os_error
 
 RESUME = "check --out, or start without --resume"
 FOLDER = "checkpoints"
@@ -47,18 +47,27 @@ class Store:
         return os.path.join(self.folder, step_name(step))
 
     def steps(self) -> list[int]:
-        """Steps that have a published directory, oldest first."""
+        """Steps that have a published directory, or a link in the place of one, oldest first."""
         found = []
         for name in self._names():
             match = _STEP.fullmatch(name)
-            if match and name == step_name(int(match[1])) and os.path.isdir(os.path.join(self.folder, name)):
+            if match and name == step_name(int(match[1])) and self._is_place(name):
                 found.append(int(match[1]))
         return sorted(found)
+
+    def _is_place(self, name: str) -> bool:
+        path = os.path.join(self.folder, name)
+        return os.path.islink(path) or os.path.isdir(path)
 
     def strangers(self) -> list[str]:
         """Names that are neither checkpoints nor temporary: they are left alone."""
         ours = {step_name(step) for step in self.steps()}
-        return sorted(name for name in self._names() if name not in ours and not _TEMPORARY.fullmatch(name))
+        others = (name for name in self._names() if name not in ours)
+        return sorted(name for name in others if not _TEMPORARY.fullmatch(name) or not self._is_own(name))
+
+    def _is_own(self, name: str) -> bool:
+        path = os.path.join(self.folder, name)
+        return os.path.isdir(path) and not os.path.islink(path)
 
     def _names(self) -> list[str]:
         try:
@@ -70,6 +79,7 @@ class Store:
 
     def prepare(self, nbytes: int, locked: bool) -> None:
         """Before the first step: the folder exists, can be written, has room for ``nbytes``; stale leftovers go."""
+        self.check_place()
         files.make_directory(self.folder)
         if locked:
             self._sweep()
@@ -81,6 +91,12 @@ class Store:
             raise of_os_error(error, self.folder) from None
         self.check_room(nbytes)
 
+    def check_place(self) -> None:
+        """E-IO-010 where the folder is a symbolic link: the lock is on the run's directory, and not on what another run
+        may keep its checkpoints in, too."""
+        if os.path.islink(self.folder):
+            raise RunError(IO_WRITE, "it is a symbolic link", self.folder, "let --out name the folder that it leads to")
+
     def check_room(self, nbytes: int) -> None:
         free = files.free_bytes(self.folder)
         if free < nbytes + SLACK:
@@ -91,18 +107,20 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what a killed process of ours left: under the lock no other is at work here."""
-        for name in self._names():
+        for name in filter(_TEMPORARY.fullmatch, self._names()):
             path = os.path.join(self.folder, name)
-            if _TEMPORARY.fullmatch(name) and stat.S_ISDIR(os.lstat(path).st_mode):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                if self._is_own(name):
                     files.remove_flat(path, FILES)
+                elif os.path.islink(path) and not os.path.exists(path):  # a link to what has gone
+                    os.unlink(path)
 
     def save(self, entry: Entry, params: Arrays, optim: Arrays) -> str:
         """Publish a checkpoint; its path. On failure (E-IO) only the temporary name was touched, and it is gone."""
         listed, contents = pack(entry, params, optim)
         manifest = listed.to_bytes()
         path = self.path(entry.cursor.step)
-        if self._is_there(path, manifest):
+        if self._is_there(entry, manifest):
             return path
         self.check_room(sum(file.size for file in listed.files))
         temporary = self._temporary(entry.cursor.step)
@@ -114,17 +132,21 @@ class Store:
             os.rename(temporary, path)
             files.sync_directory(self.folder)
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                files.remove_flat(temporary, FILES)
             raise of_os_error(error, path) from None
         self._prune(entry)
         return path
 
-    def _is_there(self, path: str, manifest: bytes) -> bool:
+    def _is_there(self, entry: Entry, manifest: bytes) -> bool:
         """Whether this very checkpoint is published. A torn one is moved aside; another whole one is E-CKPT-005."""
+        path = self.path(entry.cursor.step)
         if not os.path.lexists(path):
             return False
         try:
-            old = load(path)
+            old = self._load(entry.cursor.step)
+            if old.entry.run_id == entry.run_id:
+                check_cursor(old.entry.cursor, entry.cursor)
         except Torn as torn:
             aside = f"{path}.torn-{secrets.token_hex(4)}"
             os.rename(path, aside)
@@ -147,20 +169,36 @@ class Store:
 
     def _run_id(self, step: int) -> str | None:
         try:
-            return read_entry(self.path(step))[0].run_id
+            return read_entry(self._own(step))[0].run_id
         except (Torn, RunError):
             return None
 
-    def newest(self, strict: bool) -> Loaded:
+    def _own(self, step: int) -> str:
+        """The directory of the step's checkpoint; Torn where a link stands in its place."""
+        path = self.path(step)
+        if os.path.islink(path):
+            raise Torn("it is a symbolic link, which is not followed")
+        return path
+
+    def _load(self, step: int) -> Loaded:
+        """The step's checkpoint, every byte verified; Torn when it is not whole, or of another step."""
+        loaded = load(self._own(step))
+        if loaded.entry.cursor.step != step:
+            raise Torn(f"it is a checkpoint of step {loaded.entry.cursor.step}")
+        return loaded
+
+    def newest(self, strict: bool, look: Callable[[Loaded], None] = lambda _: None) -> Loaded:
         """The newest whole checkpoint. E-CKPT-001 without any; one that is torn is passed over with a warning
-        (``strict``: E-CKPT-002); E-CKPT-002 with the list when none is whole."""
+        (``strict``: E-CKPT-002); E-CKPT-002 with the list when none is whole. ``look`` may find one torn, too."""
         steps = self.steps()
         if not steps:
             raise RunError(CKPT_NONE, "there is no checkpoint to resume from", self.folder, RESUME)
         reasons = []
         for step in reversed(steps):
             try:
-                return load(self.path(step))
+                loaded = self._load(step)
+                look(loaded)
+                return loaded
             except Torn as torn:
                 if strict:
                     raise RunError(

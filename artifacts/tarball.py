@@ -13,7 +13,7 @@ import re
 import stat
 import tarfile
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 from attrs import frozen
@@ -38,6 +38,8 @@ from .errors import (
 from .manifest import File, Manifest
 
 MANIFEST = "manifest.json"
+DIGEST = "manifest.sha256"  # the second member: the artifact's hash, so that a damaged manifest is not another artifact
+RESERVED = (MANIFEST, DIGEST)
 BLOCK = 512
 END = bytes(2 * BLOCK)
 MAX_MANIFEST, MAX_MEMBERS, MAX_MEMBER = 16 * 2**20, 10_000, 8 * 2**30 - 1
@@ -73,7 +75,7 @@ def write(
     """
     names = sorted(members)
     for name in names:
-        if not name_allowed(name) or name == MANIFEST:
+        if not name_allowed(name) or name in RESERVED:
             raise RunError(ART_NAME, f"{shown(name)} cannot be a member's name")
         if len(members[name]) > MAX_MEMBER:
             raise RunError(ART_SIZE, f"{shown(name)} has {len(members[name])} bytes; the limit is {MAX_MEMBER}")
@@ -84,10 +86,15 @@ def write(
     Manifest.from_bytes(text, path)  # what we write, we can read
     check_output(path, force, inputs)
     parts = []
-    for name, data in ((MANIFEST, text), *((name, members[name]) for name in names)):
+    for name, data in ((MANIFEST, text), (DIGEST, digest_line(text)), *((name, members[name]) for name in names)):
         parts += [header(name, len(data)), data, _padding(len(data))]
     files.replace(path, [*parts, END])
     return hashlib.sha256(text).hexdigest()
+
+
+def digest_line(manifest: bytes) -> bytes:
+    """What DIGEST holds, in the form that ``sha256sum --check`` reads."""
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode("ascii")
 
 
 def check_output(path: str, force: bool, inputs: Iterable[str]) -> None:
@@ -119,6 +126,29 @@ def _starts_like_artifact(path: str) -> bool:
         return file.read(len(MANIFEST) + 1) == MANIFEST.encode() + b"\0"
 
 
+class _Part(io.RawIOBase):
+    """``size`` bytes of an open file from ``start`` on, as a file with a place of its own."""
+
+    def __init__(self, fd: int, path: str, start: int, size: int) -> None:
+        self._fd, self._path, self._start, self._size, self._at = fd, path, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        size = max(0, min(len(buffer), CHUNK, self._size - self._at))
+        buffer[:size] = _pread(self._fd, self._path, self._start + self._at, size)
+        self._at += size
+        return size
+
+
 @frozen(eq=False)
 class Artifact:
     """An open artifact. Its descriptor is kept: the file may be replaced or deleted while it is used."""
@@ -137,6 +167,11 @@ class Artifact:
         data = b"".join(self._chunks(start, file.size))
         self._compare(file, hashlib.sha256(data).hexdigest())
         return data
+
+    def file(self, member: str) -> BinaryIO:
+        """The bytes of ``member`` as a file that can be read and sought; not verified."""
+        start, file = self.places[member]
+        return io.BufferedReader(_Part(self.fd, self.path, start, file.size))  # type: ignore[return-value]
 
     def verify(self) -> None:
         """Every member against its digest, in bounded memory."""
@@ -225,7 +260,20 @@ def _read_manifest(fd: int, path: str) -> tuple[bytes, int]:
         raise RunError(ART_SIZE, f"the manifest declares {size} bytes; the limit is {MAX_MANIFEST}", path)
     text = _pread(fd, path, BLOCK, size)
     _check_padding(fd, path, BLOCK + size)
-    return text, _after(BLOCK + size)
+    return text, _check_digest(fd, path, text, _after(BLOCK + size))
+
+
+def _check_digest(fd: int, path: str, manifest: bytes, at: int) -> int:
+    """The second member says the digest of the first; where the next header starts."""
+    name, size = _parse(os.pread(fd, BLOCK, at), path, at)
+    if name != DIGEST:
+        what = f"its second member is {shown(name)}, not {DIGEST}"
+        raise RunError(ART_MEMBERS, what, path, "if an older sexpgpu wrote it, build it again")
+    line = digest_line(manifest)
+    if size != len(line) or _pread(fd, path, at + BLOCK, size) != line:
+        raise RunError(ART_DIGEST, f"{MANIFEST} has sha256 {line[:16].decode()}..., {DIGEST} has another", path)
+    _check_padding(fd, path, at + BLOCK + size)
+    return _after(at + BLOCK + size)
 
 
 def _after(at: int) -> int:
@@ -270,7 +318,7 @@ def _walk(fd: int, path: str, manifest: Manifest, at: int) -> dict[str, tuple[in
             raise RunError(ART_MEMBERS, f"the member {file.path} is missing", path)
         name, size = _parse(block, path, at)
         if name != file.path:
-            twice = name in places or name == MANIFEST
+            twice = name in places or name in RESERVED
             raise RunError(
                 ART_MEMBERS, f"{name} stands {'twice' if twice else 'where ' + file.path + ' is listed'}", path
             )
@@ -290,7 +338,7 @@ def _check_list(manifest: Manifest, path: str) -> None:
     if len(names) > MAX_MEMBERS:
         raise RunError(ART_SIZE, f"{len(names)} members; the limit is {MAX_MEMBERS}", path)
     for file in manifest.files:
-        if not name_allowed(file.path) or file.path == MANIFEST:
+        if not name_allowed(file.path) or file.path in RESERVED:
             raise RunError(ART_NAME, f"the member name {shown(file.path)} is not allowed", path)
         if not 0 <= file.size <= MAX_MEMBER or not re.fullmatch("[0-9a-f]{64}", file.sha256):
             raise RunError(ART_MANIFEST, f"{file.path} has a bad size or sha256", path)

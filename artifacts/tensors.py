@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import canonical
-from .errors import ENV_PACKAGE, RunError
+from .errors import ENV_PACKAGE, RunError, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,10 +31,23 @@ DTYPES: dict[str, tuple[str, str, int]] = {
 }
 OF_NUMPY = {numpy: ours for ours, (numpy, _, _) in DTYPES.items()}
 OF_SAFETENSORS = {theirs: ours for ours, (_, theirs, _) in DTYPES.items()}
+# The least and the greatest value of each integer dtype.
+INTEGERS = {
+    "i8": (-(2**7), 2**7 - 1),
+    "u8": (0, 2**8 - 1),
+    "i32": (-(2**31), 2**31 - 1),
+    "u32": (0, 2**32 - 1),
+    "i64": (-(2**63), 2**63 - 1),
+}
 FLOATS = ("f32", "bf16", "f16", "f64")
 ALIGNMENT = 64
-MAX_HEADER, MAX_TENSORS = 16 * 2**20, 100_000
+MAX_HEADER, MAX_TENSORS, MAX_NBYTES = 16 * 2**20, 100_000, 2**63 - 1
 NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+
+
+def name_allowed(name: str) -> bool:
+    """Whether a tensor may be called so: parts of letters, digits and ``_ . -`` with slashes between, none is .."""
+    return NAME.fullmatch(name) is not None and ".." not in name.split("/")
 
 
 class BadTensors(ValueError):
@@ -123,8 +136,8 @@ def load(data: bytes) -> dict[str, np.ndarray]:
 
 def check(data: bytes) -> dict[str, Any]:
     """The header of ``data``, once every name, dtype, size and offset in it is right and the whole file is covered."""
-    header = parse_header(data)
-    spans = sorted(_span(name, entry) for name, entry in header.items())
+    header = parse_header(data[8 : 8 + header_size(data[:8], len(data))])
+    spans = sorted(span(name, entry) for name, entry in header.items())
     at, end = 0, len(data) - 8 - struct.unpack_from("<Q", data)[0]
     for start, stop, name in spans:
         if start != at:
@@ -137,17 +150,22 @@ def check(data: bytes) -> dict[str, Any]:
     return header
 
 
-def parse_header(data: bytes) -> dict[str, Any]:
-    """Tensor entries by name, without the metadata."""
-    if len(data) < 8:
-        raise BadTensors(f"{len(data)} bytes are too few for safetensors")
-    size = struct.unpack_from("<Q", data)[0]
+def header_size(first: bytes, total: int) -> int:
+    """Bytes of the header of a file of ``total`` bytes whose first eight are ``first``."""
+    if len(first) < 8:
+        raise BadTensors(f"{len(first)} bytes are too few for safetensors")
+    size = struct.unpack("<Q", first)[0]
     if size > MAX_HEADER:
         raise BadTensors(f"its header is {size} bytes; the limit is {MAX_HEADER}")
-    if size > len(data) - 8:
+    if size > total - 8:
         raise BadTensors(f"cut short: its header of {size} bytes ends after the file")
+    return size
+
+
+def parse_header(text: bytes) -> dict[str, Any]:
+    """Tensor entries by name, without the metadata."""
     try:
-        header = canonical.loads(data[8 : 8 + size])
+        header = canonical.loads(text)
     except canonical.Malformed as error:
         raise BadTensors(f"its header: {error}") from None
     if not isinstance(header, dict):
@@ -158,22 +176,40 @@ def parse_header(data: bytes) -> dict[str, Any]:
     return header
 
 
-def _span(name: str, entry: Any) -> tuple[int, int, str]:
+def span(name: str, entry: Any) -> tuple[int, int, str]:
     """(start, stop, name) of a header entry, its byte count agreeing with its dtype and shape."""
     quoted = json.dumps(name[:80])
-    if not NAME.fullmatch(name) or ".." in name.split("/"):
+    if not name_allowed(name):
         raise BadTensors(f"the tensor name {quoted} is not allowed")
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise BadTensors(f"{quoted} does not have dtype, shape and data_offsets")
-    if not isinstance(entry["dtype"], str) or entry["dtype"] not in OF_SAFETENSORS:
-        raise BadTensors(f"{quoted} has the dtype {str(entry['dtype'])[:20]}, which is not read")
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or len(shape) > 8:
-        raise BadTensors(f"{quoted} has a shape or offsets that are not natural numbers")
-    nbytes = math.prod(shape) * DTYPES[OF_SAFETENSORS[entry["dtype"]]][2]
+    shape, offsets = entry_shape(name, entry), entry["data_offsets"]
+    if entry["dtype"] not in OF_SAFETENSORS:
+        raise BadTensors(f"{quoted} has the dtype {shown(entry['dtype'], 20)}, which is not read")
+    size = DTYPES[OF_SAFETENSORS[entry["dtype"]]][2]
+    if math.prod(n or 1 for n in shape) * size > MAX_NBYTES:  # of no elements, too, it has to have strides
+        raise BadTensors(f"{quoted} has a shape that is too large for memory's addresses")
+    nbytes = math.prod(shape) * size
     if offsets[1] - offsets[0] != nbytes:
         raise BadTensors(f"{quoted} takes {nbytes} bytes, its offsets give {offsets[1] - offsets[0]}")
     return offsets[0], offsets[1], name
+
+
+def entry_shape(name: str, entry: Any) -> tuple[int, ...]:
+    """The shape in a header entry that has all that an entry has, each of its kind."""
+    quoted = json.dumps(name[:80])
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise BadTensors(f"{quoted} does not have dtype, shape and data_offsets")
+    if not isinstance(entry["dtype"], str):
+        raise BadTensors(f"{quoted} has a dtype that is no name")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or len(shape) > 8:
+        raise BadTensors(f"{quoted} has a shape or offsets that are not natural numbers")
+    return tuple(shape)
+
+
+def end_of(header: Mapping[str, Any]) -> int:
+    """Where the last tensor of ``header`` ends, among those whose entries say so."""
+    spans: list[Any] = [entry.get("data_offsets") for entry in header.values() if isinstance(entry, dict)]
+    return max((at[1] for at in spans if _naturals(at) and len(at) == 2), default=0)
 
 
 def _naturals(value: Any) -> bool:

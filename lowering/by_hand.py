@@ -53,6 +53,11 @@ def lanes(width: int, body: Callable[[Any], None]) -> None:
             body(lane + full * LANES)
 
 
+def carried(dtype: str) -> str:
+    """The dtype in which a running sum of ``dtype`` is carried, both TVM's names."""
+    return "float64" if dtype == "float32" else dtype
+
+
 def wrapped_sum(x: Any, y: Any) -> Any:
     """x + y; signed integers are added unsigned, since LLVM takes their overflow for impossible."""
     dtype = str(x.ty.dtype)

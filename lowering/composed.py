@@ -12,6 +12,8 @@ from tvm import relax
 
 from sexpgpu.types import TensorType
 
+from .parts import concat
+
 HALVES = ("bf16", "f16")
 
 
@@ -89,6 +91,7 @@ def scatter_along(r: Any, dy: relax.Expr, ids: relax.Expr, axis: int) -> relax.E
 
 
 COMPOSED = {
+    "concat": concat,
     "matmul": matmul,
     "philox": philox,
     "cumsum": cumsum,

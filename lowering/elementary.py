@@ -23,6 +23,7 @@ from .lanes import Lanes, dtype_of, single
 LEVEL = 20  # over TVM's own rules, which are at 10
 LN2 = math.log(2.0)
 ROUND = 1.5 * 2**23  # its unit is 1: what is added to it is rounded to an integer
+ROUND_F64 = 1.5 * 2**52
 ROOT_HALF, ROOT_HALF_F64 = 0x3F3504F3, 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
 
 EXP = (0.4999999403953552, 0.16666515171527863, 0.04166845604777336, 0.008369418792426586, 0.0013813142431899905)
@@ -34,6 +35,7 @@ LOG = (
 TANH_ONE = 20.0  # twice the size from which on tanh is 1
 SIN = (-0.16666655242443085, 0.008332155644893646, -0.0001951463200384751)
 COS = (0.04166664555668831, -0.0013887309469282627, 2.443241282890085e-05)
+LARGEST_ANGLE = 2.0**46
 ERF = (
     -0.37612634897232056, 0.1128370389342308, -0.026859590783715248,
     0.005201154854148626, -0.0008141532307490706, 8.357648039236665e-05,
@@ -111,15 +113,18 @@ def erf(v: Lanes, x: Any) -> Any:
 
 
 def quarter_turns(v: Lanes, x: Any) -> tuple[Any, Any]:
-    """n and r of x = n pi/2 + r, |r| <= pi/4, worked out in f64. An |x| from 2^30 on, whose neighbours are 64 apart,
-    counts as 0."""
+    """n and r of x = n pi/2 + r, |r| <= pi/4, worked out in f64; n is 0 to 3, without whole turns. An |x| from
+    LARGEST_ANGLE on, whose neighbours are a million turns apart, counts as 0: 2/pi to 53 bits no longer finds its
+    quarter turn."""
     size, _ = v.size(x)
-    wide = v.cast(v.select(size < v.const(2.0**30), x, v.const(0.0)), "float64")
-    n = v.llvm("nearbyint", wide * v.const(2 / math.pi, "float64"))
+    wide = v.cast(v.select(size < v.const(LARGEST_ANGLE), x, v.const(0.0)), "float64")
+    rounded = v.fma(wide, v.const(2 / math.pi, "float64"), v.const(ROUND_F64, "float64"))
+    n = v.name(rounded - v.const(ROUND_F64, "float64"))
     high = math.pi / 2
     low = 6.123233995736766e-17  # pi/2 - high
     r = v.fma(n, v.const(-low, "float64"), v.fma(n, v.const(-high, "float64"), wide))
-    return v.cast(n, "int32"), v.cast(r, "float32")
+    bits = v.name(tirx.reinterpret("int64" + v.width, rounded))
+    return v.cast(bits & v.const(3, "int64"), "int32"), v.cast(r, "float32")
 
 
 def wave(v: Lanes, x: Any, ahead: int) -> Any:
@@ -136,12 +141,12 @@ def wave(v: Lanes, x: Any, ahead: int) -> Any:
 
 
 def sin(v: Lanes, x: Any) -> Any:
-    """sin x, x in radians; a zero is itself, an infinity gives NaN."""
+    """sin x, x in radians; a zero is itself, an infinity gives NaN; see ``quarter_turns`` for the largest x."""
     return v.select(tirx.EQ(x, v.const(0.0)), x, wave(v, x, 0))  # keeps the sign of a zero
 
 
 def cos(v: Lanes, x: Any) -> Any:
-    """cos x, x in radians; an infinity gives NaN."""
+    """cos x, x in radians; an infinity gives NaN; see ``quarter_turns`` for the largest x."""
     return wave(v, x, 1)
 
 

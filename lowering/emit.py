@@ -11,167 +11,20 @@ stays in that form too, so that it can join the product's kernel: a value may ha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
-from attrs import frozen
 from tvm import relax
 
 from sexpgpu.graph import Graph, Value
 from sexpgpu.ops import OPS
-from sexpgpu.ops.views import View, Views
+from sexpgpu.ops.views import Views
 from sexpgpu.types import DTYPES, TensorType
 
-from . import (  # noqa: F401  (fill KERNELS)
-    kernels_attention,
-    kernels_elementwise,
-    kernels_index,
-    kernels_reduce,
-    kernels_rows,
-    kernels_scan,
-    kernels_scatter,
-)
-from .composed import COMPOSED
-from .kernels import KERNELS
-from .views import Viewed
-
-OURS = {dtype.numpy: name for name, dtype in DTYPES.items()}
-ALONE = ("concat",)  # kernels that nothing joins: a copy of parts stays one only while no part is computed in it
-OPAQUE = 8  # TVM's number for that
-MADE = (tvm.ir.Call, relax.TupleGetItem)  # expressions that are not yet a variable
-
-
-# Programs so far, by name, result, types of the arguments and attributes (as text: 0.0 and -0.0 are not one): the
-# program in the module, and its result's type. An equal layer need not be traced again.
-Programs = dict[tuple[Any, ...], tuple[Any, Any]]
-
-
-@frozen(eq=False)
-class Strided:
-    """An argument of a strided row: the variable of the tensor that ``view`` is of."""
-
-    of: relax.Expr
-    view: View
-
-
-def _traced(program: Callable[..., Any], args: Sequence[Any], attrs: dict[str, Any]) -> Callable[..., Any]:
-    """``program`` on te tensors, each seen through the view of its argument."""
-    views = [x.view if isinstance(x, Strided) else None for x in args]
-    seen = lambda tensors: (t if v is None else Viewed(t, v) for t, v in zip(tensors, views, strict=True))  # noqa: E731
-    return lambda *tensors: program(*seen(tensors), **attrs)
-
-
-class Namespace:
-    """What a row's ``relax`` column may use: every function of ``relax.op`` by its name, and the names below.
-
-    out:  the TensorType of the value being emitted
-    orders: of a strided row's results, each in which order its axes are written, None as they are
-    A call may be nested in another one; only its last result need be returned.
-    """
-
-    def __init__(self, builder: relax.BlockBuilder, programs: Programs) -> None:
-        self._builder = builder
-        self._programs = programs
-        self._calls: dict[Any, relax.Expr] = {}  # of programs of several results, by the program and its arguments
-        self.out = TensorType((), "f32")
-        self.orders: tuple[Any, ...] = ()
-        self._reshaped: dict[relax.Expr, relax.Expr] = {}  # a variable that is a reshape -> what it is one of
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(relax.op, name)
-
-    def dt(self, dtype: str) -> str:
-        """TVM's name of our dtype: "f32" -> "float32"."""
-        return DTYPES[dtype].numpy
-
-    def const(self, number: Any, dtype: str) -> relax.Expr:
-        """A scalar (or, of nested lists, a tensor) of our ``dtype``, rounded once."""
-        return relax.const(number, self.dt(dtype))
-
-    def bound(self, x: relax.Expr) -> relax.Expr:
-        """``x`` as a variable, to be used more than once."""
-        return self._typed(x)
-
-    def shape(self, x: relax.Expr) -> tuple[int, ...]:
-        return tuple(int(n) for n in self._typed(x).ty.shape)
-
-    def dtype(self, x: relax.Expr) -> str:
-        """Our name of the dtype of ``x``."""
-        return OURS[_dtype_text(self._typed(x).ty)]
-
-    def number(self, x: relax.Expr) -> float | int | bool | None:
-        """What a scalar constant holds; None of anything else."""
-        value = getattr(x, "value", None)
-        return value.numpy().item() if isinstance(value, tvm.runtime.Tensor) and not value.shape else None
-
-    def kernel(self, name: str, *args: relax.Expr, **attrs: Any) -> relax.Expr:
-        """The kernel ``name`` on ``args``: a tensor program of KERNELS, or a function of COMPOSED around one."""
-        if name in COMPOSED:
-            return COMPOSED[name](self, *args, **attrs)
-        return self.program(name, self.out, *args, **attrs)
-
-    def program(self, name: str, out: TensorType, *args: Any, **attrs: Any) -> relax.Expr:
-        """The tensor program ``name`` of KERNELS on ``args``; it is told ``out``, its result's type, and ``attrs``."""
-        if any(self.orders):
-            attrs["order"] = self.orders[0]
-        given, key = self._given(args), self._key(name, args, attrs)
-        if (key, out) in self._programs:
-            made, type = self._programs[key, out]
-            return relax.call_tir(made, relax.Tuple(given), type)
-        te, hint = _traced(KERNELS[name], args, {"out": out, **attrs}), name.replace("-", "_")
-        how = {"op_pattern": OPAQUE} if name in ALONE else None
-        call = self._builder.call_te(te, *given, primfunc_name_hint=hint, primfunc_attrs=how)
-        self._programs[key, out] = (call.args[0], call.ty_args[0])
-        return call
-
-    def one_of(self, n: int, name: str, *args: Any, **attrs: Any) -> relax.Expr:
-        """Result ``n`` of the tensor program ``name`` of several results. Equal calls in one function are one."""
-        if any(self.orders):
-            attrs["orders"] = self.orders
-        given, key = self._given(args), self._key(name, args, attrs)
-        call = (key, *given)
-        if call not in self._calls:
-            self._calls[call] = self.emit(self._several(key, args, given, attrs))
-        return relax.TupleGetItem(self._calls[call], n)
-
-    def _several(self, key: tuple[Any, ...], args: Any, given: list[relax.Expr], attrs: dict[str, Any]) -> relax.Expr:
-        if key in self._programs:
-            made, type = self._programs[key]
-            return relax.call_tir(made, relax.Tuple(given), type)
-        te = _traced(KERNELS[key[0]], args, attrs)
-        made = self._builder.call_te(te, *given, primfunc_name_hint=key[0].replace("-", "_"))
-        self._programs[key] = (made.args[0], list(made.ty_args[0].fields))
-        return made
-
-    def _given(self, args: Sequence[Any]) -> list[relax.Expr]:
-        """The tensors that a program is called on."""
-        return [self._typed(x.of if isinstance(x, Strided) else x) for x in args]
-
-    def _key(self, name: str, args: Sequence[Any], attrs: dict[str, Any]) -> tuple[Any, ...]:
-        types = tuple(x.view.key if isinstance(x, Strided) else self.shape(x) for x in args)
-        dtypes = tuple(self.dtype(x.of if isinstance(x, Strided) else x) for x in args)
-        return name, types, dtypes, repr(sorted(attrs.items()))
-
-    def _typed(self, x: relax.Expr) -> relax.Expr:
-        """``x`` itself if it is a variable or constant, else the variable it is now bound to."""
-        return self.emit(x) if isinstance(x, MADE) else x
-
-    def reshape(self, x: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-        """``x`` in another shape; of a reshape, what that is made of: two in a row would be a kernel that copies."""
-        x = self._typed(x)
-        return relax.op.reshape(self._reshaped.get(x, x), shape)
-
-    def emit(self, expr: relax.Expr) -> relax.Var:
-        """A variable for ``expr``, an expression that is not yet one."""
-        var = self._builder.emit(expr)
-        if isinstance(expr, tvm.ir.Call) and getattr(expr.op, "name", "") == "relax.reshape":
-            self._reshaped[var] = expr.args[0]
-        return var
-
-
-def _dtype_text(type: Any) -> str:
-    return str(getattr(type.dtype, "dtype", type.dtype))
+from .namespace import MADE, OURS, Namespace, Programs, Strided, dtype_text
+from .numbers import as_data
+from .parts import Cut, cuts
 
 
 def tensor_type(type: TensorType) -> relax.TensorType:
@@ -197,11 +50,10 @@ def _function(builder: relax.BlockBuilder, programs: Programs, graph: Graph) -> 
     with builder.function(graph.name, inputs):
         names = Namespace(builder, programs)
         full: dict[Value, relax.Expr] = dict(zip(graph.inputs, inputs, strict=True))
-        outputs = {v for _, v in graph.outputs}
-        emitter = _Emitter(builder, names, full, outputs, Views.of(graph.values(), outputs))
+        emitter = _Emitter(builder, names, graph, full)
         with builder.dataflow():
             for value in graph.values():
-                if value.op:
+                if value.op and value not in emitter.data:
                     emitter.value(value)
             returned = emitter.returned(graph)
         builder.emit_func_output(relax.Tuple(returned))
@@ -211,14 +63,15 @@ class _Emitter:
     """The expressions of one graph's values so far."""
 
     def __init__(
-        self, builder: relax.BlockBuilder, names: Namespace, full: dict[Value, relax.Expr], outputs: set[Value],
-        views: Views,
-    ) -> None:  # fmt: skip
+        self, builder: relax.BlockBuilder, names: Namespace, graph: Graph, full: dict[Value, relax.Expr]
+    ) -> None:
         self.builder, self.names = builder, names
         self.made = full  # value -> expression of its own shape
         self.flat: dict[Value, relax.Expr] = {}  # value -> expression of shape [M, n]
-        self.outputs = outputs
-        self.views = views
+        self.outputs = {v for _, v in graph.outputs}
+        self.views = Views.of(graph.values(), self.outputs)
+        self.cuts, self.data = cuts(graph), as_data(graph)
+        self.windows: dict[tuple[Value, int, int, int], relax.Expr] = {}  # of which a program makes slices
         self.lain: dict[tuple[Value, tuple[int, ...]], relax.Expr] = {}  # what strided rows read, by value and shape
 
     def value(self, value: Value) -> None:
@@ -233,6 +86,8 @@ class _Emitter:
                 self.made[value] = self.builder.emit_output(self.names.reshape(self.flat[value], value.type.shape))
         elif value.op == "reshape" and value.args[0] in self.flat and value.type == flat_type(value.args[0].type):
             self.made[value] = self._bind(self.flat[value.args[0]], value)
+        elif value in self.cuts:
+            self.made[value] = self._bind(self._cut(self.cuts[value]), value)
         else:
             self.made[value] = self._apply(value, value.type, [self.full(a) for a in value.args], value)
 
@@ -257,7 +112,20 @@ class _Emitter:
             self.lain[view.source, view.lies] = made
         return Strided(self.lain[view.source, view.lies], view)
 
+    def _cut(self, cut: Cut) -> relax.Expr:
+        """A slice that is made with others."""
+        window = (cut.x, cut.axis, cut.start, cut.stop)
+        if window not in self.windows:
+            x = self.full(cut.x)
+            part = x if cut.is_whole else self.names.strided_slice(x, [cut.axis], [cut.start], [cut.stop])
+            self.windows[window] = self.names.bound(part)
+        return self.names.one_of(cut.n, "parts", self.windows[window], axis=cut.axis, spans=cut.spans)
+
     def full(self, value: Value) -> relax.Expr:
+        """The expression of the value's own shape. A number that is data is one of its own for each use, so that it
+        joins the kernel of that."""
+        if value in self.data:
+            return self.names.bound(self.names.reshape(self.names.const([value.attrs["value"]], value.type.dtype), ()))
         if value not in self.made:
             self.made[value] = self.names.emit(self.names.reshape(self.flat[value], value.type.shape))
         return self.made[value]
@@ -325,6 +193,6 @@ def _fits(arg: Value, value: Value) -> bool:
 
 def _check(op: str, type: TensorType, expr: relax.Expr) -> None:
     """The row's ``type`` and ``relax`` columns must agree; a difference is a fault of the row."""
-    have = TensorType(tuple(int(n) for n in expr.ty.shape), OURS[_dtype_text(expr.ty)])
+    have = TensorType(tuple(int(n) for n in expr.ty.shape), OURS[dtype_text(expr.ty)])
     if have != type:
         raise AssertionError(f"row {op!r}: relax gives {have}, the type rule {type}")

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
 
-from . import elf, imports
+from artifacts import elf
+
+from . import imports
 from .codegen import Compiled
 from .room import need_room
 
 EMULATION = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux"}
 # No build id, no symbol names, one hash table and no lazy binding: the bytes depend on the objects only.
 LINK = ("ld.lld", "-shared", "--build-id=none", "-s", "--hash-style=gnu", "-z", "now")
+SIGNATURE = "signature"  # a file's name, and part of a symbol's
 RUNTIME = "libtvm_runtime.so"
 CUDA_RUNTIME = "libtvm_runtime_cuda.so"
 CUDA_NEEDS = (RUNTIME, "libcudart.so.13", "libcuda.so.1")  # the last is the driver's, the other one of a wheel
@@ -55,8 +58,10 @@ class RuntimeFault(ValueError):
     """There is no runtime library for the machine; the message is the user's."""
 
 
-def library(compiled: Compiled, machine: str) -> bytes:
+def library(compiled: Compiled, machine: str, signature: str = "") -> bytes:
     """The shared library of ``compiled`` for ``machine`` ("x86_64" or "aarch64"). Same module, same bytes.
+
+    signature: what it carries at the symbol ``_binary_signature_start``, in ASCII, for whoever loads it to compare
 
     Raises LinkFault, and OSError where the folder for temporary files is full.
     """
@@ -69,6 +74,7 @@ def library(compiled: Compiled, machine: str) -> bytes:
             executable.mod.import_module(tvm.runtime.load_static_library(str(path), []))
         path = Path(folder) / "phases.so"
         pack = _packer(compiled) if compiled.devices else None
+        Path(folder, SIGNATURE).write_bytes(signature.encode("ascii"))
         linker = _linker(compiled, machine)
         executable.export_library(str(path), fcompile=linker, workspace_dir=folder, fpack_imports=pack)
         data = path.read_bytes()
@@ -84,16 +90,31 @@ def _executable(compiled: Compiled) -> Any:
 
 
 def _linker(compiled: Compiled, machine: str) -> Any:
+    """The linker, called where SIGNATURE is, of whose name it makes symbols: in the folder of its output."""
+
     def link(output: str, objects: Sequence[str], **_: Any) -> None:
-        command = [sys.executable, "-m", "ziglang", *LINK, "-m", EMULATION[machine], "-o", output, *objects]
-        done = subprocess.run(command, env={"PATH": "", "HOME": ""}, capture_output=True, text=True)
-        if done.returncode:
-            raise LinkFault(f"ld.lld: {done.stderr.strip()[-2000:]}")
+        link_objects([*objects, "--format=binary", SIGNATURE], output, machine)
 
     # How TVM asks for plain objects, and for which machine it is to pack the virtual machine's code into one.
     link.object_format = "o"  # type: ignore[attr-defined]
     link.get_target_triple = lambda: compiled.host.attrs["mtriple"]  # type: ignore[attr-defined]
     return link
+
+
+def link_objects(objects: Sequence[str], output: str, machine: str) -> None:
+    """The shared library ``output`` of ``objects``, by the linker of zig's wheel. It is called as a program that needs
+    no Python, knows none of this process's variables, and works in the folder of the output.
+
+    Raises LinkFault.
+    """
+    spec = find_spec("ziglang")
+    if spec is None or not spec.submodule_search_locations:
+        raise LinkFault("ziglang cannot be imported")
+    zig = Path(spec.submodule_search_locations[0]) / "zig"
+    command = [str(zig), *LINK, "-m", EMULATION[machine], "-o", output, *objects]
+    done = subprocess.run(command, env={"PATH": "", "HOME": ""}, cwd=Path(output).parent, capture_output=True)
+    if done.returncode:
+        raise LinkFault(f"ld.lld: {done.stderr.decode(errors='replace').strip()[-2000:]}")
 
 
 def _packer(compiled: Compiled) -> Any:

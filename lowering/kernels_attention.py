@@ -35,8 +35,9 @@ class Heads:
         return tirx.Select(tirx.all(*self.seen(at)), x, tirx.const(0, self.dtype)) if self.seen(at) else x
 
 
-def heads_of(q: te.Tensor, k: te.Tensor, mask: Sequence[te.Tensor], causal: bool) -> Heads:
-    """softmax(q k' / sqrt(d)). What is not seen weighs 0, also where a query sees nothing at all."""
+def heads_of(q: Any, k: Any, mask: Sequence[te.Tensor], causal: bool, poison: Any = None) -> Heads:
+    """softmax(q k' / sqrt(d)). What is not seen weighs 0, also where a query sees nothing at all. ``poison``: what is
+    added to the scores of each key that is seen."""
     dtype, deep = "float64" if dtype_of(q) == "float64" else "float32", int(q.shape[-1])
     shape = [*q.shape[:-1], k.shape[-2]]
     scores = product(shape, deep, lambda at, d: wide(q, *at[:-1], d) * wide(k, *at[:-2], at[-1], d), "scores")
@@ -48,6 +49,7 @@ def heads_of(q: te.Tensor, k: te.Tensor, mask: Sequence[te.Tensor], causal: bool
 
     def masked(at: Sequence[Any]) -> Any:
         score = scores(*at) * tirx.const(1 / math.sqrt(deep), dtype)
+        score = score if poison is None else score + poison(*at[:-2], at[-1])
         return tirx.Select(tirx.all(*seen(at)), score, tirx.const(FAR, dtype)) if seen(at) else score
 
     top: Any = te.compute(shape[:-1], lambda *at: te.max(masked([*at, i]), axis=i), "top")
@@ -65,10 +67,20 @@ def heads_of(q: te.Tensor, k: te.Tensor, mask: Sequence[te.Tensor], causal: bool
 def attend(
     q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, out: TensorType, causal: bool, order: Order = None
 ) -> Any:
-    """softmax(q k' / sqrt(d)) v of each head, its axes in ``order``. bf16 and f16 are computed in f32 and rounded
-    once."""
-    heads = heads_of(q, k, mask, causal)
-    weigh = lambda at, j: heads.weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
+    """softmax(q k' / sqrt(d)) v of each head, its axes in ``order``. bf16 and f16 are computed in f32 and rounded once.
+
+    A value that is not finite and not seen counts for nothing; a query that sees one gives NaN. Of one query, values
+    that it does not see are taken as 0; of more, those that are not finite, while the scores of their keys become NaN.
+    For bf16 and f16 the caller has seen to it, so that matrix units read values as they lie."""
+    single, guards = int(q.shape[-2]) == 1, is_wide(q) and (causal or bool(mask))
+    poison = not_finite(v) if guards and not single else None
+    v = finite(v) if guards and not single else v
+    heads = heads_of(q, k, mask, causal, poison)
+    shown = heads.shown if single else lambda at, x: x
+
+    def weigh(at: Sequence[Any], j: Any) -> Any:
+        return heads.weights(*at[:-1], j) * shown([*at[:-1], j], wide(v, *at[:-2], j, at[-1]))
+
     return rounded(product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended", order), dtype_of(q))
 
 
@@ -78,7 +90,11 @@ def attend_grad(
     orders: Sequence[Order] = (None, None, None),
 ) -> list[Any]:  # fmt: skip
     """The gradients of q, k and v, the axes of each in its own of ``orders``. The weights are made again; bf16 and f16
-    are computed in f32 and each gradient rounded once."""
+    are computed in f32 and each gradient rounded once.
+
+    What of q, k and v is not finite counts as 0, so that a cotangent of 0 gives 0 whatever they are; for bf16 and f16
+    the caller has seen to it."""
+    q, k, v = map(finite, (q, k, v)) if is_wide(q) else (q, k, v)
     heads, queries, keys = heads_of(q, k, mask, causal), q.shape[-2], k.shape[-2]
     weights = heads.weights
     seen = lambda at, e: wide(dy, *at[:-1], e) * wide(v, *at[:-2], at[-1], e)  # noqa: E731
@@ -113,6 +129,28 @@ def product(
         return te.sum(term([at[order.index(axis)] for axis in range(len(shape))], k), axis=k)
 
     return te.compute([shape[axis] for axis in order], element, name, attrs={"in_order": True})
+
+
+def is_wide(x: Any) -> bool:
+    return dtype_of(x) not in ("bfloat16", "float16")
+
+
+def finite(x: Any) -> Any:
+    """``x`` with 0 in the place of infinities and NaN, by a stage that stays one of its own: products read it often."""
+    element = lambda *at: tirx.Select(is_finite(x(*at)), x(*at), tirx.const(0, dtype_of(x)))  # noqa: E731
+    return te.compute(x.shape, element, "finite", attrs={"kept": True})
+
+
+def is_finite(value: Any) -> Any:
+    return tirx.abs(value) < tirx.const(math.inf, dtype_of(value))
+
+
+def not_finite(x: Any) -> Any:
+    """[.. k e] -> [.. k]: 0, or NaN where a row is not finite."""
+    zero, nan = (tirx.const(number, dtype_of(x)) for number in (0.0, math.nan))
+    e = te.reduce_axis((0, x.shape[-1]), "e")
+    element = lambda *at: te.sum(tirx.Select(is_finite(x(*at, e)), zero, nan), axis=e)  # noqa: E731
+    return te.compute(x.shape[:-1], element, "not_finite", attrs={"kept": True})
 
 
 def rounded(x: Any, dtype: str) -> Any:

@@ -119,6 +119,34 @@ def divide(x: Any, y: Any, out: TensorType) -> Any:
     return x / y
 
 
+@pointwise("strong-zero")
+def strong_zero(dy: Any, g: Any, out: TensorType) -> Any:
+    """``g``, 0 where ``dy`` is 0."""
+    return tirx.Select(is_zero(dy), num(0, g), g)
+
+
+@pointwise("strong-product")
+def strong_product(dy: Any, d: Any, out: TensorType) -> Any:
+    """dy d; 0 where ``dy`` is 0, or ``d`` is and ``dy`` is no NaN. f16 and bf16 in f32, rounded once. A product, which
+    a sum adds by one fused step."""
+    dy, d = widened(dy), widened(d)
+    zero = num(0.0, dy)
+    left = tirx.Select(tirx.all(is_zero(d), no(is_nan(dy))), zero, dy)
+    return (left * tirx.Select(is_zero(dy), zero, d)).astype(DTYPES[out.dtype].numpy)
+
+
+def is_zero(x: Any) -> Any:
+    """Whether a float is 0 or -0."""
+    return widened(x) == num(0, widened(x))
+
+
+@pointwise("finite")
+def finite(x: Any, out: TensorType) -> Any:
+    """``x``, 0 in the place of infinities and NaN."""
+    wide = widened(x)
+    return tirx.Select(tirx.abs(wide) < num(float("inf"), wide), x, num(0, x))
+
+
 def is_nan(x: Any) -> Any:
     """Whether a float is NaN; false of an integer. TVM 0.27 takes a statement with its own isnan out of vectors, one
     lane after the other."""
@@ -179,64 +207,6 @@ def wrap_multiply(x: Any, y: Any, out: TensorType) -> Any:
     p = xl * yl
     high = (p >> tirx.const(32, "uint64")) + low(xh * yl) + low(xl * yh)
     return tirx.reinterpret("int64", (low(high) << tirx.const(32, "uint64")) | low(p))
-
-
-def mask_of(x: Any, out: TensorType) -> Any:
-    """All ones where an integer is not 0, as an integer of ``out``'s dtype.
-
-    Said in bits, because TVM's simplifier drops what a comparison guards where a surrounding ``Select`` already
-    knows the answer, although both sides of a ``Select`` are computed: ``where y /= 0`` would bring the trap back.
-    """
-    wide = x.astype("int64")
-    folded = (wide >> num(32, wide)) | low(wide)
-    mask = (folded | (num(0, folded) - folded)) >> num(63, folded)
-    return mask if out.dtype == "i64" else narrow(mask, out.dtype)
-
-
-def divisible(x: Any, y: Any, out: TensorType) -> tuple[Any, Any]:
-    """Dividend and divisor of 64 bits that never trap and give what is stated: 0 / 1 for x / 0, x / 1 for the smallest
-    / -1."""
-    fits = nonzero = mask_of(y, out)
-    if out.kind == "int":
-        least = num(-(2 ** (DTYPES[out.dtype].bits - 1)), x)
-        fits = nonzero & mask_of((x ^ least) | (y ^ num(-1, y)), out)
-    return x & nonzero, (y & fits) | (~fits & num(1, y))
-
-
-def wide_quotient(x: Any, y: Any) -> tuple[Any, Any, Any]:
-    """Integers of 32 bits at most as f64, and their quotient: machines divide vectors of f64 and none of integers, and
-    without traps. Rounded, a quotient never reaches the next whole number, from which it is 1 / y away at least."""
-    x, y = x.astype("float64"), y.astype("float64")
-    return x, y, x / y
-
-
-@pointwise("quot")
-def quot(x: Any, y: Any, out: TensorType) -> Any:
-    """Up to 32 bits by way of f64, 64 bits by a division of integers. x quot 0 is 0."""
-    d = DTYPES[out.dtype]
-    if d.bits == 64:
-        return tirx.truncdiv(*divisible(x, y, out))
-    x, y, q = wide_quotient(x, y)
-    above = num(2.0 ** (d.bits - 1), q)  # the smallest by -1, which is itself
-    q = tirx.Select(q == above, -above, q) if d.kind == "int" else q
-    return tirx.Select(y == num(0.0, y), num(0.0, q), q).astype(d.numpy)
-
-
-@pointwise("mod")
-def mod(x: Any, y: Any, out: TensorType) -> Any:
-    """Of floats ``Mod`` is C's fmod, exact; TVM cannot lower its ``fmod`` for LLVM."""
-    if DTYPES[out.dtype].bits == 16:
-        wide = TensorType(out.shape, "f32")
-        return mod(x.astype("float32"), y.astype("float32"), wide).astype(DTYPES[out.dtype].numpy)
-    if not is_float(out.dtype) and DTYPES[out.dtype].bits <= 32:
-        x, y, q = wide_quotient(x, y)
-        return tirx.Select(y == num(0.0, y), num(0.0, x), x - y * tirx.floor(q)).astype(DTYPES[out.dtype].numpy)
-    r = tirx.Mod(x, y) if is_float(out.dtype) else tirx.truncmod(*divisible(x, y, out))
-    if out.kind == "uint":
-        return r
-    zero = num(0, x)
-    apart = tirx.any(tirx.all(r < zero, y > zero), tirx.all(r > zero, y < zero))
-    return r + tirx.Select(apart, y, zero)
 
 
 def extremum(x: Any, y: Any, first: Any) -> Any:

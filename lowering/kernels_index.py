@@ -96,6 +96,18 @@ def read_window(x: te.Tensor, at: te.Tensor, out: TensorType, starts: Ints, axis
     return te.compute(out.shape, lambda *i: x(*(a + b for a, b in zip(i, first, strict=True))), "read_window")
 
 
+@kernel("parts")
+def parts(x: te.Tensor, axis: int, spans: Sequence[tuple[int, int]]) -> list[Any]:
+    """The slices of ``x`` along ``axis``, each from, to: a result each."""
+    rest = sizes(x)
+
+    def part(start: int, stop: int) -> Any:
+        shape = [number(n) for n in (*rest[:axis], stop - start, *rest[axis + 1 :])]
+        return te.compute(shape, lambda *at: x(*at[:axis], at[axis] + number(start), *at[axis + 1 :]), "part")
+
+    return [part(*span) for span in spans]
+
+
 @kernel("concat")
 def concat(*xs: te.Tensor, out: TensorType, axis: int) -> Any:
     """The parts one after another along ``axis``."""

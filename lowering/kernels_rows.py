@@ -32,6 +32,13 @@ def outer(at: Sequence[Any], axes: Sequence[int]) -> list[Any]:
     return [i for a, i in enumerate(at) if a not in axes]
 
 
+def strong(dy: Any, factor: Any) -> Any:
+    """The cotangent ``dy`` times ``factor``, 0 where it is 0 whatever the factor (sexpgpu/ops/cotangents.py). A
+    product, which a sum adds by one fused step."""
+    zero = tirx.const(0, dtype_of(dy))
+    return dy * tirx.Select(dy == zero, zero, factor)
+
+
 @kernel("rms-normalize")
 def rms_normalize(x: te.Tensor, out: TensorType, axes: Sequence[int], eps: float) -> Any:
     """x / sqrt(mean(x^2) + eps)."""
@@ -78,19 +85,22 @@ def normalize_grad(dy: te.Tensor, y: te.Tensor, x: te.Tensor, out: TensorType, a
 def scaled_grad(dy: Elements, y: te.Tensor, x: Elements, axes: Sequence[int], eps: float) -> Any:
     """r (dy - y mean(dy y)), r the scale of ``x``."""
     scale = scale_of(x, y, axes, eps)
-    along: Any = mean(lambda at: dy(at) * y(*at), y, axes, "along")
-    return te.compute(y.shape, lambda *at: scale(at) * (dy(at) - y(*at) * along(*outer(at, axes))), "scaled_grad")
+    along: Any = mean(lambda at: strong(dy(at), y(*at)), y, axes, "along")
+    apart = lambda at: dy(at) - strong(along(*outer(at, axes)), y(*at))  # noqa: E731
+    return te.compute(y.shape, lambda *at: strong(apart(at), scale(at)), "scaled_grad")
 
 
 @kernel("softmax-grad")
 def softmax_grad(dy: te.Tensor, y: te.Tensor, out: TensorType, axis: int) -> Any:
     """y (dy - sum(dy y))."""
-    along = total(lambda at: dy(*at) * y(*at), y, [axis], "along")
-    return te.compute(y.shape, lambda *at: y(*at) * (dy(*at) - along(*outer(at, [axis]))), "softmax_grad")
+    along = total(lambda at: strong(dy(*at), y(*at)), y, [axis], "along")
+    apart = lambda at: dy(*at) - along(*outer(at, [axis]))  # noqa: E731
+    return te.compute(y.shape, lambda *at: strong(apart(at), y(*at)), "softmax_grad")
 
 
 @kernel("log-softmax-grad")
 def log_softmax_grad(dy: te.Tensor, y: te.Tensor, out: TensorType, axis: int) -> Any:
     """dy - exp(y) sum(dy)."""
     along = total(lambda at: dy(*at), y, [axis], "along")
-    return te.compute(y.shape, lambda *at: dy(*at) - tirx.exp(y(*at)) * along(*outer(at, [axis])), "log_softmax_grad")
+    weigh = lambda at: strong(along(*outer(at, [axis])), tirx.exp(y(*at)))  # noqa: E731
+    return te.compute(y.shape, lambda *at: dy(*at) - weigh(at), "log_softmax_grad")

@@ -1,4 +1,5 @@
-"""Running sums, each in the order of its terms by one thread: several rows, or columns, side by side."""
+"""Running sums, each in the order of its terms by one thread: several rows, or columns, side by side. Those of f32 are
+carried in f64 and rounded where they are stored, so that a sum of millions of terms keeps its digits."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from sexpgpu.types import TensorType
 
-from .by_hand import LANES, number, share, wrapped_sum, written
+from .by_hand import LANES, carried, number, share, wrapped_sum, written
 from .kernels import kernel
 from .kernels_index import sizes
 from .kernels_reduce import dtype_of
@@ -33,7 +34,7 @@ def cumsum(x: te.Tensor, out: TensorType, reverse: bool) -> Any:
             share(outer, max(1, CHAINS // inner), 1, lambda _, o, rows: scan.chains(o, rows, inner))
 
     make = lambda ins, outs: written(ins, outs, body)  # noqa: E731
-    said = {"by_hand": "cumsum", "reverse": int(reverse)}
+    said = {"by_hand": "cumsum", "reverse": int(reverse), "carried": carried(dtype)}
     return te.extern([x.shape], [x], make, "cumsum", dtype, attrs=said)
 
 
@@ -51,22 +52,26 @@ class _Scan:
             k = self._place(t)
             for acc, (p, size) in zip(sums, spans, strict=True):
                 with T.vectorized(0, number(size)) as c:
-                    acc[c] = wrapped_sum(acc[c], self.x[o, k, first + p + c])
-                    self.y[o, k, first + p + c] = acc[c]
+                    self._add(acc, c, (o, k, first + p + c))
 
     def chains(self, first: Any, rows: int, inner: int) -> None:
         """``rows`` rows from ``first``, each of their columns a sum of its own."""
         acc = self._zeros(rows * inner)
         with T.serial(0, number(self.n)) as t, T.unroll(0, number(rows)) as r, T.unroll(0, number(inner)) as c:
             k, slot = self._place(t), r * inner + c
-            acc[slot] = wrapped_sum(acc[slot], self.x[first + r, k, c])
-            self.y[first + r, k, c] = acc[slot]
+            self._add(acc, slot, (first + r, k, c))
+
+    def _add(self, acc: Any, slot: Any, at: tuple[Any, ...]) -> None:
+        """The term ``at`` to the sum in ``slot``, which is stored there."""
+        acc[slot] = wrapped_sum(acc[slot], self.x[at].astype(carried(self.dtype)))
+        self.y[at] = acc[slot].astype(self.dtype)
 
     def _place(self, t: Any) -> Any:
         return number(self.n - 1) - t if self.reverse else t
 
     def _zeros(self, width: int) -> Any:
-        acc = T.buffer_proxy(T.alloc_buffer([width], self.dtype))
+        dtype = carried(self.dtype)
+        acc = T.buffer_proxy(T.alloc_buffer([width], dtype))
         with T.vectorized(0, number(width)) as c:
-            acc[c] = tirx.const(0, self.dtype)
+            acc[c] = tirx.const(0, dtype)
         return acc

@@ -14,25 +14,28 @@ from tvm.relax import transform as rt
 from .passes.arguments import trusted
 from .passes.in_place import Pair, in_place
 from .passes.legalize import legalize
-from .passes.memory import Call, planned
+from .passes.memory import Call, constants, planned
 from .passes.storages import storages
 from .passes.together import together
+from .passes.views import views
 
 
 @frozen
 class Lowered:
     """What the libraries of all targets have in common.
 
-    module:   the functions, ready for the virtual machine, and the tensor programs that they call, not yet scheduled
-    in_place: function -> the (output, input) pairs that are really done; the function returns its other outputs
-    planned:  function -> the memory that a call asks for, and its kernels in order
-    calls:    program -> function -> how often one call of the function runs it
+    module:    the functions, ready for the virtual machine, and the tensor programs that they call, not yet scheduled
+    in_place:  function -> the (output, input) pairs that are really done; the function returns its other outputs
+    planned:   function -> the memory that a call asks for, and its kernels in order
+    calls:     program -> function -> how often one call of the function runs it
+    constants: bytes of each constant of the functions
     """
 
     module: tvm.IRModule
     in_place: Mapping[str, tuple[Pair, ...]]
     planned: Mapping[str, Call]
     calls: Mapping[str, Mapping[str, int]]
+    constants: tuple[int, ...]
 
     @property
     def programs(self) -> dict[str, tirx.PrimFunc]:
@@ -83,7 +86,7 @@ PASSES: tuple[Pass, ...] = (
     _tvm("FuseOps"),
     _tvm("FuseTIR"),  # equal programs become one here, so that equal layers share kernels
     _tvm("DeadCodeElimination"),
-    _tvm("RewriteDataflowReshape"),  # a reshape of an intermediate is a view
+    ("RewriteDataflowReshape", lambda module, state: views(module)),  # a reshape of an intermediate is a view
     _tvm("ToNonDataflow"),
     _tvm("RemovePurityChecking"),
     _tvm("CallTIRRewrite"),  # kernels write into what they are given
@@ -115,7 +118,7 @@ def lower(
         if dump is not None:
             _write(module, Path(dump) / f"{n:02}-{name}.py")
     done = {name: tuple(pairs) for name, pairs in state.done.items()}
-    return Lowered(module, done, state.planned, state.calls)
+    return Lowered(module, done, state.planned, state.calls, constants(module))
 
 
 def _write(module: tvm.IRModule, path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -59,12 +57,7 @@ def _carried(device: Device, cubin: bytes, target: Any, folder: str) -> Path:
 
 
 def _linked(objects: list[Path], machine: str, path: Path) -> bytes:
-    command = [*export.LINK, "-m", export.EMULATION[machine], "-o", str(path), *map(str, objects)]
-    done = subprocess.run(
-        [sys.executable, "-m", "ziglang", *command], env={"PATH": "", "HOME": ""}, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise export.LinkFault(f"ld.lld: {done.stderr.strip()[-2000:]}")
+    export.link_objects([*map(str, objects)], str(path), machine)
     return path.read_bytes()
 
 

@@ -9,22 +9,29 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
+
+from surroundings import temporary
 
 SERVER = multiprocessing.get_context("forkserver")
 Job = tuple[Any, ...]  # the arguments of a call
-LONGEST = 70  # bytes of a folder to which multiprocessing adds two names of its own
 
 
 class WorkerDied(RuntimeError):
-    """A process ended in the middle of a job: LLVM gave up, or the machine ran out of memory."""
+    """A process ended in the middle of a job: LLVM gave up, or the machine ran out of memory. ``status`` is its exit
+    status, or less than 0 for the signal that ended it."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(f"a compiling process ended with status {status}")
+        self.status = status
 
 
 class Workers:
@@ -36,10 +43,11 @@ class Workers:
     def __init__(self, count: int, modules: Sequence[str]) -> None:
         self._count = count
         self._processes: dict[Connection, Any] = {}
-        SERVER.set_forkserver_preload(list(modules))
-        resource_tracker.ensure_running()  # else the server would start it, and it unblocks the signal
-        with _without_interrupts(), _short_folder():
-            forkserver.ensure_running()
+        SERVER.set_forkserver_preload(["surroundings.child", *modules])
+        with _apart():
+            resource_tracker.ensure_running()  # it unblocks the signal, as the server would
+            with _without_interrupts():
+                forkserver.ensure_running()
 
     def __enter__(self) -> Workers:
         return self
@@ -78,7 +86,7 @@ class Workers:
         while len(self._processes) < count:
             ours, theirs = SERVER.Pipe()
             process = SERVER.Process(target=_serve, args=(theirs,), daemon=True)
-            with _without_interrupts():
+            with _without_interrupts(), _apart():
                 process.start()
             self._processes[ours] = process
             theirs.close()
@@ -91,19 +99,37 @@ class Workers:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             process = self._processes[pipe]
             process.join()
-            raise WorkerDied(f"a compiling process ended with status {process.exitcode}") from None
+            raise WorkerDied(process.exitcode) from None
 
 
 @contextmanager
-def _short_folder() -> Iterator[None]:
-    """The server's socket lies in the folder for temporary files, and its path may have 107 bytes."""
-    before = tempfile.tempdir
-    if len(os.fsencode(tempfile.gettempdir())) > LONGEST:
-        tempfile.tempdir = "/tmp"
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
+def _apart() -> Iterator[None]:
+    """Processes that are started here import what this one can, and nothing from the folder in which it was started,
+    which may hold anything, or be gone; nor do they run its script. They say no warnings, and use its folder for
+    temporary files."""
+    with temporary.used() as folder:
+        tempfile.tempdir = temporary.for_sockets(os.getpid())  # of this process; the others have TMPDIR
+        path, main = sys.path.copy(), sys.modules["__main__"]
+        try:
+            here = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        except PermissionError:  # the folder is closed to this user: no path begins there
+            here = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        set_for_them = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
+        sys.path[:] = [entry for entry in path if os.path.isabs(entry)]
+        set_for_them["PYTHONPATH"] = os.pathsep.join(sys.path)
+        before = {name: os.environ.get(name) for name in set_for_them}
+        os.chdir(folder)
+        sys.modules["__main__"] = ModuleType("__main__")
+        os.environ.update(set_for_them)
+        try:
+            yield
+        finally:
+            for name in set_for_them:
+                del os.environ[name]
+            os.environ.update({name: value for name, value in before.items() if value is not None})
+            sys.path[:], sys.modules["__main__"] = path, main
+            os.fchdir(here)
+            os.close(here)
 
 
 @contextmanager

@@ -118,6 +118,12 @@ def _keep(key: str, data: bytes) -> None:
                 os.unlink(name)
 
 
+def _entries(place: Path) -> list[Path]:
+    with contextlib.suppress(OSError):  # a name that is too long, a link to itself
+        return list(place.glob("*/*"))
+    return []
+
+
 def prune(room: int = ROOM) -> None:
     """Delete the results that were used longest ago until those that are left have ``room`` bytes at most, and what
     builds that were killed left. Other builds may run: one that misses an entry now makes it anew."""
@@ -125,7 +131,7 @@ def prune(room: int = ROOM) -> None:
     if place is None:
         return
     now, kept = time.time(), []
-    for path in place.glob("*/*"):
+    for path in _entries(place):
         with contextlib.suppress(OSError):
             found = path.stat()
             finished = re.fullmatch("[0-9a-f]{64}", path.name) is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -20,6 +21,8 @@ import tvm
 from tvm import s_tir, tirx
 from tvm_ffi.serialization import from_json_graph_str
 
+from surroundings import temporary
+
 from .cpu.accumulators import fused
 from .cpu.emit import Call
 from .cpu.tree import rewrite
@@ -27,6 +30,7 @@ from .gpu.launch import fused_as_c
 
 FORMAT = 1
 FILE = "records.jsonl"
+_UNFINISHED = re.compile(r"\.records[a-z0-9_]{8}")
 SHIPPED = Path(__file__).parent / "records"  # those of the examples, see docs/tuning.md
 SAID = ("s_tir", "tirx.noalias", "in_place")  # a program's attributes that say what it is
 # Instructions that leave the order of every sum as it is. Others of MetaSchedule's do not (RFactor), or change what is
@@ -179,13 +183,15 @@ def write(folder: Path, target: str, records: Iterable[Record]) -> Path:
     """Replace ``folder``/TARGET/records.jsonl, never by half."""
     path = folder / target / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.sweep(str(path.parent), _UNFINISHED)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".records")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
+        temporary.take(handle)
         file.write(text(target, records))
         file.flush()
         os.fsync(file.fileno())
-    os.chmod(name, 0o644)
-    os.replace(name, path)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
     return path
 
 
@@ -213,7 +219,7 @@ def load(folder: Path, target: str) -> Records:
 def _parsed(path: Path, n: int, line: str) -> dict[str, Any]:
     try:
         made = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         made = None
     if not isinstance(made, dict):
         raise RecordsFault(f"{path}:{n} is not a record")

@@ -76,17 +76,21 @@ class Outcome:
 
 
 class Log:
-    """Measurements in a file, a line each. A line that a stop cut short is dropped, and one of another compiler's."""
+    """Measurements in a file, a line each. What is no measurement is dropped, such as a line that a stop cut short,
+    and one of another compiler's."""
 
     def __init__(self, path: Path) -> None:
         self._known: dict[str, Measured] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        for row in _whole_lines(path):
-            what, compiler = row.pop("what"), row.pop("compiler")
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+            compiler, what, measured = _read(line)
             if compiler == replay.compiler():
-                self._known[what] = Measured(**row)
+                self._known[what] = measured
         text = "".join(_line(what, m) for what, m in self._known.items())
-        path.write_text(text, encoding="utf-8")
+        if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
+            new = path.with_name(f"{path.name}.new")  # whatever ends the process, the old or the new file is there
+            new.write_text(text, encoding="utf-8")
+            new.replace(path)
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def get(self, what: str, measure: Callable[[], Measured]) -> Measured:
@@ -101,13 +105,22 @@ class Log:
         self._file.close()
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+def _read(line: bytes) -> tuple[str, str, Measured]:
+    """Compiler, what was measured and how it went, of a line; no compiler where it is none or not whole: what is
+    missing is measured again."""
+    try:
+        row = json.loads(line.decode("utf-8")) if line.endswith(b"\n") else None
+        kinds = {"compiler": str, "what": str, "seconds": float, "digest": str, "error": str}
+        if isinstance(row, dict) and {name: type(value) for name, value in row.items()} == kinds:
+            return row.pop("compiler"), row.pop("what"), Measured(**row)
+    except (ValueError, RecursionError):
+        pass
+    return "", "", Measured()
 
 
 def _line(what: str, measured: Measured) -> str:
-    return json.dumps({"compiler": replay.compiler(), "what": what, **attrs.asdict(measured)}, sort_keys=True) + "\n"
+    found = {"compiler": replay.compiler(), "what": what, **attrs.asdict(measured)}
+    return json.dumps(found, sort_keys=True, allow_nan=False) + "\n"
 
 
 def tune(

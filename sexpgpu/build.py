@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -14,20 +12,31 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+from surroundings import temporary
+
 from . import __version__, codes, interrupt, manifest_records, tuning
 from .cost import Rates
 from .diagnostics import UserError
 from .gpu_report import kernel_fault, kernel_member
 from .identity import document
+from .manifest_records import CUDA_RUNTIME, RUNTIME, library_member
 from .members import data_members, source_members
 from .memory import Memory, check_room, estimate, measured
+from .output import line
 from .phases import Plan
 from .targets_report import default_row, row, unknown
 
 
 def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     """Plan to artifact at ``options.output``; what was made, for the command line to print."""
-    started = time.monotonic()
+    from artifacts.clock import Clock
+
+    with Clock(ticks=True) as clock:
+        return _build(plan, options, clock)
+
+
+def _build(plan: Plan, options: argparse.Namespace, clock: Any) -> dict[str, Any]:
+    started = clock.now()
     targets = find_targets(options.target)
     from artifacts import tarball
 
@@ -47,7 +56,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         "identity.json": document(plan.run),
         **tuning.members(made.tuning),
     }
-    manifest = manifest_records.with_memory(make_manifest(plan, made, targets, data), memory)
+    manifest = manifest_records.with_memory(make_manifest(plan, made.lowered, targets, data), memory)
     manifest = manifest if options.graphs == "auto" else manifest_records.without_graphs(manifest)
     check_room(memory, targets, options.memory_limit, options.file, asked_of(manifest))
     interrupt.check()
@@ -59,16 +68,9 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         "unscheduled": made.unscheduled,
         "tuning": tuning.data(made.tuning),
         "bytes": Path(options.output).stat().st_size,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(clock.now() - started, 1),
         "spent": {what: round(seconds, 2) for what, seconds in made.spent.items()},
     }
-
-
-RUNTIME, CUDA_RUNTIME = "runtime/libtvm_runtime.so", "runtime/libtvm_runtime_cuda.so"
-
-
-def library_member(target: str) -> str:
-    return f"code/{target}.so"
 
 
 def need_extra() -> None:
@@ -186,9 +188,11 @@ def runtime_members(targets: Sequence[Any], given: str | None) -> dict[str, byte
         raise UserError(codes.TARGET_RUNTIME, None, str(fault)) from None
 
 
+@temporary.used()
 def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace) -> Made:
     """What is common to all targets once, then the kernels for each library, then the libraries."""
     import schedules
+    from artifacts.clock import Clock
 
     started, wanted = time.process_time(), schedules.libraries(tuple(targets))
     found = tuning.found([to.name for to in wanted], options)
@@ -207,9 +211,10 @@ def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace
         kernels, spent["kernels"] = compile_kernels(run, wanted, compiled)
     spent |= {what: sum(part.seconds[what] for part in done) for what in ("schedule", "compile")}
     tuning.check_fit(uses, compiled)
-    started = time.monotonic()
-    libraries = {to.name: export.library(compiled[to.name], to.target.machine) for to in wanted}
-    spent["link"] = time.monotonic() - started
+    with Clock() as clock:
+        began, signed = clock.now(), signatures(plan, lowered, targets)
+        libraries = {to.name: export.library(compiled[to.name], to.target.machine, signed[to.name]) for to in wanted}
+        spent["link"] = clock.now() - began
     libm = sorted({function for library in libraries.values() for function in export.libm(library)})
     made = Made(lowered, compiled, libraries, kernels, tuple(libm), uses, options.graphs == "auto", spent)
     if made.unscheduled and options.strict_schedules:
@@ -248,11 +253,18 @@ WORTH_IT = 100  # values in a plan's graphs, from which on a second process save
 Run = Callable[[Callable[..., Any], Sequence[Any]], list[Any]]  # a function, and a list of its arguments
 
 
+def cores() -> int:
+    """That this process may use, as a run counts them."""
+    from artifacts.cores import available
+
+    return available()
+
+
 @contextlib.contextmanager
 def compilers(plan: Plan, jobs: int | None) -> Iterator[Run]:
     """What calls a function for a list of its arguments: here, or in processes, whose server loads the compiler while
     this one lowers. The answers are the same."""
-    count = jobs or min(len(os.sched_getaffinity(0)), MOST_JOBS)
+    count = jobs or min(cores(), MOST_JOBS)
     if count == 1 or sum(len(p.graph.values()) for p in plan.phases) < WORTH_IT:
         yield lambda call, all_jobs: [call(*job) for job in all_jobs]
         return
@@ -288,8 +300,8 @@ def compile_kernel(source: str, arch: str, names: tuple[str, ...]) -> tuple[byte
     from schedules import cubin
 
     interrupt.check()
-    started = time.monotonic()
-    return cubin.kernels(source, arch, names), time.monotonic() - started
+    started = time.process_time()
+    return cubin.kernels(source, arch, names), time.process_time() - started
 
 
 def report_text(plan: Plan, made: Made, targets: Sequence[Any], memory: Memory) -> str:
@@ -300,59 +312,33 @@ def report_text(plan: Plan, made: Made, targets: Sequence[Any], memory: Memory) 
     return explain(plan) + "\n" + lowering_text(plan, made, rates_of(targets), memory)
 
 
-def explain_cost(plan: Plan, options: argparse.Namespace) -> str:
-    """``sexpgpu explain --cost``: the cost model's figures, by default for all targets of this architecture."""
-    from .cost_report import cost_data, cost_text
+def signatures(plan: Plan, lowered: Any, targets: Sequence[Any]) -> dict[str, str]:
+    """Library -> what it carries, for the runner to compare with the manifest."""
+    from artifacts import signature
 
-    rates = rates_named("cpu" if options.target is None else options.target, compiles=False)
-    return json.dumps(cost_data(plan, rates)) + "\n" if options.output_format == "json" else cost_text(plan, rates)
-
-
-def explain_lowered(plan: Plan, options: argparse.Namespace) -> str:
-    """``sexpgpu explain --target``: what a build for these targets would report."""
-    from .lowering_report import lowering_data
-
-    targets = find_targets(options.target)
-    made = compile_plan(plan, targets, options)
-    memory = run_memory(plan, made)
-    if options.output_format == "json":
-        return json.dumps(lowering_data(plan, made, rates_of(targets), memory)) + "\n"
-    return report_text(plan, made, targets, memory)
+    manifest = make_manifest(plan, lowered, targets, {})
+    return {target.name: signature.of(manifest, target) for target in manifest.targets}
 
 
-def make_manifest(plan: Plan, made: Made, targets: Sequence[Any], data: dict[str, dict[str, bytes]]) -> Any:
+def make_manifest(plan: Plan, lowered: Any, targets: Sequence[Any], data: dict[str, dict[str, bytes]]) -> Any:
     """artifacts.manifest.Manifest, but for the list of files, which the writer makes."""
     import schedules
     from artifacts import manifest as m
 
-    wanted = schedules.libraries(tuple(targets))
-    tools = ("apache-tvm", "apache-tvm-ffi", "ziglang")
-    tvm, ffi, zig = map(version, tools)
-    return m.Manifest(
-        toolchain=m.Toolchain(__version__, tvm, ffi, f"ld.lld of ziglang {zig}"),
-        run=manifest_records.run_record(m, plan),
-        parameters=tuple(m.Parameter(p.name, p.type.shape, p.type.dtype, p.is_frozen) for p in plan.parameters),
-        optimizer=tuple(m.Tensor(e.name, e.type.shape, e.type.dtype) for e in plan.optimizer),
-        phases=tuple(
-            manifest_records.phase_record(m, p, made.lowered.in_place.get(p.function, ())) for p in plan.phases
-        ),
-        step=manifest_records.step_record(m, plan),
-        loaders=tuple(
-            manifest_records.loader_record(m, plan, loader, data) for loader in plan.settings.loaders.values()
-        ),
-        memory=m.Memory(0, 0, 0, 0, 0, 0, 0),
-        targets=tuple(manifest_records.target_record(m, to, library_member(to.name)) for to in wanted),
-        runtime=m.Runtime(RUNTIME, CUDA_RUNTIME if any(to.archs for to in wanted) else None),
-        files=(),
-    )
+    tvm, ffi, zig = map(version, ("apache-tvm", "apache-tvm-ffi", "ziglang"))
+    tools = m.Toolchain(__version__, tvm, ffi, f"ld.lld of ziglang {zig}")
+    return manifest_records.manifest(m, plan, tools, lowered.in_place, schedules.libraries(tuple(targets)), data)
 
 
 def run_memory(plan: Plan, made: Made) -> Memory:
     """The memory plan of what was compiled: that of the target that needs the most."""
     from artifacts.rehearsal import rehearse
 
-    manifest = make_manifest(plan, made, (), {})
-    taken = [rehearse(manifest, asked(plan, compiled)) for compiled in made.compiled.values()]
+    manifest, constants = make_manifest(plan, made.lowered, (), {}), made.lowered.constants
+    taken = [
+        rehearse(manifest, asked(plan, compiled), constants, made.graphs if name in made.kernels else None)
+        for name, compiled in made.compiled.items()
+    ]
     return measured(plan, made.inside, max(t.device for t in taken), max(t.thread for t in taken))
 
 
@@ -380,20 +366,22 @@ def inspect(path: str, form: str) -> str:
     from artifacts import describe, tarball
 
     artifact = tarball.open(path)
-    return json.dumps(describe.to_json(artifact), indent=1) if form == "json" else describe.describe(artifact)
+    return line(describe.to_json(artifact)) if form == "json" else describe.describe(artifact)
 
 
 def verify(path: str) -> str:
-    """The hash of an artifact whose every byte is as its manifest says."""
-    from artifacts import tarball
+    """The hash of an artifact whose every byte is as its manifest says, and whose libraries are of that manifest."""
+    from artifacts import signature, tarball
 
     with tarball.open(path) as artifact:
         artifact.verify()
+        for target in artifact.manifest.targets:
+            signature.checked(artifact, target)
         return artifact.hash
 
 
 def diff(path: str, other: str) -> str:
-    """The first difference of two artifacts in words, or ""."""
+    """The differences of two artifacts in words, a line each, or ""."""
     from artifacts import describe, tarball
 
     return describe.diff(tarball.open(path), tarball.open(other)) or ""

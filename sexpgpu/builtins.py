@@ -15,6 +15,8 @@ from .ops import OPS
 from .ops.spec import attr
 from .parameters import Parameter, digest
 from .special import parameter_name
+from .step_mean import clashes
+from .step_mean import mean_over_step as step_mean
 from .trace import Tracer, World
 from .types import TensorType
 from .values import (
@@ -28,6 +30,7 @@ from .values import (
     Indices,
     Key,
     Lookup,
+    StepMean,
     describe,
     is_number,
 )
@@ -36,13 +39,13 @@ MAX_LIST = 100_000  # elements of a list
 MAX_TEXT = 100_000  # characters of a text
 
 
-def builtin(signature: str, least: int, most: int | None = -1):
+def builtin(signature: str, least: int, most: int | None = -1, passes: str = ""):
     """Register the decorated function; ``most`` is ``least`` unless given."""
 
     def add(function: Callable[[Tracer, Call], Any]):
         name = signature[1:].split()[0].rstrip(")")
         doc = function.__doc__ or ""
-        BUILTINS[name] = Builtin(name, function, least, least if most == -1 else most, signature, doc)
+        BUILTINS[name] = Builtin(name, function, least, least if most == -1 else most, signature, doc, passes)
         return function
 
     return add
@@ -78,13 +81,13 @@ def need_key(call: Call, at: int) -> str:
 # -- lists -------------------------------------------------------------------------------------------------------
 
 
-@builtin("(list value...)", 0, None)
+@builtin("(list value...)", 0, None, passes="all")
 def list_(t: Tracer, call: Call) -> Any:
     """A list of the values; with keywords between, a plist."""
     return call.args
 
 
-@builtin("(getf plist :key default)", 2, 3)
+@builtin("(getf plist :key default)", 2, 3, passes="lists")
 def getf(t: Tracer, call: Call) -> Any:
     """The value after the keyword in a plist, or the default, or nil. Reads a ctx in the same way."""
     source, name = call.args[0], need_key(call, 1)
@@ -95,24 +98,25 @@ def getf(t: Tracer, call: Call) -> Any:
         value = source.read(name, call.span)
     else:
         items = need_list(call, 0)
-        value = next((v for k, v in zip(items[::2], items[1::2], strict=False) if k == Key(name)), MISSING)
+        pairs = zip(items[::2], items[1::2], strict=False)
+        value = next((v for k, v in pairs if isinstance(k, Key) and k.name == name), MISSING)
     return default if value is MISSING else value
 
 
-@builtin("(first list)", 1)
+@builtin("(first list)", 1, passes="lists")
 def first(t: Tracer, call: Call) -> Any:
     """The first element, or nil."""
     items = need_list(call, 0)
     return items[0] if items else None
 
 
-@builtin("(rest list)", 1)
+@builtin("(rest list)", 1, passes="lists")
 def rest(t: Tracer, call: Call) -> Any:
     """The list without its first element."""
     return need_list(call, 0)[1:]
 
 
-@builtin("(nth index list)", 2)
+@builtin("(nth index list)", 2, passes="lists")
 def nth(t: Tracer, call: Call) -> Any:
     """The element at ``index``, counted from 0; negative counts from the end."""
     at, items = need_int(call, 0), need_list(call, 1)
@@ -120,7 +124,7 @@ def nth(t: Tracer, call: Call) -> Any:
     return items[at]
 
 
-@builtin("(length list)", 1)
+@builtin("(length list)", 1, passes="lists")
 def length(t: Tracer, call: Call) -> Any:
     """The number of elements."""
     return len(need_list(call, 0))
@@ -132,7 +136,7 @@ def limited(call: Call, fits: bool, what: str) -> None:
         raise UserError(codes.FORM_LIMIT, call.span, f"{call.name} makes {what}")
 
 
-@builtin("(concat-lists list...)", 0, None)
+@builtin("(concat-lists list...)", 0, None, passes="lists")
 def concat_lists(t: Tracer, call: Call) -> Any:
     """One list of all the lists' elements."""
     lists = [need_list(call, at) for at in range(len(call.args))]
@@ -151,15 +155,14 @@ def range_(t: Tracer, call: Call) -> Any:
     return tuple(out)
 
 
-@builtin("(map function list...)", 2, None)
+@builtin("(map function list...)", 2, None, passes="lists")
 def map_(t: Tracer, call: Call) -> Any:
     """The function's values on the lists' elements."""
     lists = [need_list(call, at) for at in range(1, len(call.args))]
-    out = tuple(t.call(call.args[0], *items, span=call.span) for items in zip(*lists, strict=False))
-    return POISON if POISON in out else out
+    return tuple(t.call(call.args[0], *items, span=call.span) for items in zip(*lists, strict=False))
 
 
-@builtin("(fold function start list)", 3)
+@builtin("(fold function start list)", 3, passes="lists")
 def fold(t: Tracer, call: Call) -> Any:
     """``(function so-far element)`` over the list, beginning with ``start``."""
     value = call.args[1]
@@ -331,9 +334,17 @@ def initial(world: World, parameter: Parameter, inputs: dict[tuple[str, str], Va
     return value
 
 
+@builtin("(mean-over-step x :weights w)", 1, 3)
+def mean_over_step(t: Tracer, call: Call) -> Any:
+    """The sum of x w over the sum of w, both over all microbatches of the step: what objective returns, or a metric.
+    w, 1 unless given, is 0 or more, broadcasts to x and gets no gradient. Where it is 0, x does not count, whatever
+    it is. If all weights are 0, so are the mean and its gradients."""
+    return step_mean(t.builder, need_tensor(call, 0), call)
+
+
 @builtin("(metric :name scalar)", 2)
 def metric(t: Tracer, call: Call) -> Any:
-    """Reports a scalar of ``objective``; its value is the scalar."""
+    """Reports a scalar of ``objective``, or a mean over the step; its value is that."""
     name = need_key(call, 0)
     if t.role == "generate":
         raise UserError(
@@ -344,8 +355,9 @@ def metric(t: Tracer, call: Call) -> Any:
         )
     if t.role not in ("objective", "pass"):
         raise UserError(codes.CONTRACT_PLACE, call.span, f"metric :{name} outside objective")
-    value = scalar(t, call)
-    if name in t.metrics or name in ("loss", "lr", "grad_norm"):
+    value = call.args[1] if isinstance(call.args[1], StepMean) else scalar(t, call)
+    taken = name in t.metrics or name in ("loss", "lr", "grad_norm")
+    if taken or clashes(name, t.metrics, isinstance(value, StepMean)):
         raise UserError(
             codes.CONTRACT_METRIC,
             call.span,
@@ -369,10 +381,14 @@ def scalar(t: Tracer, call: Call) -> Value:
     return value
 
 
-@builtin("(diagnostic :name tensor)", 2)
+@builtin("(diagnostic :name tensor)", 2, passes="all")
 def diagnostic(t: Tracer, call: Call) -> Any:
     """Keeps a tensor for ``sexpgpu-run --diagnostic``, if the build selected it; its value is the tensor."""
-    name, value = need_key(call, 0), need_tensor(call, 1)
+    if call.args[0] is POISON:
+        return POISON
+    name, value = need_key(call, 0), call.args[1]
+    if value is not POISON:
+        need_tensor(call, 1)
     t.diagnostics.setdefault(name, (value, call.span))
     return value
 

@@ -5,33 +5,51 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
-import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
-from . import __version__, interrupt
-from .diagnostics import Report, UserError, printable
+from surroundings import entry
+from surroundings.streams import discard, standard
 
-EXIT_USAGE, EXIT_BUG = 2, 70
+from . import __version__, interrupt, paths
+from .diagnostics import Report, UserError, printable
+from .output import as_json, complain, line, show, tell, unexpected
+
+EXIT_USAGE = 2
 RUN_FILE, ARTIFACT = "the run file, such as run.sx", "a file made by sexpgpu build"
 STACK = "microbatches in one call; auto, the default: what costs least, where the run allows it"
 EXITS = """\
 exit status: 0 done, 1 wrong input (or a difference that diff found), 2 wrong usage, 3 this machine or its software
-cannot do it, 4 artifact refused, 5 reading or writing failed, 70 our bug, 130 stopped by SIGINT.
+cannot do it, 4 artifact refused, 5 reading or writing failed, 70 our bug, 128+n stopped by signal n.
 sexpgpu-run, on the machine that trains, runs what build makes."""
 
 
+class Usage(Exception):
+    """The command line is wrong: ``what`` of it, in which ``command``, and what to do."""
+
+    def __init__(self, what: str, command: str, hint: str) -> None:
+        super().__init__(what)
+        self.what, self.command, self.hint = what, command, hint
+
+
 class Parser(argparse.ArgumentParser):
-    """One line and exit 2 for wrong usage, with the nearest flag or command, or else with where to look."""
+    """Usage for what it refuses, with the nearest flag or command, or else with where to look. No value may be empty: a
+    variable that is not set stands behind one."""
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if not arg_string and action.nargs != argparse.PARSER:  # whose words are the command's own
+            raise argparse.ArgumentError(action, "it is empty; give it a value, or leave it out")
+        return super()._get_value(action, arg_string)  # type: ignore[misc]
 
     def error(self, message: str) -> NoReturn:
         hint = f"see {self.prog} --help"
         if "unrecognized arguments: " in message:
-            close = difflib.get_close_matches(message.rpartition(": ")[2].split()[0], self.words(), 1)
+            first, *_ = message.rpartition(": ")[2].split() or [""]
+            message = message if first else f"{message}one that is empty"
+            close = difflib.get_close_matches(first, self.words(), 1)
             hint = f"did you mean {close[0]}?" if close else hint
         elif "invalid choice: 'run'" in message:
             hint = "sexpgpu-run trains from an artifact"
@@ -39,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             given, *choices = re.findall(r"'([^']*)'", message)
             close = difflib.get_close_matches(given, choices, 1)
             hint = f"did you mean {close[0]}?" if close else hint
-        self.exit(EXIT_USAGE, printable(f"error[E-CLI-001]: {self.prog}: {message} ({hint})") + "\n")
+        raise Usage(message, self.prog, hint)
 
     def words(self) -> list[str]:
         """Every command and option, those of the commands too."""
@@ -98,7 +116,7 @@ def explain_options(explain: Parser) -> None:
     explain.add_argument(
         "--target", metavar="T[,T]", help="compile, and print what a build would report; see --cost too"
     )
-    explain.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: one a core)")
+    explain.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: a core each)")
     explain.set_defaults(dump=None, graphs="auto", strict_schedules=False, records=None, require_tuned=False)
 
 
@@ -109,7 +127,7 @@ def build_options(build: Parser) -> None:
         "--target", default="cpu", metavar="T[,T]", help="see sexpgpu targets; default: cpu, all of this architecture"
     )
     build.add_argument("--stack", type=degree, metavar="auto|N", help=STACK)
-    build.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: one a core)")
+    build.add_argument("--jobs", type=count, metavar="N", help="processes that compile (default: a core each)")
     build.add_argument("--force", action="store_true", help="replace an existing output")
     build.add_argument(
         "--diagnostic", action="append", default=[], metavar="NAME", help="keep this diagnostic in the artifact"
@@ -145,7 +163,7 @@ def tune_options(tune: Parser) -> None:
     )
     tune.add_argument("--seed", type=seed, default=1, metavar="N", help="of the search, as any :seed (default: 1)")
     tune.add_argument("--only", metavar="PATTERN", help="kernels by name, such as '*matmul*'")
-    tune.add_argument("--threads", type=count, metavar="N", help="of this machine that measure (default: all)")
+    tune.add_argument("--threads", type=count, metavar="N", help="that measure (default: the cores it may use)")
     tune.add_argument("--stack", type=degree, metavar="auto|N", help=STACK)
 
 
@@ -186,70 +204,41 @@ def memory_size(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0, 1 wrong input, 2 usage, 3 environment, 4 artifact refused, 5 I/O, 70 our bug."""
-    open_standard()
-    options = parser().parse_args(argv)
-    interrupt.watch()
+    entry.enter()
+    with standard():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    wanted = "--output-format=json" in argv or ("--output-format", "json") in pairwise(argv)
+    options = argparse.Namespace(output_format="json" if wanted else "text")  # until they are read
     try:
+        options = read(argv)
+        interrupt.watch()
+        paths.settle(options)
         status = options.run(options)
-        if sys.stdout is not None:  # it came closed
-            sys.stdout.flush()
+        sys.stdout.flush()
         return status
     except UserError as error:
         return show([error], options)
+    except Usage as wrong:
+        return complain(wrong.what, EXIT_USAGE, as_json(options), "E-CLI-001", wrong.hint, wrong.command)
     except KeyboardInterrupt:
-        return complain(*interrupt.said())
+        return complain(*interrupt.said(), as_json(options))
     except BrokenPipeError:
-        discard()
+        discard(sys.stdout)
         return 141
     except Exception as error:
-        return complain(*interrupt.said()) if interrupt.seen() else unexpected(error, options)
+        return complain(*interrupt.said(), as_json(options)) if interrupt.seen(error) else unexpected(error, options)
 
 
-def open_standard() -> None:
-    """Give the descriptors 0 to 2 a place if they came closed: else the next file opened would take one of them."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-
-
-def discard() -> None:
-    """What is still buffered for standard output has no reader, or no room: Python would complain of it as it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def unexpected(error: Exception, options: argparse.Namespace) -> int:
-    """A coded error of the artifact package, a failed write, or our bug."""
-    code = getattr(error, "code", None)
-    if code is not None and hasattr(code, "exit"):
-        as_json = options.output_format == "json" and hasattr(error, "to_json")
-        return complain(json.dumps(error.to_json()) if as_json else str(error), code.exit)  # type: ignore[attr-defined]
-    if os.environ.get("SEXPGPU_DEBUG") == "1":
-        raise error
-    if isinstance(error, OSError):
-        if error.errno == errno.ENOSPC and error.filename is None:
-            discard()
-        return complain(f"error[E-IO-001]: {error.filename or 'output'}: {error.strerror or error}", 5)
-    return complain(
-        f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        " (please report; SEXPGPU_DEBUG=1 shows the traceback)",
-        EXIT_BUG,
-    )
-
-
-def complain(line: str, status: int) -> int:
-    print(line, file=sys.stderr)
-    return status
-
-
-def show(errors: Sequence[UserError], options: argparse.Namespace) -> int:
-    """Every error on stderr; the status of the first."""
-    for error in errors:
-        print(json.dumps(error.to_json()) if options.output_format == "json" else str(error), file=sys.stderr)
-    if len(errors) > 1 and options.output_format == "text":
-        print(f"{len(errors)} errors", file=sys.stderr)
-    return errors[0].code.exit
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """The options, with the command to run; Usage."""
+    try:
+        return parser().parse_args(argv)
+    except SystemExit as done:  # --help and --version have been printed
+        status = int(done.code or 0)
+        return argparse.Namespace(output_format="text", run=lambda _: status)
 
 
 def plan_of(path: str, report: Report, diagnostics: Sequence[str] = ()) -> Any:
@@ -258,8 +247,8 @@ def plan_of(path: str, report: Report, diagnostics: Sequence[str] = ()) -> Any:
     from .runfile import load
 
     run = load(path, report)
-    plan = trace_run(run, report, diagnostics) if run and not report else None
-    report.errors.sort(key=lambda e: (e.span.source.name, e.span.start) if e.span else ("", 0))
+    plan = trace_run(run, report, diagnostics) if run else None
+    report.sort()
     return plan
 
 
@@ -268,14 +257,15 @@ def run_check(options: argparse.Namespace) -> int:
     plan = plan_of(options.file, report)
     if report:
         return show(report.errors, options)
+    tell(report.warnings, options)
     out = {
         "run": plan.settings.name,
         "phases": [p.name for p in plan.phases],
         "parameters": len(plan.parameters),
         "identity": plan.identity,
     }
-    if options.output_format == "json":
-        print(json.dumps(out))
+    if as_json(options):
+        print(line(out))
     else:
         print(
             f"{printable(options.file)}: ok: {out['run']}, {len(out['phases'])} phases, {out['parameters']} parameters"
@@ -291,21 +281,23 @@ def run_explain(options: argparse.Namespace) -> int:
     plan = plan_of(options.file, report)
     if report:
         return show(report.errors, options)
+    tell(report.warnings, options)
     if options.cost or options.target is not None:
-        from .build import explain_cost, explain_lowered, rates_named
+        from .build import rates_named
+        from .explained import explain_cost, explain_lowered
 
         rates = rates_named("cpu" if options.target is None else options.target, compiles=not options.cost)
         plan = stacked(plan, options.stack, rates.values())
         print((explain_cost if options.cost else explain_lowered)(plan, options), end="")
         return 0
     plan = stacked(plan, options.stack)
-    print(json.dumps(data(plan)) + "\n" if options.output_format == "json" else explain(plan), end="")
+    print(line(data(plan)) + "\n" if as_json(options) else explain(plan), end="")
     return 0
 
 
 def run_build(options: argparse.Namespace) -> int:
     if options.require_tuned and options.records is None:
-        return complain("error[E-CLI-001]: sexpgpu build: --require-tuned needs --records", EXIT_USAGE)
+        raise Usage("--require-tuned needs --records", "sexpgpu build", "give the folder that tune -o made")
     from .build import build, find_targets, rates_of
     from .memory import room_of
     from .stack import stacked
@@ -314,10 +306,11 @@ def run_build(options: argparse.Namespace) -> int:
     plan = plan_of(options.file, report, options.diagnostic)
     if report:
         return show(report.errors, options)
+    tell(report.warnings, options)
     targets = find_targets(options.target)
     room = room_of(targets, options.memory_limit)
     built = build(stacked(plan, options.stack, rates_of(targets).values(), room), options)
-    print(json.dumps(built) if options.output_format == "json" else built_text(built, options.output))
+    print(line(built) if as_json(options) else built_text(built, options.output))
     return 0
 
 
@@ -331,17 +324,14 @@ def built_text(built: Mapping[str, Any], output: str) -> str:
 
 
 def run_tune(options: argparse.Namespace) -> int:
+    said = "sexpgpu tune"
     if options.tracker and not options.key:
-        return complain(
-            "error[E-CLI-001]: sexpgpu tune: --tracker needs --key, the key of the servers that measure", EXIT_USAGE
-        )
+        raise Usage("--tracker needs --key, the key of the servers that measure", said, "give both")
     if options.local and options.key is not None:
-        return complain(
-            "error[E-CLI-001]: sexpgpu tune: --key is for --tracker, and --local asks no server", EXIT_USAGE
-        )
+        raise Usage("--key is for --tracker, and --local asks no server", said, "leave --key out")
     if options.tracker and options.threads:
         what = "--threads is for --local; a server has as many as its TVM_NUM_THREADS says"
-        return complain(f"error[E-CLI-001]: sexpgpu tune: {what}", EXIT_USAGE)
+        raise Usage(what, said, "leave --threads out")
     from .build import rates_named
     from .stack import stacked
     from .tune import tune
@@ -351,8 +341,8 @@ def run_tune(options: argparse.Namespace) -> int:
     if report:
         return show(report.errors, options)
     made = tune(stacked(plan, options.stack, rates_named(options.target).values()), options)
-    if options.output_format == "json":
-        print(json.dumps(made))
+    if as_json(options):
+        print(line(made))
     else:
         tuned = f", {len(made['tuned'])} of them tuned: {', '.join(made['tuned'])}" if made["tuned"] else ", none tuned"
         print(f"{printable(made['records'])}: {made['kernels']} kernels{tuned}")
@@ -370,11 +360,7 @@ def run_verify(options: argparse.Namespace) -> int:
     from .build import verify
 
     found = verify(options.artifact)
-    print(
-        json.dumps({"hash": found})
-        if options.output_format == "json"
-        else f"{printable(options.artifact)}: ok: sha256:{found}"
-    )
+    print(line({"hash": found}) if as_json(options) else f"{printable(options.artifact)}: ok: sha256:{found}")
     return 0
 
 
@@ -382,7 +368,7 @@ def run_diff(options: argparse.Namespace) -> int:
     from .build import diff
 
     found = diff(options.artifact, options.other)
-    print(json.dumps({"difference": found}) if options.output_format == "json" else found or "the same")
+    print(line({"difference": found}) if as_json(options) else found or "the same")
     return 1 if found else 0
 
 
@@ -391,7 +377,7 @@ def run_targets(options: argparse.Namespace) -> int:
     from .targets_report import text
 
     rows = targets()
-    print(json.dumps(rows) if options.output_format == "json" else text(rows))
+    print(line(rows) if as_json(options) else text(rows))
     return 0
 
 

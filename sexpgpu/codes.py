@@ -182,8 +182,17 @@ TUNE_NONE = code("E-TUNE-005", "no kernel has the name that --only gives", "Name
 MEM_LIMIT = code(
     "E-MEM-001",
     "the run takes more memory than --memory-limit allows, or than the card that a target names has",
-    "Make the batch smaller, with more microbatches, raise the limit, or name a larger card.",
+    "Make the batch smaller, with more microbatches, raise the limit, or name a larger card. With more microbatches a "
+    "mean over some of the records only is another number, unless it is a mean-over-step.",
     3,
 )
 ENV_MISSING = code("E-ENV-001", "a part that this command needs is not installed", "Install the extra named.", 3)
 IO_WRITE = code("E-IO-001", "a file cannot be written", "Check the path, its permissions and the free space.", 5)
+
+# Warnings: the run is built all the same.
+WARN_MASK = code(
+    "W-DRAW-001",
+    "a mask is the same in every step",
+    "Give the draw a :salt that changes from step to step, such as (getf ctx :step).",
+    0,
+)

@@ -28,6 +28,7 @@ class Rates:
     ``cache``: bytes that a phase may keep alive and find at that rate; ``far``: bytes a second of what it does not find
     ``launch``: seconds of one kernel on one thread; ``fork``: seconds more where threads share it
     ``call``: seconds of one call of a phase, with what the loop does around it; ``port``: more for each in- and output
+    ``halves``: as ``flops``, of products of bf16 and f16 on matrix units; 0 where there are none
     """
 
     flops: float
@@ -39,6 +40,7 @@ class Rates:
     port: float
     cache: float
     far: float
+    halves: float = 0.0
 
 
 @frozen
@@ -71,10 +73,10 @@ MOVES = {
 # Multiplications and additions at the peak rate that take as long as one element of an operator, rounded: of the
 # kernels' times in docs/performance.md. Most of them are long chains, integer work, or divisions.
 WORK = {
-    **dict.fromkeys(("/", "sqrt", "rsqrt", "mod", "quot"), 10),
+    **dict.fromkeys(("/", "sqrt", "rsqrt", "mod", "quot", "floordiv"), 10),
     **dict.fromkeys(("exp", "expm1", "log", "log1p"), 40),
     **dict.fromkeys(("tanh", "sigmoid", "sin", "cos", "erf"), 60),
-    **dict.fromkeys(("gelu", "gelu-grad", "silu", "silu-grad"), 70),
+    **dict.fromkeys(("gelu", "gelu-slope", "silu", "silu-slope"), 70),
     **dict.fromkeys(("softmax", "log-softmax", "softmax-grad", "log-softmax-grad"), 60),
     **dict.fromkeys(("normalize", "rms-normalize", "normalize-grad", "rms-normalize-grad"), 30),
     **dict.fromkeys(("argmax", "argmin", "cumsum", "gather", "take-along", "transpose"), 15),
@@ -91,6 +93,7 @@ ATTENTION = {
     "attend-grad-v": (0, 1, 0, 0),
 }
 ENDS = 8  # multiplications that beginning and ending a sum of a product costs: short ones reach less of the peak
+UNIT_DEPTH = 16  # of an instruction of a matrix unit: a shorter product does not run there
 PLAIN = 2  # any other element: an addition takes the place of a multiplication and an addition
 
 
@@ -108,20 +111,35 @@ def phase_cost(phase: Phase, rates: Rates, known: int | None = None) -> Cost:
 def kernel_seconds(kernel: Kernel, rates: Rates, missed: float = 0) -> float:
     """One launch, on one thread or shared, whichever is less. ``missed``: the share of its bytes that come from far."""
     byte = (1 - missed) / rates.bytes + missed / rates.far
-    busy = sum(map(work, kernel.values)) / rates.flops + (kernel.reads + kernel.writes) * byte
+    busy = sum(work_seconds(v, rates) for v in kernel.values) + (kernel.reads + kernel.writes) * byte
     return rates.launch + min(busy, busy / rates.threads + rates.fork)
 
 
-def work(v: Value) -> float:
-    """Multiplications and additions at the peak rate that take as long as ``v``."""
+def work_seconds(v: Value, rates: Rates) -> float:
+    """Of one thread, without the bytes: products on matrix units at their rate, all else at that of ``flops``."""
+    products, rest = work(v)
+    return products / (rates.halves if rates.halves and on_matrix_units(v) else rates.flops) + rest / rates.flops
+
+
+def on_matrix_units(v: Value) -> bool:
+    """Are the products of ``v`` of halves, and as deep as one instruction?"""
+    floats = [a.type for a in v.args if a.type.kind == "float"][-3:]
+    if not all(t.dtype in ("bf16", "f16") for t in floats):
+        return False
+    return v.op in ATTENTION or (v.op == "matmul" and inner(v) >= UNIT_DEPTH)
+
+
+def work(v: Value) -> tuple[float, float]:
+    """Multiplications and additions at the peak rate that take as long as the products of ``v``, and as all else."""
     if v.op == "matmul":
-        return 2 * v.type.size * (inner(v) + ENDS)
+        return 2 * v.type.size * (inner(v) + ENDS), 0
     if v.op in FREE or v.op in VIEWS:
-        return 0
+        return 0, 0
     if v.op in ATTENTION:
         scores, depth, (keys, values, rows, others) = attention(v)
-        return scores * (2 * (depth + ENDS * (keys + values)) + rows * WORK["softmax"] + others * PLAIN)
-    return WORK.get(v.op, PLAIN) * elements(v)
+        products = scores * 2 * (depth + ENDS * (keys + values))
+        return products, scores * (rows * WORK["softmax"] + others * PLAIN)
+    return 0, WORK.get(v.op, PLAIN) * elements(v)
 
 
 def elements(v: Value) -> int:

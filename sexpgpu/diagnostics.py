@@ -40,13 +40,26 @@ class UserError(Exception):
         super().__init__(message)
         self.code, self.span, self.message, self.notes = code, span, message, notes
         self.hint = hint or ("" if span else clause(code.fix))
-        self.where = where or (span.place() if span else "")
+        self._where = where
+
+    @property
+    def where(self) -> str:
+        """The file, or ``file:line:column``: looked for in the text only when it is asked for."""
+        if not self._where and self.span:
+            self._where = self.span.place()
+        return self._where
+
+    @property
+    def is_warning(self) -> bool:
+        """Does it end no command?"""
+        return self.code.exit == 0
 
     def line(self) -> str:
-        """``error[CODE]: file:line:column: what (hint)``, always one line."""
+        """``error[CODE]: file:line:column: what (hint)``, always one line; of a warning ``warning[CODE]``."""
         where = f"{self.where}: " if self.where else ""
         hint = f" ({self.hint})" if self.hint else ""
-        return printable(f"error[{self.code.name}]: {where}{self.message}{hint}")
+        word = "warning" if self.is_warning else "error"
+        return printable(f"{word}[{self.code.name}]: {where}{self.message}{hint}")
 
     def __str__(self) -> str:
         """The line, then the source line with a caret, then every note in the same way."""
@@ -60,6 +73,8 @@ class UserError(Exception):
     def to_json(self) -> dict[str, Any]:
         """The same as data: places are 1-based line and column."""
         out: dict[str, Any] = {"code": self.code.name, "message": self.message, "hint": self.hint, "where": self.where}
+        if self.is_warning:
+            out["severity"] = "warning"
         out["notes"] = [{"where": span.place(), "message": message} for span, message in self.notes]
         return out
 
@@ -87,15 +102,53 @@ def indent(text: str) -> str:
 
 @define
 class Report:
-    """Every fault found so far. Code that finds one adds it and goes on where it can."""
+    """Every fault found so far, at most MAX_FAULTS, and what they leave without a meaning. Code that finds a fault adds
+    it and goes on with all that does not depend on it; what does is left out without a word.
+
+    spoilt: forms that are written wrongly, by id
+    lost:   (head, name) of top-level forms that are left out; "" where the name, or both, cannot be told
+    warnings: what is no fault, and hardly meant
+    """
 
     errors: list[UserError] = field(factory=list)
+    warnings: list[UserError] = field(factory=list)
+    spoilt: dict[int, object] = field(factory=dict)
+    lost: set[tuple[str, str]] = field(factory=set)
 
     def add(self, error: UserError) -> None:
         """Keep ``error`` unless the same fault at the same place is there already."""
         same = (error.code.name, error.where, error.message)
-        if all((e.code.name, e.where, e.message) != same for e in self.errors):
+        if not self.full and all((e.code.name, e.where, e.message) != same for e in self.errors):
             self.errors.append(error)
+
+    def warn(self, warning: UserError) -> None:
+        """Keep ``warning`` unless there is one of its code at its place, or there are as many as one run reports."""
+        known = {(w.code.name, w.where) for w in self.warnings}
+        if len(known) < MAX_FAULTS and (warning.code.name, warning.where) not in known:
+            self.warnings.append(warning)
+
+    @property
+    def full(self) -> bool:
+        """Are there as many faults as one run reports?"""
+        return len(self.errors) >= MAX_FAULTS
+
+    def spoil(self, form: object) -> None:
+        """``form`` has a fault of its own, and no value."""
+        self.spoilt[id(form)] = form
+
+    def is_spoilt(self, form: object) -> bool:
+        return id(form) in self.spoilt
+
+    def may_be_lost(self, name: str, *heads: str) -> bool:
+        """May a form of one of ``heads`` with that name, "" for any, be among those that are left out?"""
+        return ("", "") in self.lost or any(
+            head in heads and (not lost or not name or lost == name) for head, lost in self.lost
+        )
+
+    def sort(self) -> None:
+        """In the order of the text, a file after the other; what has no place in a text comes first."""
+        for found in (self.errors, self.warnings):
+            found.sort(key=lambda e: (e.span.source.name, e.span.start) if e.span else ("", 0))
 
     def __bool__(self) -> bool:
         return bool(self.errors)

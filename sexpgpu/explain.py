@@ -94,22 +94,30 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def outline(plan: Plan) -> list[str]:
-    """The step's phases in order, each with its commonest operators."""
-    names = {p.role for p in plan.phases}
-    lines = [f"for each of {plan.settings.microbatches} microbatches"]
-    if plan.trips:
-        lines.append("  generate.init    " + histogram(plan.phase("generate.init").graph))
-        lines.append(f"  generate.step    {plan.trips} trips: " + histogram(plan.phase("generate.step").graph))
-    if "generate.finish" in names:
-        lines.append("  generate.finish  " + histogram(plan.phase("generate.finish").graph))
+    """The step's phases in order, each with its commonest operators; what calls of several microbatches leave over
+    stands by itself."""
+    degree, count = plan.stacking.degree, plan.settings.microbatches
+    some = f"each {degree} of {count}" if degree < count else f"all {count}"
+    rest = count % degree
     return [
-        *lines,
-        "  train            " + histogram(plan.phase("train").graph),
+        f"for {some if degree > 1 else f'each of {count}'} microbatches",
+        *microbatch(plan, degree),
+        *([f"for {'each of ' if rest > 1 else ''}the {rest} left over", *microbatch(plan, 1)] if rest else []),
         "update             " + histogram(plan.phase("update").graph),
     ]
 
 
-def histogram(graph: Graph, most: int = 8) -> str:
+def microbatch(plan: Plan, degree: int) -> list[str]:
+    """The phases of a call of ``degree`` microbatches."""
+    lines = []
+    for role in ("generate.init", "generate.step", "generate.finish", "train"):
+        trips = f"{plan.trips} trips: " if role == "generate.step" else ""
+        found = (p for p in plan.phases if p.role == role and p.stack == degree)
+        lines += [f"  {role:<15}  {trips}{histogram(p.graph)}" for p in found]
+    return lines
+
+
+def histogram(graph: Graph, most: int = 7) -> str:
     """The commonest operators of a graph with their counts, ``most`` of them: ``12 matmul 9 exp ...``."""
     counts = operators(graph)
     shown = " ".join(f"{n} {op}" for op, n in counts.most_common(most))

@@ -36,6 +36,11 @@ class Literal(Form):
 
 
 @frozen
+class Absent(Form):
+    """Stands where a form with a fault lacks a part that it needs."""
+
+
+@frozen
 class Seq(Form):
     """A list, ``bracket`` "(", or a vector, ``bracket`` "["."""
 

@@ -11,6 +11,8 @@ from .diagnostics import shorten
 from .forms import Form, Keyword, Literal, Seq, Symbol
 from .grammar import MAX_COUNT
 
+MAX_COMPARED = 1_000  # names that a hint is looked for in
+
 
 @frozen
 class Params:
@@ -53,10 +55,19 @@ def split_body(items: Sequence[Form]) -> tuple[str | None, tuple[Form, ...]]:
     return None, tuple(items)
 
 
-def closest(name: str, names: Iterable[str]) -> str:
-    """``did you mean X?``, or ""."""
-    close = difflib.get_close_matches(name, sorted(names), 1)
-    return f"did you mean {close[0]}?" if close else ""
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The one of ``names`` that was meant, or "". MAX_COMPARED at most are compared, of a like length and
+    initial: hints for a file of many names and many faults take no time."""
+    likely = list(names)
+    if len(likely) > MAX_COMPARED:
+        likely = [n for n in likely if n[:1] == name[:1] and abs(len(n) - len(name)) < 3]
+    return next(iter(difflib.get_close_matches(name, sorted(likely)[:MAX_COMPARED], 1)), "")
+
+
+def closest(name: str, names: Iterable[str], mark: str = "") -> str:
+    """``did you mean X?``, or "". ``mark`` stands before the name."""
+    near = nearest(name, names)
+    return f"did you mean {mark}{near}?" if near else ""
 
 
 def show(form: Form) -> str:

@@ -8,52 +8,66 @@ from attrs import frozen
 
 from . import codes
 from .diagnostics import UserError
+from .forms import Form
 from .graph import Value
 from .settings import Reader, Settings, trips_of
 from .source import Span
 from .trace import Tracer, World
-from .training import SCALAR, TrainGraph, batch, ctx
-from .types import TensorType
-from .values import POISON, Closure, Key, describe, plist, sound
+from .training import COUNT, SCALAR, UNDRAWN_GENERATOR, TrainGraph, batch, ctx
+from .values import POISON, Closure, Key, describe, is_poison, plist, sound
 
 
 @frozen(eq=False)
 class Generator:
-    """``made``: what joins the batch, name -> type. ``phases``: generate.init, .step and, if given, .finish."""
+    """``made``: what joins the batch, name -> type, POISON where an entry has a fault; None where it is not known what.
+    ``phases``: generate.init, .step and, if given, .finish."""
 
     trips: int | None
-    made: dict[str, TensorType]
+    made: dict[str, Any] | None
     phases: tuple[tuple[str, TrainGraph], ...]
 
 
-def trace_generator(reader: Reader, settings: Settings) -> Generator | None:
-    """The graphs of the generator and its trips; None where :init or :finish has a fault, which is in the report."""
+def trace_generator(reader: Reader, settings: Settings) -> Generator:
+    """The graphs of the generator and its trips, as far as they have no fault; these are in the report."""
     top, world = reader.world.run.generate, reader.world
     assert top
     trips = reader.attempt(trips_of, reader, top)
-    data = settings.loaders[settings.loader]
-    t0 = Tracer(world, "generate.init", "generate")
-    state = reader.attempt(trace_part, t0, top.keys["init"], (batch(t0, data, {}, {}), ctx(t0)))
-    if not state:
-        return None
-    types = {n: v.type for n, v in state.items()}
-    t1 = Tracer(world, "generate.step", "generate")
+    t0, t1, t2 = (Tracer(world, f"generate.{part}", "generate") for part in ("init", "step", "finish"))
+    state = traced(reader, t0, top.keys["init"], batch(t0, settings.training, {}), ctx(t0))
+    types = None if state is None else type_of(state)
     given = (state_plist(t1, types), t1.port("trip", "", SCALAR), ctx(t1))
-    following = reader.attempt(trace_part, t1, top.keys["step"], given)
-    phases = [graph("init", t0, "state", state)]
-    if following:
-        reader.attempt(same_state, state, following, top.keys["init"].span, top.keys["step"].span)
-        phases.append(graph("step", t1, "state", {n: following[n] for n in types if n in following}))
-    made = dict(types)
+    following = traced(reader, t1, top.keys["step"], *given)
+    parts = [("init", t0, "state", state)]
+    if following is not None and state is not None:
+        same_state(t1, state, following, top.keys["init"].span, top.keys["step"].span)
+        parts.append(("step", t1, "state", {n: following[n] for n in state if n in following}))
+    made, maker = types, "init"
     if "finish" in top.keys:
-        t2 = Tracer(world, "generate.finish", "generate")
-        last = reader.attempt(trace_part, t2, top.keys["finish"], (state_plist(t2, types), ctx(t2)))
-        if not last:
-            return None
-        phases.append(graph("finish", t2, "generated", last))
-        made = {n: v.type for n, v in last.items()}
-    reader.attempt(free_names, world, settings, made, top.keys["finish" if "finish" in top.keys else "init"].span)
-    return Generator(trips, made, tuple(phases))
+        last = traced(reader, t2, top.keys["finish"], state_plist(t2, types), ctx(t2))
+        parts.append(("finish", t2, "generated", last))
+        made, maker = None if last is None else type_of(last), "finish"
+    free_names(world, settings, made or {}, top.keys[maker].span)
+    if not world.report and any(t.builder.undrawn for _, t, _, _ in parts):
+        world.counts_undrawn = True
+        parts = [(name, t, kind, with_undrawn(name, t, entries)) for name, t, kind, entries in parts]
+    return Generator(trips, made, tuple(graph(name, t, kind, entries or {}) for name, t, kind, entries in parts))
+
+
+def with_undrawn(name: str, t: Tracer, entries: dict[str, Any] | None) -> dict[str, Any]:
+    """``entries`` of the part ``name``, and how many draws had no distribution: up to there, in one more entry."""
+    before = () if name == "init" else (t.port("state", UNDRAWN_GENERATOR, COUNT),)
+    total = t.builder.undrawn_after(*before)
+    return {**(entries or {}), UNDRAWN_GENERATOR: t.builder.const(0.0, "f32") if total is None else total}
+
+
+def traced(reader: Reader, t: Tracer, form: Form, *args: Any) -> dict[str, Any] | None:
+    """``trace_part``; None where its fault is in the report."""
+    return reader.attempt(trace_part, t, form, args, form=t.form)
+
+
+def type_of(entries: dict[str, Any]) -> dict[str, Any]:
+    """The types of tensors; POISON stays POISON."""
+    return {n: v.type if isinstance(v, Value) else v for n, v in entries.items()}
 
 
 def graph(name: str, t: Tracer, kind: str, entries: dict[str, Value]) -> tuple[str, TrainGraph]:
@@ -61,61 +75,63 @@ def graph(name: str, t: Tracer, kind: str, entries: dict[str, Value]) -> tuple[s
     return f"generate.{name}", TrainGraph(t, tuple((kind, n, v) for n, v in entries.items()))
 
 
-def state_plist(t: Tracer, types: dict[str, TensorType]) -> tuple[Any, ...]:
+def state_plist(t: Tracer, types: dict[str, Any] | None) -> Any:
     """The state as a plist of inputs of the graph of ``t``, which is what :step and :finish are given."""
-    return tuple(x for n, type in types.items() for x in (Key(n), t.port("state", n, type)))
+    if types is None:
+        return POISON
+    made = {n: POISON if type is POISON else t.port("state", n, type) for n, type in types.items()}
+    return tuple(x for n, value in made.items() for x in (Key(n), value))
 
 
-def trace_part(t: Tracer, form: Any, args: tuple[Any, ...]) -> dict[str, Value] | None:
-    """One lambda's plist of tensors; None where a part of it was poison. E-GEN-001 for anything else."""
+def trace_part(t: Tracer, form: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    """One lambda's plist of tensors, POISON where one has a fault. E-GEN-001 for anything else."""
     function = sound(t.evaluate(form, None))
     if not isinstance(function, Closure):
         raise UserError(codes.GEN_FORM, form.span, f"{t.form} must be a lambda, not {describe(function)}")
     value = t.call(function, *args, span=form.span)
-    if value is POISON:
-        return None
     entries = plist(value)
     if not entries:
+        sound(value)
         raise UserError(
             codes.GEN_STATE, function.body[-1].span, f"{t.form} returns {describe(value)}, not a plist of tensors"
         )
     for name, entry in entries.items():
         if not isinstance(entry, Value):
-            raise UserError(
-                codes.GEN_STATE,
-                function.body[-1].span,
-                f"{t.form} returns {describe(entry)} for :{name}, not a tensor",
-                hint="make it one with full, cast or constant",
-            )
+            entries[name] = POISON
+        if not isinstance(entry, Value) and not is_poison(entry):
+            what = f"{t.form} returns {describe(entry)} for :{name}, not a tensor"
+            hint = "make it one with full, cast or constant"
+            t.world.fault(UserError(codes.GEN_STATE, function.body[-1].span, what, hint=hint), t.form)
     return entries
 
 
-def same_state(first: dict[str, Value], following: dict[str, Value], init: Span, step: Span) -> None:
-    """E-GEN-002 unless ``:step`` returns the keys, shapes and dtypes that ``:init`` made."""
-    for name in {**first, **following}:
-        a, b = first.get(name), following.get(name)
-        if a is None or b is None:
-            who, lacks, value = (":init", ":step", a) if b is None else (":step", ":init", b)
-            raise UserError(
-                codes.GEN_CHANGE,
-                step,
-                f"{who} makes :{name}, {value.type if value else ''}, and {lacks} does not",
-                (init, ":init is here"),
-            )
-        if a.type != b.type:
-            raise UserError(
-                codes.GEN_CHANGE,
-                b.span or step,
-                f":step returns :{name} as {b.type}, and :init made it {a.type}",
-                (a.span or init, f":{name} is made here"),
-            )
+def same_state(t: Tracer, first: dict[str, Any], following: dict[str, Any], init: Span, step: Span) -> None:
+    """E-GEN-002 unless ``:step`` returns the keys that ``:init`` made, and for each with another shape or dtype."""
+    names = [*first, *following]
+    alone = [name for name in dict.fromkeys(names) if (name in first) != (name in following)]
+    for name in (*alone[:1], *(name for name in first if name in following)):
+        t.guarded(step, same_entry, name, first.get(name), following.get(name), init, step)
 
 
-def free_names(world: World, settings: Settings, made: dict[str, TensorType], span: Span) -> None:
+def same_entry(name: str, a: Any, b: Any, init: Span, step: Span) -> None:
+    """``a``: what ``:init`` makes of that name, ``b``: what ``:step`` does; None where it makes none."""
+    if POISON in (a, b):
+        return
+    if a is None or b is None:
+        who, lacks = (":init", ":step") if b is None else (":step", ":init")
+        made: Any = b if a is None else a
+        what = f"{who} makes :{name}, {made.type}, and {lacks} does not"
+        raise UserError(codes.GEN_CHANGE, step, what, (init, ":init is here"))
+    if a.type != b.type:
+        what = f":step returns :{name} as {b.type}, and :init made it {a.type}"
+        raise UserError(codes.GEN_CHANGE, b.span or step, what, (a.span or init, f":{name} is made here"))
+
+
+def free_names(world: World, settings: Settings, made: dict[str, Any], span: Span) -> None:
     """E-GEN-003: a generated name may not be a field of the training loader, whose fields every stage's has, or of any
     pass's loader."""
     names = dict.fromkeys([settings.loader, *(p.loader for p in settings.passes)])
-    for loader in (settings.loaders[n] for n in names):
+    for loader in (settings.loaders[n] for n in names if n in settings.loaders):
         for name in made:
             if name in loader.fields:
                 world.report.add(

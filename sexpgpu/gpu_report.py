@@ -35,7 +35,7 @@ def kernel_fault(library: str, fault: Any) -> UserError:
 
 def data(plan: Plan, made: Any) -> dict[str, Any]:
     """Library -> its CUDA texts, their kernels and bytes, bytes of what these were compiled to, launches of a step
-    and calls of phases, which the runner captures as a CUDA graph each if ``graphs``; the same phase by phase."""
+    and calls of phases, each the launch of a CUDA graph if ``graphs``; the same phase by phase."""
     calls = {p.name: n for p in plan.phases if (n := calls_of(plan)[p.function])}
     found = {}
     for library, of in made.kernels.items():

@@ -2,7 +2,8 @@
 
 The order of every addition is fixed, because it decides bits. Values are visited from the last definition back to the
 first, in the order of ``graph.order``; a visited value adds one cotangent to each of its arguments, first argument
-first; a cotangent is a left fold of what arrives: ``((g1 + g2) + g3)``.
+first; a cotangent is a left fold of what arrives: ``((g1 + g2) + g3)``, in which those of parts of a value are one
+(``placed``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from .diagnostics import UserError
 from .graph import Builder, Value, order
 from .ops import OPS
 from .ops.spec import ZERO_GRAD
+from .placed import together
 
 
 def gradients(b: Builder, loss: Value, wrt: Sequence[Value], stop: Collection[Value] = ()) -> list[Value]:
@@ -27,18 +29,20 @@ def gradients(b: Builder, loss: Value, wrt: Sequence[Value], stop: Collection[Va
     """
     values = order((loss,))
     reach = reached(values, wrt, set(stop))
-    total: dict[Value, Value] = {}
+    parts: dict[Value, list[Value]] = {}
     if loss in reach:
-        total[loss] = b.full(1.0, loss.type)
+        parts[loss] = [b.full(1.0, loss.type)]
     copies = Copies(b, values)
     kept = b.span, b.region
     b.region = 0
     for y in reversed(values):
-        if y in total and y.args and y not in stop:
+        if y in parts:
             b.span = y.span
-            propagate(b, y, total, reach, copies)
+            parts[y] = [together(b, parts[y])]
+            if y.args and y not in stop:
+                propagate(b, y, parts, reach, copies)
     b.span, b.region = kept
-    return [total[x] if x in total else b.full(0.0, x.type) for x in wrt]
+    return [parts[x][0] if x in parts else b.full(0.0, x.type) for x in wrt]
 
 
 def reached(values: Sequence[Value], wrt: Sequence[Value], stop: Collection[Value]) -> dict[Value, Value]:
@@ -52,18 +56,18 @@ def reached(values: Sequence[Value], wrt: Sequence[Value], stop: Collection[Valu
     return reach
 
 
-def propagate(b: Builder, y: Value, total: dict[Value, Value], reach: dict[Value, Value], copies: Copies) -> None:
-    """Add what ``y`` passes on to the cotangents of its arguments."""
+def propagate(b: Builder, y: Value, parts: dict[Value, list[Value]], reach: dict[Value, Value], copies: Copies) -> None:
+    """Adds what ``y`` passes on to the parts of its arguments' cotangents."""
     if not any(a in reach for a in y.args):
         return
     row = OPS[y.op]
     if row.vjp is None:
         raise no_gradient(y, next(reach[a] for a in y.args if a in reach))
-    dy = total[y]
-    parts = row.vjp(b, dy, *(copies.of(v, y.region, dy) for v in (y, *y.args)), **y.attrs)
-    for arg, part in zip(y.args, parts, strict=True):
+    (dy,) = parts[y]
+    passed = row.vjp(b, dy, *(copies.of(v, y.region, dy) for v in (y, *y.args)), **y.attrs)
+    for arg, part in zip(y.args, passed, strict=True):
         if part is not None and arg in reach:
-            total[arg] = b("+", total[arg], part) if arg in total else part
+            parts.setdefault(arg, []).append(part)
 
 
 def no_gradient(y: Value, source: Value) -> UserError:

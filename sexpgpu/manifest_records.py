@@ -3,16 +3,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from .bounds import Bounds
+from .draws import UNDRAWN
 from .memory import Memory
 from .phases import Phase, Plan, Port
 from .settings import Loader
 
 Pairs = Sequence[tuple[int, int]]
+RUNTIME, CUDA_RUNTIME = "runtime/libtvm_runtime.so", "runtime/libtvm_runtime_cuda.so"
+
+
+def library_member(target: str) -> str:
+    return f"code/{target}.so"
+
+
+def manifest(
+    m: Any,
+    plan: Plan,
+    toolchain: Any,
+    in_place: Mapping[str, Pairs],
+    libraries: Sequence[Any],
+    data: dict[str, dict[str, bytes]],
+) -> Any:
+    """All but the memory plan and the list of files. ``in_place``: function -> its pairs; ``libraries``: schedules'
+    Libraries; ``data``: loader -> member -> bytes."""
+    return m.Manifest(
+        toolchain=toolchain,
+        run=run_record(m, plan),
+        parameters=tuple(m.Parameter(p.name, p.type.shape, p.type.dtype, p.is_frozen) for p in plan.parameters),
+        optimizer=tuple(m.Tensor(e.name, e.type.shape, e.type.dtype) for e in plan.optimizer),
+        phases=tuple(phase_record(m, p, in_place.get(p.function, ())) for p in plan.phases),
+        step=step_record(m, plan),
+        loaders=tuple(loader_record(m, plan, loader, data) for loader in plan.settings.loaders.values()),
+        memory=m.Memory(0, 0, 0, 0, 0, 0, 0),
+        targets=tuple(target_record(m, to, library_member(to.name)) for to in libraries),
+        runtime=m.Runtime(RUNTIME, CUDA_RUNTIME if any(to.archs for to in libraries) else None),
+        files=(),
+    )
 
 
 def run_record(m: Any, plan: Plan) -> Any:
@@ -27,9 +59,10 @@ def step_record(m: Any, plan: Plan) -> Any:
     """The manifest's ``step``: trips, generated names, passes, stages, and the diagnostics that some phase makes."""
     s = plan.settings
     made = {port.name for p in plan.phases for port in p.outputs if port.kind == "diagnostic"}
+    read = dict.fromkeys(port.name for p in plan.phases for port in p.inputs if port.kind == "generated")
     return m.Step(
         plan.trips,
-        plan.generated,
+        (*plan.generated, *(n for n in read if n.startswith(UNDRAWN))),
         tuple(m.Pass(p.name, p.loader, p.every, p.batches, plan.evaluates[p.name]) for p in s.passes),
         tuple(m.Stage(t.name, t.steps, t.records, t.loader) for t in s.stages),
         tuple(n for n in plan.diagnostics if n in made),
@@ -60,7 +93,9 @@ def loader_record(m: Any, plan: Plan, loader: Loader, data: dict[str, dict[str, 
     files."""
     members = tuple(data.get(loader.name, ()))
     fields = tuple(
-        m.Field(n, t.shape, t.dtype, *plan.bounds.get((loader.name, n), (None, None))) for n, t in loader.fields.items()
+        m.Field(n, t.shape, t.dtype, b.low, b.high, tuple(m.Part(*part) for part in b.parts))
+        for n, t in loader.fields.items()
+        for b in (plan.bounds.get((loader.name, n), Bounds()),)
     )
     return m.Loader(
         loader.name,

@@ -32,12 +32,14 @@ def data_members(plan: Plan) -> dict[str, dict[str, bytes]]:
 
 
 def embedded(folder: Path, loader: Loader) -> dict[str, bytes]:
-    """Member -> bytes of one loader's sources, in order; of a folder, each .npy file in it, by name. E-DATA-001."""
+    """Member -> bytes of one loader's sources, in order; of a folder, the .npy files of the fields, by name, and not
+    what else lies there. E-DATA-001."""
     out: dict[str, bytes] = {}
     for n, source in enumerate(loader.sources):
         path = folder / source
         prefix = f"data/{safe(loader.name)}/{n}-{safe(path.name)}"
-        columns = {f"{prefix}/{column(p, loader)}": p for p in sorted(path.glob("*.npy"))}
+        names = sorted(f"{name}.npy" for name in loader.fields) if path.is_dir() else []
+        columns = {f"{prefix}/{column(path / name, loader)}": path / name for name in names}
         out.update((member, read(file, loader)) for member, file in (columns or {prefix: path}).items())
     return out
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import codes, precision
 from .diagnostics import UserError
 from .graph import Builder, Value
+from .masks import check_mask
 from .ops import Op, rules
 from .ops.spec import Arg
 from .source import Span
 from .types import DTYPES, ShapeFault, TypeFault, check_shape
-from .values import Call, Key, describe, is_number
+from .values import POISON, Call, Key, Poisoned, StepMean, describe, is_number
 
 if TYPE_CHECKING:
     from .trace import Tracer
 
+WHOLE_STEP = "it is known at the end of the step: compute with the tensor inside it"
 ABSENT = "nil is a key that getf does not find, or that a call leaves out"
 
 
@@ -40,6 +43,8 @@ def call_operator(t: Tracer, row: Op, call: Call) -> Any:
         if a not in operands
     }
     values = tensors(t.builder, row, operands, bound, spans, call.span)
+    check_domain(row, values, call.span)
+    check_mask(t, row.name, bound, call.span)
     if t.in_bf16 and (narrow := precision.operands(t.builder, row, values)) is not None:
         return build_in_bf16(t.builder, row, values, narrow, attrs, call.span)
     return build(t.builder, row, values, attrs, call.span)
@@ -96,6 +101,8 @@ def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: Sp
     names = {a.name for a in row.args if a.key}
     while at < len(call.args):
         word = call.args[at]
+        if word is POISON:
+            raise Poisoned
         if not isinstance(word, Key):
             raise UserError(codes.CALL_COUNT, call.spans[at], f"{row.name} has too many arguments", hint=signature(row))
         if word.name not in names:
@@ -215,7 +222,7 @@ def as_tensor(b: Builder, value: Any, dtype: str | None, span: Span, need: str) 
         return b.const(value, "bool")
     if not is_number(value):
         made = "constant makes a tensor of a list of numbers" if isinstance(value, tuple) else ""
-        hint = ABSENT if value is None else made
+        hint = ABSENT if value is None else WHOLE_STEP if isinstance(value, StepMean) else made
         raise UserError(codes.TYPE_TENSOR, span, f"{need}, not {describe(value)}", hint=hint)
     dtype = dtype or ("f32" if isinstance(value, float) else "i32")
     return b.const(held(value, dtype, span), dtype)
@@ -230,6 +237,38 @@ def held(value: int | float, dtype: str, span: Span) -> int | float:
         return rules.held(value, dtype)
     except TypeFault as fault:
         raise UserError(codes.TYPE_NUMBER, span, str(fault), hint=hint) from None
+
+
+def check_domain(row: Op, values: list[Value], span: Span) -> None:
+    """E-CALL-004 for constant operands on which no element of the row is a finite number, as of x / 0."""
+    if row.domain is None:
+        return
+    ranges = [constant_range(v) for v in values]
+    pairs = [(None, y) for y in ranges[1:] or ranges] if row.folds else [ranges]
+    for operands in pairs:
+        if wrong := row.domain(*operands):
+            what = f"{row.name}: {wrong}, so that no element of the result is a number"
+            raise UserError(codes.CALL_VALUE, span, what)
+
+
+def constant_range(value: Value) -> rules.Range:
+    """The least and the greatest number of what is made of a constant by moving and casting its elements; what the
+    dtype is too coarse for is 0."""
+    tiny = rules.ROUNDS_TO_0.get(value.type.dtype, 0)
+    while value.op in ("reshape", "broadcast", "transpose", "slice", "flip", "cast"):
+        (value,) = value.args
+    data = value.attrs["value"] if value.op == "full" else value.attrs["data"] if value.op == "constant" else ()
+    numbers = [x if abs(x) > tiny else 0 for x in numbers_of(data)]
+    return (min(numbers), max(numbers)) if numbers else None
+
+
+def numbers_of(data: Any) -> Iterator[float]:
+    """The numbers of nested tuples."""
+    if isinstance(data, tuple):
+        for part in data:
+            yield from numbers_of(part)
+    else:
+        yield data
 
 
 def build(b: Builder, row: Op, values: list[Value], attrs: dict[str, Any], span: Span) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
@@ -10,14 +11,16 @@ from attrs import frozen
 from . import codes
 from .builtins import initial  # its import also fills BUILTINS, before anything is traced
 from .diagnostics import UserError
-from .graph import Value
+from .graph import Builder, Value
 from .settings import Settings
 from .source import Span
+from .step_mean import SCALAR, STEP_WEIGHT, weighed
 from .trace import Tracer, World
 from .training import TrainGraph, check_plist, ctx, known_counters
 from .types import TensorType
-from .values import FUNCTIONS, POISON, Key, describe, is_number, plist, sound
+from .values import FUNCTIONS, Key, Reported, describe, is_number, is_poison, plist, sound
 
+LARGEST = (2 - 2**-23) * 2.0**127  # the largest f32
 KEYS = ("state", "update", "clip-norm", "rate", "groups")
 
 
@@ -41,37 +44,40 @@ class UpdateGraph(TrainGraph):
     entries: tuple[OptimizerEntry, ...] = ()
 
 
-def trace_update(world: World, settings: Settings, train: TrainGraph) -> UpdateGraph:
-    """param, optimizer and gradient ports to the next param and optimizer, with grad_norm and, if stated, lr.
+def trace_update(world: World, settings: Settings, trained: tuple[str, ...], is_weighed: bool = False) -> UpdateGraph:
+    """``trained``: the parameters that have a gradient; ``is_weighed``: it is to be divided by the step's weight.
 
-    Gradients are scaled by 1/microbatches, then by min(1, clip / norm). A norm that is not finite leaves everything as
-    it was: the runner sees it in grad_norm and stops with the state of the last finished step.
+    param, optimizer and gradient ports to the next param and optimizer, with grad_norm and, if stated, lr.
+
+    Gradients are scaled by 1/microbatches or 1/weight, then by min(1, clip / norm). A norm that is not finite leaves
+    everything as it was: the runner sees it in grad_norm and stops with the state of the last finished step.
     """
     t = Tracer(world, "update", "update")
     top = world.run.optimizer
-    assert top
+    if top is None or not top.body:
+        raise Reported
     span = top.body[0].span
     whole = check_optimizer(t.evaluate(top.body[0], None), span)
     for group in map(plist, whole.get("groups") or ()):
-        if group and not world.report and not fnmatch.filter(train.trained, group["match"]):
+        if group and not world.report and not fnmatch.filter(trained, group["match"]):
             what = f"no trained parameter has a name that matches the group {group['match']}"
-            hint = f"there is {', '.join(train.trained[:3])} ..."
+            hint = f"there is {', '.join(trained[:3])} ..."
             raise UserError(codes.CONTRACT_OPTIMIZER, span, what, hint=hint)
     context = ctx(t, known_counters(t, world))
     metrics = [("metric", "lr", rate(t, whole["rate"], context, span))] if whole.get("rate") is not None else []
-    grads, norm = scaled_gradients(t, settings, train, whole, span)
+    grads, norm = scaled_gradients(t, settings, trained, is_weighed, whole, span)
     finite = t.builder("<", norm, t.builder.const(float("inf"), "f32"))
     outputs: list[tuple[str, str, Value]] = []
     entries: list[OptimizerEntry] = []
-    for name in train.trained:
-        own = group_of(whole, name)
+    for name in trained:
+        before, own = len(world.report.errors), group_of(whole, name)
         state, following = update_one(t, own, name, grads[name], context, span)
-        if following is None:
-            continue
+        if following is None or len(world.report.errors) > before:
+            raise Reported  # once for all parameters
         entries += [OptimizerEntry(name, k, v.type) for k, v in state.items()]
         old = {("param", name): t.inputs["param", name], **{("optimizer", f"{name}/{k}"): v for k, v in state.items()}}
         outputs += [(kind, n, t.builder("where", finite, following[kind, n], v)) for (kind, n), v in old.items()]
-    return UpdateGraph(t, (("metric", "grad_norm", norm), *metrics, *outputs), train.trained, entries=tuple(entries))
+    return UpdateGraph(t, (("metric", "grad_norm", norm), *metrics, *outputs), trained, entries=tuple(entries))
 
 
 def check_optimizer(value: Any, span: Span) -> dict[str, Any]:
@@ -122,25 +128,39 @@ def group_of(whole: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def scaled_gradients(
-    t: Tracer, settings: Settings, train: TrainGraph, whole: dict[str, Any], span: Span
+    t: Tracer, settings: Settings, trained: tuple[str, ...], is_weighed: bool, whole: dict[str, Any], span: Span
 ) -> tuple[dict[str, Value], Value]:
-    """Mean gradients over the microbatches, clipped; and their norm before clipping, sqrt of the sum of squares."""
-    b, types = t.builder, {n: t.world.parameters.found[n].type for n in train.trained}
+    """Mean gradients over the microbatches, clipped; and their norm before clipping (``norm_of``)."""
+    b, types = t.builder, {n: t.world.parameters.found[n].type for n in trained}
     b.span = span
-    grads = {n: t.port("gradient", n, types[n]) for n in train.trained}
-    if settings.microbatches > 1:
+    grads = {n: t.port("gradient", n, types[n]) for n in trained}
+    if is_weighed:
+        grads = weighed(b, grads, t.port("gradient", STEP_WEIGHT, SCALAR))
+    elif settings.microbatches > 1:
         grads = {n: b("*", g, b.const(1.0 / settings.microbatches, "f32")) for n, g in grads.items()}
-    total = b.const(0.0, "f32")
-    for g in grads.values():
-        total = b("+", total, b("sum", b("*", g, g), axes=tuple(range(g.type.rank)), keepdims=False))
-    norm = b("sqrt", total)
+    norm = norm_of(b, [*grads.values()])
     clip = whole.get("clip-norm")
     if clip is not None:
-        scale = b(
-            "min", b.const(1.0, "f32"), b("/", b.const(float(clip), "f32"), b("max", norm, b.const(1e-12, "f32")))
-        )
-        grads = {n: b("*", g, scale) for n, g in grads.items()}
-    return grads, norm
+        one, limit = b.const(1.0, "f64"), b.const(float(clip), "f64")
+        scale = b("where", b(">", norm, limit), b("/", limit, norm), one)
+        grads = {n: b("*", g, b("cast", scale, dtype="f32")) for n, g in grads.items()}
+    return grads, reported(b, norm)
+
+
+def norm_of(b: Builder, tensors: Sequence[Value]) -> Value:
+    """The norm of all f32 ``tensors`` together, an f64 scalar: f64 holds the square of every f32."""
+    total = b.const(0.0, "f64")
+    for x in tensors:
+        wide = b("cast", x, dtype="f64")
+        total = b("+", total, b("sum", b("*", wide, wide), axes=tuple(range(x.type.rank)), keepdims=False))
+    return b("sqrt", total)
+
+
+def reported(b: Builder, norm: Value) -> Value:
+    """The f64 ``norm`` as f32: that of finite numbers stays finite, if it must be as the largest f32."""
+    largest = b.const(LARGEST, "f64")
+    held = b("where", b("<", norm, b.const(float("inf"), "f64")), b("min", norm, largest), norm)
+    return b("cast", held, dtype="f32")
 
 
 def update_one(t: Tracer, own: dict[str, Any], name: str, grad: Value, context: Any, span: Span):
@@ -151,10 +171,10 @@ def update_one(t: Tracer, own: dict[str, Any], name: str, grad: Value, context: 
     given = tuple(x for k, v in state.items() for x in (Key(k), v))
     value = t.call(own["update"], param, grad, given, context, span=span)
     entries = check_plist(value, codes.CONTRACT_OPTIMIZER, ":update", span)
+    if is_poison(value):
+        return state, None
     want = {"param": type, **{k: v.type for k, v in state.items()}}
     got = {k: v.type for k, v in entries.items()}
-    if value is POISON:
-        return state, None
     if got != want:
         shown = ", ".join(f":{k} {v}" for k, v in got.items())
         raise UserError(

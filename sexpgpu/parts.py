@@ -199,6 +199,7 @@ def take_stages(k: Checker, form: Seq, row: Row, items: list[Form]) -> dict[str,
                 "a stage has one of :steps and :records",
                 hint=FORMS["stage"].signature(),
             )
+            k.spoilt.append(stage)
     if not stages:
         k.lacks(form, row, "a stage")
     k.distinct(names)

@@ -6,25 +6,27 @@ once a step; eval.NAME for each pass. ``trace_run`` makes them all from a RunFil
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from attrs import frozen
 
 from . import codes
-from .bounds import field_bounds
+from .bounds import Bounds, Demand, add_all, bounds_of, field_demands
 from .diagnostics import Report, UserError
+from .formtools import closest
 from .generate import Generator, trace_generator
 from .graph import Graph, Value
 from .identity import identity
+from .names import check_names, diagnostics_named
 from .optimize import OptimizerEntry, trace_init, trace_update
 from .parameters import Parameter
 from .runfile import RunFile
 from .settings import Loader, Reader, Settings, read_settings
 from .simplify import simplify
-from .trace import RECURSION, World
+from .trace import RECURSION, Tracer, World
 from .training import TrainGraph, trace_pass, trace_train
 from .types import TensorType
 from .verify import verify
@@ -91,7 +93,7 @@ class Stacking:
 class Plan:
     """A checked run: everything that the compiler, the interpreter and the manifest need.
 
-    ``bounds``: (loader, field) -> (low, high), what an integer field must satisfy, low <= x < high, so that no look-up
+    ``bounds``: (loader, field) -> what an integer field must satisfy, so that no look-up
     leaves its table. ``evaluates``: pass name -> whether the generator runs on its batches.
     """
 
@@ -103,7 +105,7 @@ class Plan:
     parameters: tuple[Parameter, ...]
     optimizer: tuple[OptimizerEntry, ...]
     evaluates: dict[str, bool]
-    bounds: dict[tuple[str, str], tuple[int, int]]
+    bounds: dict[tuple[str, str], Bounds]
     identity: dict[str, str]
     diagnostics: tuple[str, ...]
     stacking: Stacking = Stacking()
@@ -116,25 +118,31 @@ class Plan:
 def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> Plan | None:
     """The plan of a run, or None with every fault in ``report``. ``diagnostics``: kept beside the run's own."""
     sys.setrecursionlimit(max(RECURSION, sys.getrecursionlimit()))
+    if report.full:
+        return None
+    check_names(run, report)
     world = World(run, report)
     settings = read_settings(world)
-    if settings is None:
-        return None
     world.precision = settings.precision
     kept = tuple(dict.fromkeys((*settings.diagnostics, *diagnostics)))
     reader = Reader(world)
-    generator = reader.attempt(trace_generator, reader, settings) if run.generate else Generator(None, {}, ())
-    train = reader.attempt(trace_train, world, settings, generator.made, kept) if generator else None
+    generator = trace_generator(reader, settings) if run.generate else Generator(None, unmade(report), ())
+    t = Tracer(world, "train", "objective")
+    train = reader.attempt(trace_train, t, settings, generator.made, kept, form=t.form)
     world.counters = train.counters if train else ()
-    made = generator.made if generator else {}
-    watched = settings.passes if generator else ()
-    passes = {p.name: reader.attempt(trace_pass, world, settings, p, made, kept) for p in watched}
-    if train and not report:
-        known_diagnostics(world, settings, kept, [train, *passes.values()])
-    updates = reader.attempt(trace_update, world, settings, train) if train else None
-    init = reader.attempt(trace_init, world, updates.entries) if updates else None
-    if report or not (generator and train and updates and init):
+    tracers = {p.name: Tracer(world, f"pass/{p.name}", "pass") for p in settings.passes}
+    passes = {
+        p.name: reader.attempt(trace_pass, own, settings, p, generator.made, kept, form=own.form)
+        for p, own in zip(settings.passes, tracers.values(), strict=True)
+    }
+    known_diagnostics(world, settings, kept, [t, *tracers.values()])
+    trained = train.trained if train else untrained(world)
+    is_weighed = train is not None and train.is_weighed
+    updates = reader.attempt(trace_update, world, settings, trained, is_weighed, form="update")
+    init = reader.attempt(trace_init, world, updates.entries, form="init") if updates and not report else None
+    if report or not (train and updates and init and generator.made is not None):
         assert report, "a phase is missing and no fault was found"
+        report.sort()
         return None
     graphs = [("init", init), *generator.phases, ("train", train), ("update", updates)]
     phases = tuple(finish(name, graph) for name, graph in (*graphs, *((f"eval.{n}", g) for n, g in passes.items())))
@@ -154,16 +162,32 @@ def trace_run(run: RunFile, report: Report, diagnostics: Iterable[str] = ()) -> 
     )
 
 
-def known_diagnostics(world: World, settings: Settings, kept: tuple[str, ...], graphs: list[TrainGraph]) -> None:
-    """E-NAME-001 for each of ``kept``, of defrun or the command line, that no graph makes."""
-    known = {n for g in graphs for n in g.tracer.diagnostics}
-    assert world.run.run
+def unmade(report: Report) -> dict[str, Any] | None:
+    """What is made by a generator that is not there: nothing, unless it was left out for a fault."""
+    return None if report.may_be_lost("", "defgenerate") else {}
+
+
+def untrained(world: World) -> tuple[str, ...]:
+    """What the optimizer is tried on where the loss has a fault: the parameters that were met."""
+    return tuple(sorted(n for n, p in world.parameters.found.items() if not p.is_frozen))
+
+
+def known_diagnostics(world: World, settings: Settings, kept: tuple[str, ...], tracers: list[Tracer]) -> None:
+    """E-NAME-001 for each of ``kept``, of defrun or the command line, that no graph makes. What is called by something
+    with a fault may not have been reached."""
+    known = {n for t in tracers for n in t.diagnostics}
+    if world.run.run is None:
+        return
+    if world.report:
+        named = diagnostics_named(world.run)
+        if world.report.lost or named is None:
+            return
+        known |= named
     for name in (n for n in kept if n not in known):
-        close = difflib.get_close_matches(name, sorted(known), 1)
-        hint = f"did you mean {close[0]}?" if close else ""
         what = f"there is no diagnostic {name} in prepare, objective or a pass"
         span = world.run.run.keys["diagnostics"].span if name in settings.diagnostics else None
-        world.report.add(UserError(codes.NAME_UNKNOWN, span, what, hint=hint, where="" if span else world.run.path))
+        where, hint = "" if span else world.run.path, closest(name, known)
+        world.report.add(UserError(codes.NAME_UNKNOWN, span, what, hint=hint, where=where))
 
 
 def finish(name: str, made: TrainGraph) -> Phase:
@@ -198,20 +222,22 @@ def pairs(graph: Graph, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> 
 
 def loader_bounds(
     phases: tuple[Phase, ...], settings: Settings, evaluates: dict[str, bool]
-) -> dict[tuple[str, str], tuple[int, int]]:
+) -> dict[tuple[str, str], Bounds]:
     """Bounds by loader: what train and the generator ask of the training loaders, and each pass, with the
     generator where it runs, of its own."""
     by_name = {p.name: p for p in phases}
     generator = [p for n, p in by_name.items() if n.startswith("generate.")]
-    out: dict[tuple[str, str], tuple[int, int]] = {}
+    out: dict[tuple[str, str], Demand] = {}
 
     def ask(loader: Loader, phases: list[Phase]) -> None:
-        for name, (low, high) in field_bounds(phases).items():
-            old = out.get((loader.name, name), (low, high))
-            out[(loader.name, name)] = (max(low, old[0]), min(high, old[1]))
+        for name, demand in field_demands(phases).items():
+            add_all(out, (loader.name, name), demand)
 
     for stage in settings.stages:
         ask(settings.loaders[stage.loader], [*generator, by_name["train"]])
     for p in settings.passes:
         ask(settings.loaders[p.loader], [*(generator if evaluates[p.name] else ()), by_name[f"eval.{p.name}"]])
-    return out
+    return {
+        (loader, name): bounds_of(demand, settings.loaders[loader].fields[name].shape)
+        for (loader, name), demand in out.items()
+    }

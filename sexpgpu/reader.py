@@ -6,13 +6,11 @@ Where brackets or quotes do not match, an opening bracket in column 1 is taken a
 
 from __future__ import annotations
 
-import errno
 import gc
-import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from attrs import define, field
 
@@ -34,8 +32,10 @@ from .atoms import (
 from .diagnostics import MAX_FAULTS, Code, Report, UserError, shorten
 from .forms import Form, Keyword, Literal, Seq, Symbol
 from .source import Source, Span
+from .textfile import read_file
 
-MAX_BYTES = 16 * 2**20
+__all__ = ["read", "read_file"]
+
 MAX_DEPTH = 256
 MAX_DATA = 1_000_000
 MAX_STRING = 2**20
@@ -55,84 +55,28 @@ TOKEN = re.compile(
 )
 BLOCK_EDGE = re.compile(r"#\||\|#")
 COLUMN_1 = re.compile(r"^[(\[]", re.MULTILINE)
+HEAD = re.compile(r"""\((def[a-z]*|include)(?![^ \t\n()\[\]";])[ \t\n]*+([^ \t\n()\[\]";]++)?""")
 
 
-def read_file(path: str, report: Report) -> Source | None:
-    """The text of the file at ``path``, line ends as LF and without a byte order mark; None when a fault was added.
-
-    E-READ-001 missing, a directory or not readable; E-READ-009 not UTF-8 or a NUL; E-READ-011 too large, or not a
-    regular file (a fifo or device is never waited for).
-    """
-    data = read_bytes(path, report)
-    if data is None:
-        return None
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    shown = Source(path, unix(data.decode("utf-8", "replace")))
-    nul = data.find(b"\0")
-    try:
-        data[: nul if nul >= 0 else None].decode("utf-8")
-    except UnicodeDecodeError as fault:
-        utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
-        hint = "the file looks like UTF-16" if utf16 else "save the file as UTF-8"
-        bad = f"byte {fault.start} (0x{data[fault.start]:02x}) is not UTF-8"
-        report.add(UserError(c.READ_BYTES, at_byte(shown, data, fault.start), bad, hint=hint))
-        return None
-    if nul >= 0:
-        report.add(UserError(c.READ_BYTES, at_byte(shown, data, nul), f"byte {nul} is a NUL"))
-        return None
-    return shown
-
-
-def read_bytes(path: str, report: Report) -> bytes | None:
-    """At most MAX_BYTES of a regular file, without waiting on any other kind; None when a fault was added."""
-
-    def fault(code: Code, message: str) -> None:
-        report.add(UserError(code, None, message, where=path))
-
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
-            mode = os.fstat(handle).st_mode
-            data = file.read(MAX_BYTES + 1) if stat.S_ISREG(mode) else b""
-    except (OSError, ValueError) as reason:
-        return fault(c.READ_FILE, why_unread(reason))
-    if stat.S_ISDIR(mode):
-        return fault(c.READ_FILE, "is a directory")
-    if not stat.S_ISREG(mode):
-        return fault(c.READ_SIZE, "is not a regular file")
-    if len(data) > MAX_BYTES:
-        return fault(c.READ_SIZE, f"is larger than {MAX_BYTES // 2**20} MiB")
-    return data
-
-
-def why_unread(reason: OSError | ValueError) -> str:
-    """What to say of a file that cannot be opened, after its path."""
-    if isinstance(reason, ValueError):
-        return "is not a path: it holds a NUL"
-    if reason.errno == errno.EISDIR:
-        return "is a directory"
-    return "no such file" if reason.errno == errno.ENOENT else f"cannot be read: {os.strerror(reason.errno or 0)}"
-
-
-def unix(text: str) -> str:
-    """``text`` with CRLF line ends as LF."""
-    return text.replace("\r\n", "\n")
-
-
-def at_byte(shown: Source, data: bytes, offset: int) -> Span:
-    """The place in ``shown``, which was decoded from ``data``, of the byte at ``offset``."""
-    start = len(unix(data[:offset].decode("utf-8", "replace")))
-    return Span(shown, start, start + 1)
-
-
-def read(source: Source, report: Report) -> list[Form]:
-    """The sound top-level forms of ``source``; every fault is added to ``report``. Both in the order of the text."""
+def read(source: Source, report: Report, spoilt: bool = False) -> list[Form]:
+    """The sound top-level forms of ``source``, and with ``spoilt`` those too in which an atom alone is wrong, which the
+    report then knows; every fault is added to ``report``. Both in the order of the text."""
     reader = Reader(source)
     with no_collections():
         reader.run()
+    for atom in reader.spoilt:
+        report.spoil(atom)
+    report.lost |= {named for start, end in reader.lost for named in named_in(source.text, start, end)}
     for error in sorted(reader.faults, key=lambda e: e.span.start if e.span else 0):
         report.add(error)
-    return reader.forms
+    return reader.forms if spoilt else reader.sound
+
+
+def named_in(text: str, start: int, end: int) -> list[tuple[str, str]]:
+    """Heads and names of the top-level forms that begin in that part of the text; of an include, what it holds is not
+    known."""
+    heads = [(match[1], match[2] or "") for match in HEAD.finditer(text, start, end)]
+    return [("", "") if head == "include" else (head, name) for head, name in heads]
 
 
 @contextmanager
@@ -152,30 +96,33 @@ class Reader:
     """The state of reading one source.
 
     stack:   the open brackets: (bracket, offset, items so far)
-    deep:    brackets open beyond MAX_DEPTH, counted only
     bad:     the top-level form being read has a fault, and is left out
     astray:  a bracket closed another kind, so what follows is left out, up to what begins in column 1
     recover: "" until a form does not end; then what did not, "bracket" or "string": from there on an opening bracket in
              column 1 starts a new form, and after "string" it also ends a string
-    mark:    (len(faults), data) when the top-level form being read began
+    mark:    (len(faults), data, len(lost), len(spoilt)) when the top-level form being read began
+    spoilt:  atoms with a fault, which the forms around them keep
+    lost:    (start, end) of what is left out
     """
 
     source: Source
     pos: int = 0
     data: int = 0
-    deep: int = 0
     bad: bool = False
     astray: bool = False
     recover: str = ""
-    mark: tuple[int, int] = (0, 0)
+    mark: tuple[int, int, int, int] = (0, 0, 0, 0)
     stack: list[tuple[str, int, list[Form]]] = field(factory=list)
     forms: list[Form] = field(factory=list)
+    sound: list[Form] = field(factory=list)
     faults: list[UserError] = field(factory=list)
+    spoilt: list[Form] = field(factory=list)
+    lost: list[tuple[int, int]] = field(factory=list)
 
     def run(self) -> None:
         """Read the whole text."""
         text, match = self.source.text, TOKEN.match
-        for bad in FORBIDDEN.finditer(text):
+        for bad in islice(FORBIDDEN.finditer(text), MAX_FAULTS):
             self.character(bad.start())
         tokens = {kind: getattr(self, kind) for kind in TOKEN.groupindex}
         while self.pos < len(text) and len(self.faults) < MAX_FAULTS:
@@ -186,16 +133,33 @@ class Reader:
                 tokens[kind](token[kind], token.start(kind))
             if self.pos == len(text) and self.stack:
                 self.unclosed(self.pos)
+        if self.pos < len(text):
+            self.leave_out(self.pos, len(text))
 
-    def fault(self, code: Code, start: int, end: int, message: str, *notes: tuple[Span, str], hint: str = "") -> None:
+    def fault(
+        self,
+        code: Code,
+        start: int,
+        end: int,
+        message: str,
+        *notes: tuple[Span, str],
+        hint: str = "",
+        keeps: bool = False,
+    ) -> None:
+        """``keeps``: the form around it is as it was meant, but for this atom."""
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(UserError(code, Span(self.source, start, end), message, *notes, hint=hint))
-        self.bad = True
+        self.bad |= not keeps or not self.stack
+
+    def leave_out(self, start: int, end: int) -> None:
+        """The open form, or what begins at ``start`` where none is open, is no part of the answer, up to ``end``."""
+        self.lost.append((self.stack[0][1] if self.stack else start, end))
+        self.stack = []
 
     def character(self, at: int) -> None:
         """E-READ-010: the character at offset ``at`` may not stand there."""
         name = character_name(self.source.text[at])
-        self.fault(c.READ_CHARACTER, at, at + 1, f"the character {name} is not allowed here")
+        self.fault(c.READ_CHARACTER, at, at + 1, f"the character {name} is not allowed here", keeps=True)
 
     def add(self, form: Form) -> None:
         self.data += 1
@@ -203,13 +167,22 @@ class Reader:
             self.fault(
                 c.READ_LIMIT, form.span.start, form.span.end, f"a file may hold {MAX_DATA} data, and this is one more"
             )
-            self.stack, self.pos = [], len(self.source.text)
-        elif self.deep:
-            return
+            self.pos = len(self.source.text)
+            self.leave_out(form.span.start, self.pos)
         elif self.stack:
             self.stack[-1][2].append(form)
-        elif not self.bad:
+        elif self.bad:
+            self.leave_out(form.span.start, form.span.end)
+        else:
             self.forms.append(form)
+            if len(self.spoilt) == self.mark[3]:
+                self.sound.append(form)
+
+    def add_read(self, form: Form, faults: int) -> None:
+        """Add an atom or a string, which is spoilt if there were only ``faults`` before it was read."""
+        if len(self.faults) > faults:
+            self.spoilt.append(form)
+        self.add(form)
 
     # ---- tokens, by the names of TOKEN's groups
 
@@ -221,18 +194,14 @@ class Reader:
         elif self.recover and starts_line(self.source.text, start):
             self.unclosed(start)
             self.begin(start)
-        if len(self.stack) < MAX_DEPTH:
-            self.stack.append((bracket, start, []))
-            return
-        if not self.deep:
+        self.stack.append((bracket, start, []))
+        if len(self.stack) > MAX_DEPTH:
             message = f"forms nest deeper than {MAX_DEPTH} brackets"
             self.fault(c.READ_DEPTH, start, start + 1, message, hint="name inner parts with let* or defun")
-        self.deep += 1
+            self.go_on(self.pos)
 
     def close(self, bracket: str, start: int) -> None:
-        if self.deep:
-            self.deep -= 1
-        elif self.stack:
+        if self.stack:
             if PAIR[self.stack[-1][0]] != bracket:
                 self.mismatch(bracket, start)
             opening, begun, items = self.stack.pop()
@@ -244,11 +213,12 @@ class Reader:
         if self.recover == "string" and (line := COLUMN_1.search(self.source.text, start, self.pos)):
             return self.unterminated("string", start, line.start())
         self.alone(start)
-        if len(text) - 2 > MAX_STRING:
-            self.fault(
-                c.READ_LIMIT, start, start + 1, f"a string has {len(text) - 2} characters; the limit is {MAX_STRING}"
-            )
-        self.add(Literal(self.unescape(text[1:-1], start + 1), span=Span(self.source, start, self.pos)))
+        faults, length = len(self.faults), len(text) - 2
+        if length > MAX_STRING:
+            message = f"a string has {length} characters; the limit is {MAX_STRING}"
+            self.fault(c.READ_LIMIT, start, start + 1, message, keeps=True)
+        value = self.unescape(text[1:-1], start + 1)
+        self.add_read(Literal(value, span=Span(self.source, start, self.pos)), faults)
 
     def quote(self, _: str, start: int) -> None:
         if self.stack and not self.recover:
@@ -272,44 +242,55 @@ class Reader:
 
     def atom(self, text: str, start: int) -> None:
         self.alone(start)
-        span = Span(self.source, start, self.pos)
+        span, faults = Span(self.source, start, self.pos), len(self.faults)
         if INTEGER.fullmatch(text) or FLOAT.fullmatch(text):
-            self.add(Literal(self.number(text, start), span=span))
+            value = self.number(text, start)
+            self.add_read(Symbol(text, span=span) if value is None else Literal(value, span=span), faults)
         elif text in CONSTANTS:
             self.add(Literal(CONSTANTS[text], span=span))
         elif not text.isprintable():
-            for offset, char in enumerate(text):
-                if not char.isprintable():
-                    self.character(start + offset)
+            hidden = (offset for offset, char in enumerate(text) if not char.isprintable())
+            for offset in islice(hidden, MAX_FAULTS):
+                self.character(start + offset)
+            self.bad |= text[0] == ":"
+            self.add_read(self.named(text, span), faults)
         elif not self.foreign(text, start):
-            self.add(Keyword(text[1:], span=span) if text[0] == ":" else Symbol(text, span=span))
+            self.add_read(self.named(text, span), faults)
+
+    def named(self, text: str, span: Span) -> Form:
+        return Keyword(text[1:], span=span) if text[0] == ":" else Symbol(text, span=span)
 
     # ---- parts of atoms and strings
 
-    def number(self, text: str, start: int) -> int | float:
+    def number(self, text: str, start: int) -> int | float | None:
+        """The number that ``text`` is; None where it has a fault."""
         if not INTEGER.fullmatch(text):
             value = float(text)
-            if value in (float("inf"), float("-inf")):
-                self.fault(c.READ_FLOAT, start, self.pos, f"{shorten(text)} is not finite: an f64 ends near 1.8e308")
-            return value
+            if abs(value) < float("inf"):
+                return value
+            message = f"{shorten(text)} is not finite: an f64 ends near 1.8e308"
+            return self.fault(c.READ_FLOAT, start, self.pos, message, keeps=True)
         value = int(text) if len(text.lstrip("+-0")) < 20 else 2**63
-        if not -(2**63) <= value < 2**63:
-            hint = "an integer is -9223372036854775808 to 9223372036854775807"
-            self.fault(c.READ_INTEGER, start, self.pos, f"{shorten(text)} does not fit 64 bits", hint=hint)
-        return value
+        if -(2**63) <= value < 2**63:
+            return value
+        hint = "an integer is -9223372036854775808 to 9223372036854775807"
+        message = f"{shorten(text)} does not fit 64 bits"
+        return self.fault(c.READ_INTEGER, start, self.pos, message, hint=hint, keeps=True)
 
     def foreign(self, text: str, start: int) -> bool:
-        """Add the fault of an atom that is no name, and say whether there was one."""
+        """Add the fault of an atom that is no name, and say whether the atom is no datum at all."""
         named = next(((name, hint) for pattern, name, hint in FOREIGN if pattern.search(text)), None)
         if named:
             self.fault(c.READ_SYNTAX, start, self.pos, f"{named[0]} is not part of the language", hint=named[1])
-        elif NOT_FINITE.fullmatch(text):
+            return True
+        if NOT_FINITE.fullmatch(text):
             self.fault(
                 c.READ_FLOAT,
                 start,
                 self.pos,
                 f"{text} is not a finite number",
                 hint="mask with a large finite one, -1e9",
+                keeps=True,
             )
         elif NUMBER_LIKE.match(text):
             self.fault(
@@ -318,12 +299,12 @@ class Reader:
                 self.pos,
                 f"{shorten(text)} is neither a number nor a name",
                 hint=number_hint(text),
+                keeps=True,
             )
         elif len(text) > MAX_NAME:
-            self.fault(c.READ_LIMIT, start, self.pos, f"a name has {len(text)} characters; the limit is {MAX_NAME}")
-        else:
-            return False
-        return True
+            message = f"a name has {len(text)} characters; the limit is {MAX_NAME}"
+            self.fault(c.READ_LIMIT, start, self.pos, message, keeps=True)
+        return False
 
     def unescape(self, text: str, start: int) -> str:
         """The value of a string whose text between the quotes, ``text``, begins at offset ``start``."""
@@ -338,6 +319,7 @@ class Reader:
                     at + 2,
                     f"the escape {match.group()} is not known",
                     hint='escapes are \\" \\\\ \\n \\t',
+                    keeps=True,
                 )
         return ESCAPE.sub(lambda match: ESCAPES.get(match.group(1), ""), text)
 
@@ -346,7 +328,7 @@ class Reader:
     def begin(self, start: int) -> None:
         """A top-level form begins."""
         self.astray = self.astray and not starts_line(self.source.text, start)
-        self.bad, self.mark, self.deep = self.astray, (len(self.faults), self.data), 0
+        self.bad, self.mark = self.astray, (len(self.faults), self.data, len(self.lost), len(self.spoilt))
 
     def alone(self, start: int) -> None:
         """An atom or string begins: at top level it is a form of its own."""
@@ -375,24 +357,27 @@ class Reader:
             for _, at, _ in self.stack[-1:]
             if at != start
         ]
-        if not self.deep:
-            where = "before the next form" if end < len(self.source.text) else "before the end of the file"
-            self.fault(c.READ_UNCLOSED, start, start + 1, f"{bracket} is not closed {where}", *inner)
-        self.stack, self.deep = [], 0
+        where = "before the next form" if end < len(self.source.text) else "before the end of the file"
+        self.fault(c.READ_UNCLOSED, start, start + 1, f"{bracket} is not closed {where}", *inner)
+        self.leave_out(start, end)
 
     def unterminated(self, what: str, start: int, after: int) -> None:
-        """A string or comment begun at ``start`` does not end: go on at the first column-1 bracket from ``after``."""
+        """A string or comment begun at ``start`` does not end."""
         self.fault(c.READ_UNTERMINATED, start, min(after, start + 2), f"this {what} does not end")
+        self.go_on(after)
+
+    def go_on(self, after: int) -> None:
+        """Give the open form up, and go on at the first column-1 bracket from ``after``."""
         following = COLUMN_1.search(self.source.text, after)
-        self.pos = following.start() if following else len(self.source.text)
-        self.stack, self.deep = [], 0
+        self.leave_out(self.pos, following.start() if following else len(self.source.text))
+        self.pos = self.lost[-1][1]
 
     def restart(self, reason: str) -> None:
         """Read the top-level form once more, now taking a bracket in column 1 for the start of the next one."""
         self.recover, self.pos = reason, self.stack[0][1]
-        del self.faults[self.mark[0] :]
-        self.data = self.mark[1]
-        self.stack, self.deep = [], 0
+        faults, self.data, lost, spoilt = self.mark
+        del self.faults[faults:], self.lost[lost:], self.spoilt[spoilt:]
+        self.stack = []
 
 
 def starts_line(text: str, at: int) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 from attrs import define, field, frozen
 
 from . import codes as c
-from .diagnostics import MAX_FAULTS, Code, Report, UserError
+from .diagnostics import MAX_FAULTS, Code, Report, UserError, shorten
 from .forms import Form, Literal, Seq, Symbol
-from .grammar import FORMS
+from .formtools import nearest
+from .grammar import FORMS, TOP
 from .reader import read, read_file
 from .source import Source, Span
 from .syntax import Params, check, closest, head_of, parse
@@ -52,7 +53,8 @@ class Top:
 
 @frozen
 class RunFile:
-    """The forms of a run. While the report is empty, run, prepare, objective, optimizer and a loader are there.
+    """The forms of a run. While the report is empty, run, prepare, objective, optimizer and a loader are there; a form
+    with a fault is there as far as it has a meaning, which the report knows.
 
     sources:     the user's files, each once: (path relative to the run file's folder, Source), the run file first
     definitions: the prelude's and the user's; the user's win
@@ -73,7 +75,7 @@ class RunFile:
 
 def load(path: str, report: Report) -> RunFile | None:
     """The run of the file at ``path``; None when that file cannot be read. Every fault found is added to ``report``:
-    then the answer holds the sound forms only, and is not to be built."""
+    then the answer is not to be built, and is of use to find what other faults there are (``phases.trace_run``)."""
     files = Files(os.path.dirname(path), report)
     forms = files.load(path, None)
     if not files.sources:
@@ -84,10 +86,9 @@ def load(path: str, report: Report) -> RunFile | None:
     for form, prelude in [*((f, True) for f in prelude_forms(report)), *((f, False) for f in forms)]:
         made.add(form, prelude)
     run = made.run_file(path, tuple(files.sources.values()))
-    if not report:
+    if forms:
         complete(run, report)
-    if not report:
-        resolve(run, report)
+    resolve(run, report)
     return run
 
 
@@ -101,15 +102,22 @@ def prelude_forms(report: Report) -> list[Seq]:
 
 
 def sound(source: Source, report: Report) -> list[Seq]:
-    """The top-level forms of a source that have no fault; each fault of the others is added."""
+    """The top-level forms of a source that have a known head, and so some meaning; each fault of theirs, and of the
+    others, is added."""
     out = []
-    for form in read(source, report):
+    for form in read(source, report, spoilt=True):
         if len(report.errors) >= MAX_FAULTS:
             break
-        before = len(report.errors)
+        if isinstance(form, Seq) and form.items and report.is_spoilt(form.items[0]):
+            report.lost.add(("", ""))
+            continue
         check(form, report)
-        if len(report.errors) == before and isinstance(form, Seq):
+        head = head_of(form)
+        if isinstance(form, Seq) and head in TOP:
             out.append(form)
+        elif isinstance(form, Seq) and (meant := nearest(head, TOP)):
+            name = form.items[1] if len(form.items) > 1 else None
+            report.lost.add((meant, name.name if isinstance(name, Symbol) else ""))
     return out
 
 
@@ -156,7 +164,10 @@ class Files:
         """``form`` itself, or the forms of the file it includes."""
         if head_of(form) != "include":
             return [form]
-        text = form.items[1]
+        text = form.items[1] if len(form.items) > 1 else form
+        if self.report.is_spoilt(form) or self.report.is_spoilt(text):
+            self.report.lost.add(("", ""))
+            return []
         assert isinstance(text, Literal) and isinstance(text.value, str)
         if not text.value or os.path.isabs(text.value):
             return self.wrong(
@@ -166,6 +177,7 @@ class Files:
 
     def wrong(self, span: Span | None, message: str, hint: str = "") -> list[Seq]:
         self.report.add(UserError(c.READ_INCLUDE, span, message, hint=hint))
+        self.report.lost.add(("", ""))
         return []
 
 
@@ -178,9 +190,13 @@ class Sorter:
     loaders: dict[str, Top] = field(factory=dict)
     passes: dict[str, Top] = field(factory=dict)
     single: dict[str, Top] = field(factory=dict)
+    symbols: dict[tuple[str, str], Top] = field(factory=dict)  # loaders and passes, by head and name in the library
 
     def add(self, form: Seq, prelude: bool) -> None:
         head, parts = head_of(form), parse(form)
+        if parts.name is None and FORMS[head].parts.split()[0] in ("NAME", "WORD"):
+            self.report.lost.add((head, ""))
+            return
         if head in DEFINITIONS:
             assert parts.name
             made = Definition(parts.name, head, form, parts.params, parts.body, parts.keys, prelude)
@@ -196,7 +212,7 @@ class Sorter:
         if head in ("defloader", "defpass"):
             table = self.loaders if head == "defloader" else self.passes
             assert top.name
-            if old := next((t for n, t in table.items() if symbol(n) == symbol(top.name)), None):
+            if (old := self.symbols.setdefault((head, symbol(top.name)), top)) is not top:
                 self.twice(c.NAME_TWICE, form, old.form, f"the {head[3:]} {top.name} is defined")
             table[top.name] = top
             return
@@ -229,28 +245,35 @@ def complete(run: RunFile, report: Report) -> None:
     """E-FORM-007 for each form a run cannot do without."""
     there = {"defloader": bool(run.loaders), **{head: getattr(run, name) is not None for head, name in SINGLE.items()}}
     for head in NEEDED:
-        if not there[head]:
+        if not there[head] and not report.may_be_lost("", head):
             report.add(
                 UserError(c.FORM_ABSENT, None, f"the run has no {head}", where=run.path, hint=FORMS[head].signature())
             )
+            report.lost.add((head, ""))
 
 
 def resolve(run: RunFile, report: Report) -> None:
     """E-NAME-001 for each name of a loader or model that is not defined."""
     models = [d.name for d in run.definitions.values() if d.kind == "defmodel"]
     for key, value in named(run):
-        assert isinstance(value, Symbol)
+        if not isinstance(value, Symbol) or report.is_spoilt(value):
+            continue
         known: Iterable[str] = models if key == "model" else run.loaders
-        if value.name not in known:
+        lost = report.may_be_lost(value.name, *(DEFINITIONS if key == "model" else ("defloader",)))
+        if value.name not in known and not lost:
             other = key == "model" and value.name in run.definitions
             what = "is defined, but not by defmodel" if other else f"is not a {key} of this run"
-            hint = closest(value.name, known) or (f"it has {' '.join(known)}" if known else "")
+            hint = closest(value.name, known) or (f"it has {shorten(' '.join(known), 200)}" if known else "")
             report.add(UserError(c.NAME_UNKNOWN, value.span, f"{value.name} {what}", hint=hint))
 
 
 def named(run: RunFile) -> Iterator[tuple[str, Form]]:
     """Every keyword of a top-level form whose value names a model or a loader."""
-    stages = [parse(s).keys for s in (run.curriculum.body if run.curriculum else ()) if isinstance(s, Seq)]
+    stages = [
+        parse(s).keys
+        for s in (run.curriculum.body if run.curriculum else ())
+        if isinstance(s, Seq) and head_of(s) == "stage"
+    ]
     tops = [top.keys for top in (run.run, *run.passes.values()) if top]
     for keys in (*tops, *stages):
         yield from ((key, keys[key]) for key in ("model", "loader") if key in keys)

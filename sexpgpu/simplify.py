@@ -13,6 +13,8 @@ value: another one of its type, or itself.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import struct
 from collections.abc import Callable, Mapping
@@ -22,6 +24,7 @@ from attrs import evolve
 
 from .graph import Graph, Value
 from .ops import OPS
+from .types import TensorType
 
 Number = float | int | bool
 
@@ -173,6 +176,22 @@ def chosen(t: Table, v: Value) -> Value:
     return side if side.type == v.type else v
 
 
+def known_cotangent(t: Table, v: Value) -> Value:
+    """``strong-zero`` of a number: the gradient, or zeros."""
+    number = constant(v.args[0])
+    if number is None or number:
+        return v if number is None else v.args[1]
+    return t.like(v, "full", shape=v.type.shape, value=0.0, dtype=v.type.dtype)
+
+
+def cotangent_product(t: Table, v: Value) -> Value:
+    """``strong-product`` with a finite number other than 0 is a product; with a cotangent of 0, zeros."""
+    numbers = [constant(x) for x in v.args]
+    if numbers[0] == 0:
+        return t.like(v, "full", shape=v.type.shape, value=0.0, dtype=v.type.dtype)
+    return t.like(v, "*", *v.args) if any(n and math.isfinite(n) for n in numbers) else v
+
+
 def swaps_last(v: Value) -> bool:
     """Is ``v`` a transpose of the last two axes alone?"""
     if v.op != "transpose":
@@ -192,9 +211,59 @@ def product(t: Table, v: Value) -> Value:
 
 
 def joined(t: Table, v: Value) -> Value:
-    """Parts that are joined themselves along the axis, part by part."""
-    parts = [x.args if x.op == "concat" and x.attrs == v.attrs else (x,) for x in v.args]
-    return t.like(v, "concat", *(x for part in parts for x in part), **v.attrs) if any(len(p) > 1 for p in parts) else v
+    """Parts that are joined themselves along the axis, part by part; neighbours of one tensor as one part of it."""
+    axis = v.attrs["axis"]
+    parts: list[Value] = []
+    for part in (y for x in v.args for y in (x.args if x.op == "concat" and x.attrs == v.attrs else (x,))):
+        last = parts[-1] if parts else None
+        if last is not None and _goes_on(last, part, axis):
+            start, stop = last.attrs["start"], part.attrs["stop"]
+            parts[-1] = _part(t, part, part.args[0], axis, start, stop)
+        else:
+            parts.append(part)
+    if len(parts) == 1:
+        return parts[0]
+    return t.like(v, "concat", *parts, **v.attrs) if tuple(parts) != v.args else v
+
+
+def _goes_on(one: Value, other: Value, axis: int) -> bool:
+    """Are the two slices along ``axis`` of one tensor, the second where the first ends?"""
+    same = one.op == other.op == "slice" and one.args == other.args
+    return same and one.attrs["axis"] == other.attrs["axis"] == axis and one.attrs["stop"] == other.attrs["start"]
+
+
+def _part(t: Table, like: Value, x: Value, axis: int, start: int, stop: int) -> Value:
+    """The slice of ``x``, in the place of ``like``, of whose type it is but for its size along ``axis``."""
+    shape = (*like.type.shape[:axis], stop - start, *like.type.shape[axis + 1 :])
+    v = evolve(like, type=TensorType(shape, like.type.dtype))
+    return t.like(v, "slice", x, axis=axis, start=start, stop=stop)
+
+
+def sliced(t: Table, v: Value) -> Value:
+    """A slice of all; of a constant; of a slice; of what is joined, where it takes whole parts or lies in one."""
+    (x,), axis, start, stop = v.args, v.attrs["axis"], v.attrs["start"], v.attrs["stop"]
+    if x.type == v.type:
+        return x
+    if x.op == "full":
+        return t.like(v, "full", **{**x.attrs, "shape": v.type.shape})
+    if x.op == "slice" and x.attrs["axis"] == axis:
+        first = x.attrs["start"]
+        return t.like(v, "slice", x.args[0], axis=axis, start=first + start, stop=first + stop)
+    if x.op == "concat" and x.attrs["axis"] == axis:
+        return _of_parts(t, v, x.args)
+    return v
+
+
+def _of_parts(t: Table, v: Value, parts: tuple[Value, ...]) -> Value:
+    """The slice ``v`` of ``parts`` joined along its axis."""
+    axis, start, stop = v.attrs["axis"], v.attrs["start"], v.attrs["stop"]
+    ends = [*itertools.accumulate((p.type.shape[axis] for p in parts), initial=0)]
+    first, last = bisect.bisect_right(ends, start) - 1, bisect.bisect_left(ends, stop)
+    if last - first == 1:
+        return t.like(v, "slice", parts[first], axis=axis, start=start - ends[first], stop=stop - ends[first])
+    if (ends[first], ends[last]) == (start, stop):
+        return t.like(v, "concat", *parts[first:last], axis=axis)
+    return v
 
 
 RULES: Mapping[str, Callable[[Table, Value], Value]] = {
@@ -204,6 +273,8 @@ RULES: Mapping[str, Callable[[Table, Value], Value]] = {
     "/": arithmetic((0, 1, 1)),
     "neg": negated,
     "concat": joined,
+    "slice": sliced,
+    "pad": same_type,
     "cast": same_type,
     "broadcast": relaid,
     "reshape": relaid,
@@ -213,5 +284,7 @@ RULES: Mapping[str, Callable[[Table, Value], Value]] = {
     "reduce-max": over_no_axes,
     "reduce-min": over_no_axes,
     "where": chosen,
+    "strong-zero": known_cotangent,
+    "strong-product": cotangent_product,
     "matmul": product,
 }

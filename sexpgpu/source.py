@@ -43,3 +43,6 @@ class Span:
         carets = "^" * max(1, min(self.end, right) - self.start)
         before, after = "..." * (left > begin), "..." * (right < stop)
         return f"{before}{whole[left:right]}{after}\n{' ' * (len(before) + self.start - left)}{carets}"
+
+
+NOWHERE = Span(Source("", ""), 0, 0)  # of a form that is not there

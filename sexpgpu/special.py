@@ -134,24 +134,28 @@ def logic(t: Tracer, form: Seq, env: Env | None, name: str, stops: Callable[[Any
 @special("->")
 def thread(t: Tracer, form: Seq, env: Env | None) -> Any:
     """The value so far becomes the first argument of the next call."""
-    value = t.evaluate(form.items[1], env)
+    value = t.attempt(form.items[1], env)
     for stage in form.items[2:]:
+        if t.world.report.is_spoilt(stage):
+            value = POISON
+            continue
         head, rest = (
             (stage.items[0], stage.items[1:]) if isinstance(stage, Seq) and stage.bracket == "(" else (stage, ())
         )
         name = head.name if isinstance(head, Symbol) else "the function"
-        function = t.evaluate(head, env)
+        function = t.attempt(head, env)
         args = (value, *(t.attempt(item, env) for item in rest))
-        if function is POISON or any(a is POISON for a in args):
-            return POISON
-        value = t.apply(function, Call(name, stage.span, args, (stage.span, *(item.span for item in rest))))
+        call = Call(name, stage.span, args, (stage.span, *(item.span for item in rest)))
+        value = t.guarded(stage.span, t.apply, function, call)
     return value
 
 
 @special("scope")
 def scope(t: Tracer, form: Seq, env: Env | None) -> Any:
     """A body whose parameters have one part more in their names; E-PARAM-001 outside a model."""
-    name = t.evaluate(form.items[1], env)
+    name = t.attempt(form.items[1], env)
+    if name is POISON:
+        return POISON
     if t.scope is None:
         raise UserError(codes.PARAM_SCOPE, form.span, "scope stands outside a model")
     text = parameter_name(name, form.items[1].span)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,8 +9,8 @@ from attrs import define, field
 
 from . import codes as c
 from .diagnostics import MAX_FAULTS, Code, Report, UserError
-from .forms import Form, Keyword, Literal, Seq, Symbol
-from .formtools import LITERALS, Params, Parts, closest, head_of, is_open, show, split_body
+from .forms import Absent, Form, Keyword, Literal, Seq, Symbol
+from .formtools import LITERALS, Params, Parts, closest, head_of, is_open, nearest, show, split_body
 from .grammar import FORMS, FUNCTION, KINDS, RESERVED, TOP, Key, Row
 from .parts import PARTS
 from .source import Span
@@ -37,6 +36,8 @@ def check(form: Form, report: Report, top: bool = True) -> None:
     else:
         checker.todo.append((form, frozenset()))
     checker.run()
+    for spoilt in checker.spoilt:
+        report.spoil(spoilt)
     for error in sorted(checker.faults, key=lambda e: e.span.start if e.span else 0):
         report.add(error)
 
@@ -47,11 +48,13 @@ class Checker:
 
     todo:   expressions still to be checked, each with the locally bound names that hide a function of the table
     hidden: those of the expression being checked
+    spoilt: the forms with a fault that leaves them without a value
     """
 
     room: int = MAX_FAULTS
     faults: list[UserError] = field(factory=list)
     todo: list[tuple[Form, frozenset[str]]] = field(factory=list)
+    spoilt: list[Form] = field(factory=list)
     hidden: frozenset[str] = frozenset()
 
     def run(self) -> None:
@@ -103,6 +106,7 @@ class Checker:
                 hint="is a bracket missing before it?",
             )
             self.parts(form, row)
+            self.spoilt.append(form)
         elif row and row.place != "stage" and head not in self.hidden:
             self.parts(form, row)
         else:
@@ -118,8 +122,11 @@ class Checker:
                 f"{show(head)} is not a function",
                 hint="(list ...) makes a list, [ ... ] a vector",
             )
+            self.spoilt.append(form)
         if head_of(form) == "list":
+            before = len(self.faults)
             self.plist(form.items[1:])
+            self.spoilt += [form] * (len(self.faults) > before)
         self.inner(*form.items)
 
     def plist(self, items: Sequence[Form]) -> None:
@@ -152,9 +159,13 @@ class Checker:
     def parts(self, form: Seq, row: Row) -> Parts:
         """Check ``form`` against ``row``, part by part; its inner expressions go to ``todo``."""
         made: dict[str, Any] = {}
-        items = list(form.items[1:])
+        items, spoils = list(form.items[1:]), False
         for part in row.parts.split():
+            before = len(self.faults)
             made |= PARTS[part](self, form, row, items)
+            alone = row.place in ("top", "stage") and part in ("KEYS", "STAGE*")  # what else it says has a meaning
+            spoils |= len(self.faults) > before and not alone
+        self.spoilt += [form] * spoils
         if items and row.name != "defmodel":
             self.fault(
                 c.FORM_SHAPE, items[0].span, f"{show(items[0])} is one too many in {row.name}", hint=row.signature()
@@ -232,8 +243,8 @@ class Checker:
     def keywords(self, form: Seq, row: Row, items: list[Form]) -> dict[str, Form]:
         """Take keywords and their values off the front of ``items``, in any order, each once."""
         found: dict[str, Form] = {}
+        guessed: dict[str, Form] = {}
         seen: dict[str, Keyword] = {}
-        meant: set[str] = set()
         body = "BODY" in row.parts.split()
         while items and (isinstance(items[0], Keyword) or not body):
             word = items.pop(0)
@@ -248,25 +259,27 @@ class Checker:
                 continue
             value = items.pop(0)
             if key is None:
-                meant.add(self.unknown(row, word))
+                guessed[self.unknown(row, word)] = value
             elif fresh:
                 found[key.name] = value
                 self.literal(row, key, value)
             self.inner(value)
         for key in row.keys:
-            if key.needed and key.name not in seen and key.name not in meant:
+            if key.needed and key.name not in seen and key.name not in guessed:
                 self.fault(row.fault or c.FORM_MISSING, form.items[0].span, f"{row.name} lacks :{key.name}, {key.doc}")
+            if key.name not in found and (key.needed or key.name in guessed):
+                found[key.name] = guessed.get(key.name, Absent(span=form.items[0].span))
         return found
 
     def unknown(self, row: Row, word: Keyword) -> str:
         """Add the fault; the keyword that was meant, or ""."""
         names = [key.name for key in row.keys]
-        close = difflib.get_close_matches(word.name, names, 1)
-        hint = f"did you mean :{close[0]}?" if close else f"its keywords are {' '.join(':' + n for n in names)}"
+        meant = nearest(word.name, names)
+        hint = closest(word.name, names, ":") or f"its keywords are {' '.join(':' + n for n in names)}"
         if row.name == "defmodel" and word.name == "onnx":
             hint = "models cannot be read from ONNX files in this version"
         self.fault(row.fault or c.FORM_KEYWORD, word.span, f"{row.name} does not take :{word.name}", hint=hint)
-        return close[0] if close else ""
+        return meant
 
     def literal(self, row: Row, key: Key, value: Form) -> None:
         """The fault of a keyword's value that can be seen without evaluating it."""
@@ -279,6 +292,7 @@ class Checker:
         if wrong:
             code = c.GEN_TRIPS if key.kind == "trips" else row.fault or c.FORM_VALUE
             self.fault(code, value.span, f":{key.name} must be {KINDS[key.kind]}, not {describe(value)}")
+            self.spoilt.append(value)
 
     def is_lambda(self, value: Form, count: int) -> bool:
         if (

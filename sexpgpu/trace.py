@@ -6,8 +6,7 @@ reports every independent fault of a body.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,35 @@ from attrs import define, field
 from . import codes
 from .diagnostics import Report, UserError
 from .draws import DrawBuilder, places
-from .forms import Form, Keyword, Literal, Seq, Symbol
+from .forms import Absent, Form, Keyword, Literal, Seq, Symbol
 from .graph import Builder, GraphFull, Value
-from .opcall import call_operator
+from .names import known_names, unknown
+from .opcall import bind, call_operator
 from .ops import OPS
 from .parameters import Parameters
 from .source import Span
 from .special import SPECIAL
 from .syntax import Params
 from .types import TensorType
-from .values import BUILTINS, MISSING, POISON, Builtin, Call, Closure, Env, Key, Model, Operator, Scope, describe
+from .values import (
+    BUILTINS,
+    MISSING,
+    POISON,
+    Builtin,
+    Call,
+    Closure,
+    Env,
+    Key,
+    Marker,
+    Model,
+    Operator,
+    Poisoned,
+    Reported,
+    Scope,
+    StepMean,
+    describe,
+    is_poison,
+)
 
 if TYPE_CHECKING:
     from .runfile import Definition, RunFile
@@ -35,6 +53,10 @@ RECURSION = 16_000  # Python frames: about nine a nested evaluation, and room
 MAX_STEPS = 3_000_000  # evaluations in one graph
 
 
+class TooFar(UserError):
+    """No more of this graph is looked at: it would go too far again, and again."""
+
+
 @define(eq=False)
 class World:
     """What all graphs of a run share."""
@@ -42,9 +64,18 @@ class World:
     run: RunFile
     report: Report
     parameters: Parameters = field(factory=Parameters)
-    model: Model | None = None  # what defrun binds to `model`
+    model: Model | Marker | None = None  # what defrun binds to `model`; POISON where that has a fault
     precision: str = "f32"  # what model code runs in
     counters: tuple[str, ...] = ()  # what prepare declared, once train is traced
+    counts_undrawn: bool = False  # does the generator hand on how many draws had no distribution? once it is traced
+    sound: dict[int, Any] = field(factory=dict)  # lists without POISON, by id
+    told: dict[tuple[str, str], str] = field(factory=dict)  # code and place of a fault -> the graph that had it first
+
+    def fault(self, error: UserError, form: str) -> None:
+        """Report a fault of the graph ``form``, unless another graph met one of that code at that place: a fault of a
+        model is told once, whoever calls it, and with batches of whatever size."""
+        if self.told.setdefault((error.code.name, error.where), form) == form:
+            self.report.add(error)
 
 
 @define(eq=False)
@@ -60,7 +91,7 @@ class Tracer:
     form: str
     role: str
     inputs: dict[tuple[str, str], Value] = field(factory=dict)
-    metrics: dict[str, tuple[Value, Span]] = field(factory=dict)
+    metrics: dict[str, tuple[Value | StepMean, Span]] = field(factory=dict)
     diagnostics: dict[str, tuple[Value, Span]] = field(factory=dict)
     counters: dict[str, tuple[Value, Span]] = field(factory=dict)
     builder: DrawBuilder = field(init=False)
@@ -90,17 +121,25 @@ class Tracer:
 
     def attempt(self, form: Form, env: Env | None) -> Any:
         """The form's value, or POISON with its fault in the report. A prelude fault goes on to the user's call."""
-        if in_prelude(form.span):
-            return self.evaluate(form, env)
+        return self.guarded(form.span, self.evaluate, form, env)
+
+    def guarded(self, span: Span, make: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
+        """``make(*args)``, or POISON with its fault in the report; in the prelude, the fault goes on."""
+        if in_prelude(span):
+            return make(*args, **more)
         try:
-            return self.evaluate(form, env)
+            return make(*args, **more)
         except UserError as error:
-            self.world.report.add(error)
+            self.world.fault(error, self.form)
+            if isinstance(error, TooFar):
+                raise Reported from None
             return POISON
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
     def evaluate(self, form: Form, env: Env | None) -> Any:
+        if isinstance(form, Absent) or self.world.report.is_spoilt(form):
+            return POISON
         if isinstance(form, Literal):
             return form.value
         if isinstance(form, Keyword):
@@ -110,7 +149,7 @@ class Tracer:
         assert isinstance(form, Seq)
         if self.depth > MAX_DEPTH or self.steps > MAX_STEPS:
             what = "nests" if self.depth > MAX_DEPTH else "expands"
-            raise UserError(codes.FORM_LIMIT, form.span, f"evaluation {what} too far: does this call itself?")
+            raise TooFar(codes.FORM_LIMIT, form.span, f"evaluation {what} too far: does this call itself?")
         self.depth += 1
         self.steps += 1
         try:
@@ -129,8 +168,6 @@ class Tracer:
             return SPECIAL[head.name](self, form, env)
         function = self.evaluate(head, env)
         args = tuple(self.attempt(item, env) for item in rest)
-        if function is POISON or any(a is POISON for a in args):
-            return POISON
         name = head.name if isinstance(head, Symbol) else "the function"
         return self.apply(function, Call(name, form.span, args, tuple(item.span for item in rest)))
 
@@ -156,15 +193,15 @@ class Tracer:
             return BUILTINS[name]
         if name in OPS and not OPS[name].internal:
             return Operator(OPS[name])
-        operators = (n for n, row in OPS.items() if not row.internal)
-        known = {*self.world.run.definitions, *BUILTINS, *operators, *SPECIAL, *(env.all_names() if env else ())}
-        close = difflib.get_close_matches(name, sorted(known), 1)
-        raise UserError(
-            codes.NAME_UNKNOWN, symbol.span, f"{name} is not defined", hint=f"did you mean {close[0]}?" if close else ""
-        )
+        if not self.world.report:  # else names.py has told it, or what defines it has a fault
+            local = env.all_names() if env else ()
+            self.world.fault(unknown(symbol, {*known_names(self.world.run), *local} - {name}), self.form)
+        return POISON
 
     def define(self, definition: Definition) -> Any:
         form = definition.form
+        if self.world.report.is_spoilt(form):
+            return POISON
         if definition.kind == "defmodel":
             return self.world.parameters.model(definition)
         if definition.kind == "defun":
@@ -180,9 +217,11 @@ class Tracer:
         """The value of ``function`` on the evaluated arguments of ``call``."""
         self.builder.span = call.span
         try:
+            if self.world.report and (function is POISON or any(is_poison(a, self.world.sound) for a in call.args)):
+                return self.apply_to_poison(function, call)
             return self.dispatch(function, call)
         except GraphFull as fault:
-            raise UserError(codes.FORM_LIMIT, call.span, str(fault)) from None
+            raise TooFar(codes.FORM_LIMIT, call.span, str(fault)) from None
 
     def dispatch(self, function: Any, call: Call) -> Any:
         if isinstance(function, Operator):
@@ -197,10 +236,25 @@ class Tracer:
             return self.run_body(function, call, None, Scope(function, (function.name,)))
         raise UserError(codes.CALL_FUNCTION, call.span, f"{call.name} is {describe(function)}, not a function")
 
+    def apply_to_poison(self, function: Any, call: Call) -> Any:
+        """The value of a call with an argument that has a fault. What is written in the language is gone through all
+        the same, for its own faults and for what does not depend on that argument; and lists hand it on. Of all else
+        only the way it is called is looked at."""
+        direct = any(a is POISON for a in call.args)
+        try:
+            if isinstance(function, Builtin):
+                passes = function.passes == "all" or (function.passes == "lists" and not direct)
+                return self.apply_builtin(function, call) if passes else check_count(function, call)
+            if isinstance(function, Operator):
+                bind(function.row, call)
+            elif function is not POISON:
+                return self.dispatch(function, call)
+        except Poisoned:
+            pass
+        return POISON
+
     def apply_builtin(self, function: Builtin, call: Call) -> Any:
-        n = len(call.args)
-        if n < function.least or (function.most is not None and n > function.most):
-            raise UserError(codes.CALL_COUNT, call.span, f"{function.name} got {n} arguments", hint=function.signature)
+        check_count(function, call)
         return function.call(self, call)
 
     def run_body(self, function: Closure | Model, call: Call, env: Env | None, scope: Scope | None) -> Any:
@@ -212,7 +266,7 @@ class Tracer:
             if error.span is None or not in_prelude(error.span) or in_prelude(call.span):
                 raise
             note = (error.span, f"{call.name} does it here")
-            raise UserError(error.code, call.span, error.message, note, *error.notes, hint=error.hint) from None
+            raise type(error)(error.code, call.span, error.message, note, *error.notes, hint=error.hint) from None
 
     def body(self, forms: Sequence[Form], env: Env | None) -> Any:
         """Every form in turn; the value of the last."""
@@ -252,6 +306,8 @@ class Tracer:
         takes = {s.name for s, _ in p.keys}
         while at < len(call.args):
             word = call.args[at]
+            if word is POISON:
+                raise Poisoned
             if not isinstance(word, Key) or word.name not in takes:
                 raise UserError(
                     codes.CALL_KEYWORD, call.spans[at], f"{name} does not take {describe(word)}", hint=shown(name, p)
@@ -268,6 +324,14 @@ class Tracer:
                 value = self.evaluate(default, made) if default is not None else None
                 made = Env({symbol.name: value}, made)
         return made
+
+
+def check_count(function: Builtin, call: Call) -> Any:
+    """E-CALL-001 for the wrong number of arguments; the answer is POISON, for a call that goes no further."""
+    n = len(call.args)
+    if n < function.least or (function.most is not None and n > function.most):
+        raise UserError(codes.CALL_COUNT, call.span, f"{function.name} got {n} arguments", hint=function.signature)
+    return POISON
 
 
 def in_prelude(span: Span) -> bool:

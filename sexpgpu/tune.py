@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from surroundings import temporary
+
 from . import codes, interrupt
 from .diagnostics import UserError, printable
+from .output import as_json, line, warn
 from .phases import Plan
 
 MOST = 8  # kernels that a message names
@@ -31,19 +34,20 @@ def tune(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     from schedules.measure import MeasureFault
     from schedules.tune import Effort, Tools, tune
 
-    show, effort = Progress(sys.stderr), Effort(options.trials, options.seed)
+    show, effort = Progress(sys.stderr, as_json(options)), Effort(options.trials, options.seed)
     try:
-        with apart() as call:
+        with temporary.used(), apart() as call:
             measure = measurer(target, options, call)
             tools = Tools(compiler(target, call), lambda *job: (show.trial(), measure(*job))[1], interrupt.check)
-            with alone(Path(options.out) / replay.set_of(target)):
+            with alone(Path(options.out) / replay.set_of(target), lambda text: warn(text, as_json(options))):
                 made = tune(programs, target, effort, tools, Path(options.out), show.kernel)
     except MeasureFault as fault:
         raise UserError(codes.TUNE_PLACE, None, str(fault)) from None
     except replay.RecordsFault as fault:
         raise UserError(codes.TUNE_RECORDS, None, str(fault)) from None
     except KeyboardInterrupt:
-        print("what was measured is kept, and the same command goes on from there", file=sys.stderr)
+        said = "what was measured is kept, and the same command goes on from there"
+        print(line({"stopped": said}) if as_json(options) else said, file=sys.stderr)
         raise
     ours = [made[replay.key_of(func)] for func in programs.values()]
     path = Path(options.out) / replay.set_of(target) / replay.FILE
@@ -90,12 +94,12 @@ def check_out(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """E-LOCK-001 where another process tunes into ``folder``: each would write its own records over the other's."""
     from artifacts import lock
 
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.held(str(folder), lambda warning: print(f"warning: {warning}", file=sys.stderr)):
+    with lock.held(str(folder), say):
         yield
 
 
@@ -175,6 +179,8 @@ def measurer(target: Any, options: argparse.Namespace, call: Callable[..., Any])
     from schedules.measure import PATIENCE as MOST
     from schedules.measure import Measured, Nodes, here
 
+    from .build import cores
+
     if options.tracker:
         host, _, port = options.tracker.rpartition(":")
         device = "cpu" if target.gpu is None else "cuda"
@@ -182,7 +188,7 @@ def measurer(target: Any, options: argparse.Namespace, call: Callable[..., Any])
 
     def measure(library: bytes, wanted: Any) -> Measured:
         try:
-            return call(MOST, here, library, wanted, options.threads)
+            return call(MOST, here, library, wanted, options.threads or cores())
         except (WorkerDied, RuntimeError) as fault:
             return Measured(error=" ".join(str(fault).split())[:200])
 
@@ -190,10 +196,10 @@ def measurer(target: Any, options: argparse.Namespace, call: Callable[..., Any])
 
 
 class Progress:
-    """A line for each kernel; on a terminal the trials of the one at hand are counted too."""
+    """A line for each kernel; on a terminal the trials of the one at hand are counted too. ``json_too``: as data."""
 
-    def __init__(self, file: Any) -> None:
-        self._file, self._live, self._trials = file, file.isatty(), 0
+    def __init__(self, file: Any, json_too: bool = False) -> None:
+        self._file, self._json, self._live, self._trials = file, json_too, file.isatty() and not json_too, 0
 
     def trial(self) -> None:
         self._trials += 1
@@ -201,8 +207,10 @@ class Progress:
             print(f"\r\033[K  measurement {self._trials}", end="", file=self._file, flush=True)
 
     def kernel(self, n: int, of: int, name: str, outcome: Any) -> None:
-        clear = "\r\033[K" if self._live else ""
-        print(f"{clear}[{n}/{of}] {printable(name)}: {told(outcome)}", file=self._file, flush=True)
+        clear, said = "\r\033[K" if self._live else "", told(outcome)
+        text = f"{clear}[{n}/{of}] {printable(name)}: {said}"
+        print(line({"kernel": name, "number": n, "of": of, "told": said}) if self._json else text, file=self._file)
+        self._file.flush()
         self._trials = 0
 
 

@@ -102,6 +102,7 @@ class Builtin:
     most: int | None
     signature: str
     doc: str
+    passes: str = ""  # "lists": it takes lists of values that have a fault, "all": such values too
 
 
 @frozen(eq=False)
@@ -116,6 +117,14 @@ class Indices:
     """``(indices N)``: a source of record numbers."""
 
     count: int
+
+
+@frozen(eq=False)
+class StepMean:
+    """A mean over a step's microbatches: sums over this one, scalar f32, of what is added up and divided at its end."""
+
+    total: Value
+    weight: Value
 
 
 @frozen(eq=False)
@@ -143,13 +152,34 @@ MISSING = Marker("missing")
 POISON = Marker("poison")  # stands for a value whose fault was reported; what is made of it is poison too, silently
 
 
+def is_poison(value: Any, known: dict[int, Any] | None = None) -> bool:
+    """Is it POISON, or a list with POISON in it? ``known``: lists without, by id, which are not gone through again;
+    those that are found join them."""
+    todo: list[Any] = [value]
+    seen: dict[int, Any] = {}
+    while todo:
+        one = todo.pop()
+        if one is POISON:
+            return True
+        if isinstance(one, tuple) and id(one) not in seen and not (known and id(one) in known):
+            seen[id(one)] = one
+            todo += [x for x in one if x is POISON or isinstance(x, tuple)]
+    if known is not None:
+        known |= seen
+    return False
+
+
 class Reported(Exception):
     """There is nothing to go on with, and why is in the report already."""
 
 
+class Poisoned(Exception):
+    """What a call's argument has a fault of tells how the call is to be read."""
+
+
 def sound(value: Any) -> Any:
-    """``value``; Reported for POISON."""
-    if value is POISON:
+    """``value``; Reported for POISON, and for a list with POISON in it."""
+    if is_poison(value):
         raise Reported
     return value
 
@@ -190,6 +220,8 @@ def describe(value: Any) -> str:
         return "a function"
     if isinstance(value, Lookup):
         return value.title
+    if isinstance(value, StepMean):
+        return "a mean over the step"
     return f"(indices {value.count})" if isinstance(value, Indices) else repr(value)
 
 

@@ -37,7 +37,7 @@ def plan_text(text: str, diagnostics: tuple[str, ...] = ()) -> tuple[Plan | None
         path.write_text(text)
         report = Report()
         run = load(str(path), report)
-        return (trace_run(run, report, diagnostics) if run and not report else None), report
+        return (trace_run(run, report, diagnostics) if run else None), report
 
 
 def plan_of(**parts: str) -> Plan:

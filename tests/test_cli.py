@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from typing import NoReturn
 
 import pytest
 
-from artifacts import tarball
-from sexpgpu import phases
+from artifacts import signals, tarball
+from sexpgpu import cli, interrupt, phases
 from sexpgpu.codes import ENV_MISSING
 from sexpgpu.diagnostics import UserError
 from tests.conftest import EXAMPLES, ONE, build, called, sexpgpu
@@ -158,6 +159,40 @@ def test_an_error_that_ctrl_c_became_is_told_as_ctrl_c(good: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, "check", str(good)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
+
+
+def test_the_compiler_stops_at_the_signals_that_the_runner_stops_at() -> None:
+    assert (interrupt.ASKED, interrupt.TIMERS) == (signals.ASKED, signals.TIMERS)
+
+
+@pytest.mark.parametrize("name", [number.name for number in signals.HANDLED])
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_each_signal_ends_a_command_in_good_order(good: Path, name: str, form: str) -> None:
+    """In processes of their own, forked: what is remembered of a signal stays."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(writer, 2)
+        signal.signal(getattr(signal, name), signal.SIG_DFL)  # the tests' own time limit has one
+        cli.run_check = lambda _: signal.raise_signal(getattr(signal, name))  # type: ignore[assignment]
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+        os._exit(cli.main(["check", str(good), "--output-format", form]))
+    os.close(writer)
+    with open(reader) as said:
+        text = said.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + getattr(signal, name)
+    assert (json.loads(text)["message"] if form == "json" else text.strip()) == f"stopped by {name}"
+
+
+def test_a_worker_that_its_limit_ended_is_told_as_that(good: Path) -> None:
+    code = (
+        "import sys\nfrom sexpgpu import cli\n"
+        "class Died(RuntimeError):\n    status = -24\n"
+        "def run(options):\n    raise Died('a compiling process ended')\n"
+        "cli.run_check = run\nsys.exit(cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "check", str(good)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (152, "stopped by SIGXCPU\n")
 
 
 @pytest.mark.build

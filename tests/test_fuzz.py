@@ -177,3 +177,10 @@ def test_a_store_outside_of_a_buffer_of_the_kernel_s_own_is_an_error(monkeypatch
 
 def test_lanes_that_are_no_ramp_are_looked_at_one_by_one() -> None:
     assert found(Program((("f32", (2, 5, 2), "positive"),), (("/", (0, 0), {}),), (1,), gradients=(0,))) == ""
+
+
+def test_the_mean_of_a_product_of_rounded_factors_has_a_gradient() -> None:
+    """One number everywhere, rounded to bf16: it is stored as a vector of equal lanes."""
+    step = ("cast", (0,), {"dtype": "bf16"})
+    product = ("matmul", (1, 1), {"ta": False, "tb": False})
+    assert found(Program((("f32", (24, 24), "normal"),), (step, product), (2,), gradients=(0,), even=True)) == ""

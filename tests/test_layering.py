@@ -26,7 +26,8 @@ CHECK = COMPILER | OURS - {"sexpgpu"} | {"numpy", "tvm_ffi"}
 
 def loaded_by(code: str, *argv: str) -> set[str]:
     """Top-level packages in sys.modules after ``code`` has run in an interpreter of its own."""
-    code = f"import sys\n{code}\nprint('loaded', *sorted({{name.split('.')[0] for name in sys.modules}}))"
+    names = "{name.split('.')[0] for name, module in sys.modules.items() if module}"  # one that is None may not be
+    code = f"import sys\n{code}\nprint('loaded', *sorted({names}))"
     done = subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split()[1:])

@@ -57,6 +57,57 @@ def test_threads_and_reruns_leave_the_same_weights(tiny: Path, tmp_path: Path) -
     assert len(found) == 1
 
 
+# A runner whose machine is busy at every other look: one of its two threads rests, and comes back.
+UNSTEADY = """
+import sys
+from artifacts import cpu
+from artifacts.run import main
+
+class Crew:
+    fewest = most = 2
+    told = 0
+    def __init__(self, most, tell):
+        self.tell = tell
+    def look(self):
+        Crew.told += 1
+        self.tell(1 + Crew.told % 2)
+
+cpu.Crew = Crew
+status = main(sys.argv[1:])
+print(Crew.told)
+sys.exit(status)
+"""
+
+
+def test_threads_that_come_and_go_leave_the_same_weights(tiny: Path, whole: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UNSTEADY, *runner(tiny, tmp_path / "out", "--threads", "2", "-q")[3:]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) > 10, done.stderr
+    for name in ("params.safetensors", "optim.safetensors"):
+        assert digest(tmp_path / "out", name) == digest(whole, name)
+
+
+# A runner that is told to rest a thread, and says how many there then are.
+RESTING = """
+import sys
+from artifacts import tarball
+from artifacts.cpu import CpuDevice
+
+device = CpuDevice(tarball.open(sys.argv[1]), 2)
+threads = device._ffi.get_global_func("runtime.NumThreads")
+found = [threads()]
+for count in (1, 2):
+    device._crew.tell(count)
+    found.append(threads())
+print(found)
+"""
+
+
+def test_the_runtime_does_as_it_is_told(tiny: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", RESTING, str(tiny)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[2, 1, 2]\n", "")
+
+
 # A runner that says at its end on how many cores its threads may run, its process when it began, and how many they are.
 PLACES = """
 import os, sys

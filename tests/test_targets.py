@@ -57,7 +57,7 @@ def test_the_report_has_the_phases_of_a_step_and_a_rule_for_each_kernel(tiny: Pa
     calls = [rows[n][0] for n in (first, f"generate.step{at}", f"train{at}", "update", "step", "init", "eval.held-out")]
     assert calls == [*map(str, (16 // k, 12 // k, 2 // k, 1, 18 // k + 1)), "once", "pass"]
     launches = [int(rows[first][1]), *(int(rows[n][2]) for n in (f"train{at}", "update"))]
-    assert int(rows["step"][1]) == sum(launches) > 100 < int(rows[f"train{at}"][1]) * 2 // k == launches[1]
+    assert int(rows["step"][1]) == sum(launches) > 90 < int(rows[f"train{at}"][1]) * 2 // k == launches[1]
     rules = [line.split()[0] for line in lowered if re.match(r"  [a-zA-Z-]+ +\d+  \d", line)]
     assert {"matmul", "elementwise", "rows"} <= set(rules) and "NONE" not in rules
     assert "no schedule rule" not in text and max(map(len, text.splitlines())) <= 100
@@ -108,7 +108,7 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGXCPU])
 def test_a_signal_ends_a_build_and_all_of_its_processes(
     tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

@@ -374,3 +374,23 @@ def test_the_package_s_own_records_have_a_word() -> None:
     found = tuning.found(["cpu-x86-64-v3", "cpu-x86-64-v4"], Namespace(records="shipped", require_tuned=False))
     assert found["cpu-x86-64-v3"].by_key and not found["cpu-x86-64-v4"].by_key
     assert found["cpu-x86-64-v4"].reason == "no cpu-x86-64-v4/records.jsonl"
+
+
+@pytest.mark.parametrize("broken", [b"\0" * 40 + b"\n", b'{"what": "a"}\n', b"[]\n", b"\xff\n"])
+def test_a_broken_measurement_is_taken_again_and_the_others_are_kept(tmp_path: Path, broken: bytes) -> None:
+    from schedules.measure import Measured
+    from schedules.tune import Log
+
+    path, taken = tmp_path / "measured.jsonl", []
+
+    def get(log: Log, what: str) -> Measured:
+        return log.get(what, lambda: taken.append(what) or Measured(1.0, what))
+
+    log = Log(path)
+    assert [get(log, what).digest for what in "abc"] == ["a", "b", "c"]
+    log.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join((lines[0], broken, lines[2])) + b'{"what": "d", ')
+    log = Log(path)
+    assert [get(log, what).digest for what in "abcd"] == ["a", "b", "c", "d"] and taken == [*"abc", "b", "d"]
+    log.close()

@@ -92,7 +92,6 @@ def test_an_unknown_target_is_refused_with_those_there_are(good: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error[E-TARGET-001]: there is no target cpu-native (one of cpu nvidia-b200 ")
     said = {
-        "": "--target has an empty name in it (a list is ",
         "cpu-x86-64-v3,": "--target has an empty name in it (a list is ",
         "cpu, nvidia-l4": 'there is no target " nvidia-l4", with a space in it (did you mean nvidia-l4? ',
         "h100": "there is no target h100 (did you mean nvidia-h100? sexpgpu targets lists them all)\n",

@@ -73,42 +73,59 @@ def _call(func: relax.Function) -> Call:
     return Call(tuple(blocks), tuple(outputs), tuple(kernels))
 
 
+def constants(module: tvm.IRModule) -> tuple[int, ...]:
+    """Bytes of each tensor that the functions have in them: equal ones are one in the library."""
+    found: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+
+    def note(value: Any) -> None:
+        data = getattr(value, "value", None)
+        if isinstance(data, tvm.runtime.Tensor):
+            array = data.numpy()
+            found[str(data.dtype), array.shape, array.tobytes()] = array.nbytes
+
+    for _, func in module.functions_items():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, note)
+    return tuple(found.values())
+
+
 def _tensor_bytes(shape: Any, dtype: Any) -> int:
     return math.prod(int(n) for n in shape) * ((tvm.DataType(str(dtype)).bits + 7) // 8)
 
 
-def workspaces(module: tvm.IRModule) -> dict[str, Workspace]:
-    """Program -> the buffers it allocates for itself, each cut down to what is needed at once."""
+def workspaces(module: tvm.IRModule, least: int = STACK) -> dict[str, Workspace]:
+    """Program -> the buffers of ``least`` bytes or more that it allocates for itself, each cut down to what is needed
+    at once. A GPU's launches share no stack: what one leaves for the next is memory of the card, whatever its size."""
     programs = {gv: f for gv, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
     if not programs:
         return {}
     small = tvm.ir.transform.Sequential(COMPACT)(tvm.IRModule(programs))
-    return {gv.name_hint: _workspace(func.body) for gv, func in small.functions_items()}
+    return {gv.name_hint: _workspace(func.body, least) for gv, func in small.functions_items()}
 
 
-def _workspace(stmt: Any) -> Workspace:
+def _workspace(stmt: Any, least: int) -> Workspace:
     """Of ``stmt``: what it allocates stands beside the largest of its parts, which follow one another."""
-    taken = _taken(stmt)
+    taken = _taken(stmt, least)
     inner: list[Workspace] = []
     for part in parts_of(stmt):
         if isinstance(part, tirx.AllocBuffer):
-            taken += _taken(part)
+            taken += _taken(part, least)
         else:
-            inner.append(_workspace(part))
+            inner.append(_workspace(part, least))
     own, task = most(w.own for w in inner), most(w.task for w in inner)
     if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
         return Workspace((), (*taken, *own, *task))
     return Workspace((*taken, *own), task)
 
 
-def _taken(stmt: Any) -> list[int]:
+def _taken(stmt: Any, least: int) -> list[int]:
     """Bytes of each buffer that ``stmt`` itself takes from the heap; a schedule's smaller ones are on the stack, and
     those that a GPU's threads share or have for themselves are not there."""
     if isinstance(stmt, SBlock):
         return [_buffer_bytes(buffer) for buffer in stmt.alloc_buffers if buffer.scope() in GLOBAL]
     if isinstance(stmt, tirx.AllocBuffer):
         size = _buffer_bytes(stmt.buffer)
-        return [size] if size >= STACK and stmt.buffer.scope() in GLOBAL else []
+        return [size] if size >= least and stmt.buffer.scope() in GLOBAL else []
     return []
 
 

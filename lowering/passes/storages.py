@@ -37,19 +37,20 @@ class Life:
 
 @define
 class Block:
-    """Memory of ``size`` bytes for tensors of which no two live at once: ``lives``, in their order."""
+    """Memory of ``size`` bytes for tensors of which no two live at once: ``lives``, in order; ``firsts`` of them."""
 
     size: int
     lives: list[Life] = field(factory=list)
+    firsts: list[int] = field(factory=list)
 
-    def place(self, life: Life) -> int | None:
-        """Where ``life`` belongs among ``lives``, None where another one is in its way."""
-        n = bisect.bisect_right(self.lives, life.last, key=_first)
-        return n if n == 0 or self.lives[n - 1].last < life.first else None
-
-
-def _first(life: Life) -> int:
-    return life.first
+    def take(self, life: Life) -> bool:
+        """Puts ``life`` among ``lives``, unless another one is in its way."""
+        n = bisect.bisect_right(self.firsts, life.last)
+        if n and self.lives[n - 1].last >= life.first:
+            return False
+        self.lives.insert(n, life)
+        self.firsts.insert(n, life.first)
+        return True
 
 
 def storages(module: tvm.IRModule) -> tvm.IRModule:
@@ -64,16 +65,14 @@ def storages(module: tvm.IRModule) -> tvm.IRModule:
 def shared(lives: Sequence[Life]) -> list[Block]:
     """Blocks for ``lives``: large ones first, each into the smallest block that is free while it lives, or into a new
     one (greedy by size, Pisarchyk and Lee 2020, arXiv:2001.03288)."""
-    blocks: list[Block] = []
+    sizes: dict[int, list[Block]] = {}  # largest first, as they are made
     for life in sorted(lives, key=lambda life: (-life.size, life.first)):
-        free = [(block, n) for block in blocks if (n := block.place(life)) is not None]
-        if free:
-            block, n = min(free, key=lambda found: found[0].size)
-        else:
-            block, n = Block(life.size), 0
-            blocks.append(block)
-        block.lives.insert(n, life)
-    return blocks
+        smallest = (block for size in reversed(sizes) for block in sizes[size])
+        if not any(block.take(life) for block in smallest):
+            block = Block(life.size)
+            block.take(life)
+            sizes.setdefault(life.size, []).append(block)
+    return [block for blocks in sizes.values() for block in blocks]
 
 
 def _planned(func: relax.Function) -> relax.Function:

@@ -105,7 +105,7 @@ class Body:
         """The function with ``roots``, and the totals and scalars they need, made by programs of their own."""
         needed = self._before(roots, self.kinds.__contains__)
         programs: list[tuple[str, list[relax.Var]]] = []
-        for rank in range(1, max(self.ranks[v] for v in needed) + 1):
+        for rank in range(1, max(1, *(self.ranks[v] for v in needed)) + 1):
             calls, rest = self._parts([v for v in needed if self.kinds[v] == TOTAL and self.ranks[v] == rank])
             scalars = [v for v in needed if self.kinds[v] == SCALAR and max(1, self.ranks[v]) == rank]
             if len(rest) == 1:

@@ -80,12 +80,19 @@ def _wide(one: Contraction) -> Contraction:
 
 def walks(factor: Expr, axes: Sequence[Axis]) -> bool:
     """Is the factor's memory contiguous along one of ``axes``?"""
-    last = [variables(x.indices[-1]) for x in loads(factor) if len(x.indices)]
+    last = [variables(x.indices[-1]) for x in loads(_chosen(factor)) if len(x.indices)]
     return any(axis.var in names for axis in axes for names in last)
 
 
+def _chosen(factor: Expr) -> Expr:
+    """The factor without the number that it is where a condition says so."""
+    is_either = isinstance(factor, tirx.Select) and isinstance(factor.false_value, tirx.FloatImm)
+    return factor.true_value if is_either else factor
+
+
 def plain_load(factor: Expr) -> Any:
-    """The BufferLoad that the factor is, as it is or widened from half precision, or None."""
+    """The BufferLoad that the factor is, as it is or widened from half precision, or a number instead; else None."""
+    factor = _chosen(factor)
     return factor if isinstance(factor, Load) else half_load(factor)
 
 

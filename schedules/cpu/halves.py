@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.ir import Var
 
 from .emit import Call, Expr, Load, Stmt
-from .tree import rewrite
+from .tree import collect, rewrite
 
 BF16 = "bfloat16"
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
@@ -120,6 +120,32 @@ class WriteOut:
         if not is_bf16(node) or not str(node.op.name).startswith("tirx.") or node.op.name == "tirx.reinterpret":
             return node
         return self._narrow(Call(node.op, [widen(a) for a in node.args], ret_ty="float32"))
+
+
+def spread(stmt: Stmt, lane: Any, width: int) -> tuple[list[Any], Stmt]:
+    """Buffers' makers, and ``stmt`` with each bfloat16 number that is one for all lanes stored as a lane's own bits.
+
+    TVM stores no vector of bfloat16 made of one number: it takes the buffer for integers and the number for a float.
+    """
+    vary, made = {lane}, []
+    for bound in collect(stmt, tirx.Bind, order="pre"):
+        if not vary.isdisjoint(collect(bound.value, Var)):
+            vary.add(bound.var)
+
+    def write(node: Any) -> Stmt:
+        if str(node.buffer.dtype) != BF16 or not vary.isdisjoint(collect(node.value, Var)):
+            return node
+        bits = tirx.decl_buffer([tirx.IntImm("int64", width)], "uint16", "bits")
+        made.append(tirx.AllocBuffer(bits))
+        own = from_bits16(tirx.BufferLoad(bits, [lane]))
+        return tirx.SeqStmt(
+            [
+                tirx.BufferStore(bits, bits16(node.value), [lane]),
+                tirx.BufferStore(node.buffer, own, list(node.indices)),
+            ]
+        )
+
+    return made, rewrite(stmt, [(tirx.BufferStore, write)])
 
 
 def as_bits(stmt: Stmt, buffers: Iterable[Any]) -> Stmt:

@@ -55,7 +55,7 @@ class Virtual:
         self.stages: dict[Any, Stage] = {}
         self._costs: dict[Any, int] = {}
         for stage in program.stages:
-            mine = stage.is_map and program.owns(stage.buffer) and stage.buffer not in real
+            mine = stage.is_map and not stage.kept and program.owns(stage.buffer) and stage.buffer not in real
             if mine and is_plain_store(stage) and not _has_names(stage):
                 self._decide(program, stage, contractions)
 
@@ -218,10 +218,7 @@ _VECTORIZABLE: dict[str, bool] = {}
 
 
 def can_vectorize(stmt: Stmt, lane: Any) -> bool:
-    """Can every call whose arguments depend on ``lane`` be made of vectors? A bfloat16 number cannot be stored as one:
-    TVM 0.27 fails on it."""
-    if any(isinstance(s.value, tirx.FloatImm) and is_bf16(s.value) for s in collect(stmt, tirx.BufferStore)):
-        return False
+    """Can every call whose arguments depend on ``lane`` be made of vectors?"""
     depends = {lane}
     for bound in collect(stmt, (tirx.Bind, tirx.Let), order="pre"):
         if variables(bound.value) & depends:

@@ -9,6 +9,7 @@ import attrs
 from tvm import tirx
 
 from .emit import PARALLEL, SERIAL, VECTOR, Expr, Stmt, i64, loop, seq
+from .halves import spread
 from .inline import Virtual, can_vectorize
 from .names import in_buffers, split_names
 from .price import WORTH, nanoseconds
@@ -36,8 +37,9 @@ def vector(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
     lane = tirx.Var("lane", "int64")
     inner = body(lane)
     if can_vectorize(inner, lane):
+        spreads, inner = spread(inner, lane, width)
         makes, inner = split_names(inner, lane, width)
-        return seq([*makes, tirx.For(lane, i64(0), i64(width), VECTOR, inner)])
+        return seq([*spreads, *makes, tirx.For(lane, i64(0), i64(width), VECTOR, inner)])
     return tirx.For(lane, i64(0), i64(width), SERIAL, in_buffers(inner))
 
 

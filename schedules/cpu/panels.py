@@ -55,24 +55,26 @@ def pack_tall(job: Job) -> Stmt:
     return chunks(job.ctx, one.k, DEPTHS, lambda start, deep: some(i64(0), start, deep))
 
 
-def pack(job: Job, b: Expr, start: Expr, width: int, put: Put) -> Stmt:
-    """One panel as [depth][column], zero past the last column."""
+def pack(
+    job: Job, b: Expr, start: Expr, width: int, put: Put, first: Expr | None = None, deep: int | None = None
+) -> Stmt:
+    """One panel as [depth][column], zero past the last column: ``deep`` turns from ``first`` on, or all."""
     columns = job.tile.panel if width == job.tile.panel else -(-width // job.tile.lanes) * job.tile.lanes
+    k0, deep = i64(0) if first is None else first, job.one.k if deep is None else deep
 
     def copy(k: Expr, c: Expr) -> Stmt:
-        binds, value = read_b(job, b, k, start + c)
+        binds, value = read_b(job, b, k0 + k, start + c)
         return seq([*binds, put(value, k, c)])
 
-    zero = job.one.stage.fold.init if job.one.stage.fold else None
     pad = columns - width
-    blank = [] if not pad else [loop(job.one.k, lambda k: vector(pad, lambda lane: put(zero, k, lane + width)))]
+    blank = [] if not pad else [loop(deep, lambda k: vector(pad, lambda lane: put(job.zero, k, lane + width)))]
     if walks_columns(job.ctx, job.one):
         lanes = job.tile.lanes
-        fill = loop(job.one.k, lambda k: seq(vectors(width, lanes, lambda c: copy(k, c))))
+        fill = loop(deep, lambda k: seq(vectors(width, lanes, lambda c: copy(k, c))))
     elif walks_depth(job.one):
-        return _turn(job, b, start, width, put)
+        return _turn(job, b, start, width, put, k0, deep)
     else:
-        fill = _transpose(job.one.k, width, copy)
+        fill = _transpose(deep, width, copy)
     return seq([fill, *blank])
 
 
@@ -87,15 +89,24 @@ def _transpose(deep: int, width: int, copy: Any) -> Stmt:
     return seq([*done, *([lines(i64(full * RUN), rest)] if rest else [])])
 
 
-def _turn(job: Job, b: Expr, start: Expr, width: int, put: Put) -> Stmt:
-    """A B that walks along the depth, a cache line of each row at a time. The last turns may be written twice, for
-    there is nothing behind the end."""
-    deep = job.one.k
+def _turn(job: Job, b: Expr, start: Expr, width: int, put: Put, k0: Expr, deep: int) -> Stmt:
+    """A B that walks along the depth: a vector of its rows after the other, a cache line of each row at a time. The
+    last turns may be written twice, for there is nothing behind the end."""
     full, rest = divmod(deep, RUN)
-    some = lambda k, count: turn_rows(job, b, start, width, k, count, lambda v, d, c: put(v, k + d, c))  # noqa: E731
-    done = [loop(full, lambda o: some(o * RUN, RUN), name="k")] if full else []
+    lanes = job.tile.lanes
     lasts = [min(full * RUN + d, deep - FOUR) for d in range(0, rest, FOUR)]
-    return seq([*done, *(some(i64(k), FOUR) for k in lasts)])
+
+    def rows(o: Expr, count: int) -> Stmt:
+        def some(k: Expr, turns: int) -> Stmt:
+            here = lambda v, d, _: put(v, k + d, span(o * lanes, lanes))  # noqa: E731
+            return turn_rows(job, b, start + o * lanes, count, k0 + k, turns, here)
+
+        done = [loop(full, lambda o: some(o * RUN, RUN), name="k")] if full else []
+        return seq([*done, *(some(i64(k), FOUR) for k in lasts)])
+
+    whole, left = divmod(width, lanes)
+    done = [loop(whole, lambda o: rows(o, lanes), name="v")] if whole else []
+    return seq([*done, *([rows(i64(whole), left)] if left else [])])
 
 
 def turn_rows(job: Job, b: Expr, start: Expr, width: int, k: Expr, deep: int, put: Put) -> Stmt:

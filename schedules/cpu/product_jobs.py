@@ -2,64 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 from tvm import tirx
 
-from .contraction import Contraction, plain_load, walks
+from .contraction import Contraction, half_load, plain_load, walks
 from .emit import Expr, Stmt, i64, scratch, unravel
 from .inline import Point
 from .maps import at
 from .nests import Context
+from .product_price import ANY, COLUMNS, DEPTH, PAGE, Sizes, Tile, choose_tile, copies
 from .stages import Axis, Stage, variables
 from .turn import FOUR
 
 TASKS = 8  # tasks that two to eight threads can share out
-REUSE = 8  # tiles of rows from which copying a panel of B pays
 LONG, REUSED = 64, 4  # depth and panels from which copying an A that walks along rows pays
-LATENCY = 4  # cycles of a multiply-add
-TURN = 1  # cycles to turn a vector of B, and again to copy it and to read the copy
 RUN = 16  # elements of 4 bytes in a cache line
+SHARE, SHARED = 4, 16  # row tiles of a task with a cut depth, at least: that read B in place, that copy it
+DEEPEST = 512  # turns of the depth in a block: so many of a tile's rows of A stay in the first cache
+LARGEST = 32 * 1024  # bytes of a panel, for each lane of the target, from which the depth is cut
+SECOND = 256 * 1024  # bytes of B in a block, and of an A in place, which a second cache has beside the sums
 STACK = 1024  # bytes from which TVM asks its pool for scratch memory
-TURNS = 2  # vectors of columns that are turned side by side: each is read from as many rows as it has lanes
 
 
 @attrs.frozen
-class Tile:
-    """``mr`` rows by ``nv`` vectors of ``lanes``; ``panel`` columns."""
+class Blocks:
+    """Pieces of a deep product that stay in the caches: turns of the depth, and panels that a task has. ``near``: A
+    walks along rows so short that a block of it stays in the second cache as it lies."""
 
-    mr: int
-    nv: int
-    lanes: int
-
-    @property
-    def panel(self) -> int:
-        return self.nv * self.lanes
-
-
-def choose_tile(m: int, n: int, lanes: int, registers: int, turned: bool = False) -> Tile:
-    """The tile with the fewest cycles a turn of the depth, the narrower last panel and the rows past the end included.
-
-    A core starts two multiply-adds and two loads a cycle, and each multiply-add waits LATENCY cycles for the last.
-    ``turned``: B walks along the depth; one tile of all rows turns it where it uses it, several read a copy."""
-    vectors_wide = -(-n // lanes)
-    best, least = Tile(1, 1, lanes), float("inf")
-    for nv in range(1, min(4, vectors_wide) + 1):
-        full, rest = divmod(vectors_wide, nv)
-        for mr in range(1, min(14, m) + 1):
-            if mr * nv + nv + 1 > registers or (turned and mr == m and nv > TURNS):
-                continue
-            turn = full * _cycles(mr, nv) + (_cycles(mr, rest) if rest else 0)
-            price = -(-m // mr) * turn + (TURN * vectors_wide if turned and mr < m else 0)
-            if price < least:
-                best, least = Tile(mr, nv, lanes), price
-    return best
-
-
-def _cycles(mr: int, nv: int) -> float:
-    return max(mr * nv / 2, (mr + nv) / 2, LATENCY)
+    depth: int
+    panels: int
+    near: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -76,6 +51,17 @@ class Job:
     panels: Any
     tall: Any = None  # A as [batch][tile][depth][row], where it is copied beforehand
     inside: tuple[Expr, ...] | None = None  # the batch axes' values, where a task holds the whole product
+    blocks: Blocks | None = None
+
+    @property
+    def dtype(self) -> str:
+        return str(self.one.stage.buffer.dtype)
+
+    @property
+    def zero(self) -> Any:
+        """What a sum begins with."""
+        assert self.one.stage.fold is not None
+        return self.one.stage.fold.init
 
     @property
     def full(self) -> int:
@@ -94,12 +80,24 @@ class Job:
     def run(self) -> int:
         """Turns of the depth that are turned at a time: a cache line of each row, or less where that would be more
         than lies on the stack."""
-        item = 4 if str(self.one.stage.buffer.dtype) == "float32" else 8
+        item = 4 if self.dtype == "float32" else 8
         return RUN if RUN * self.tile.lanes * item < STACK else RUN // 2
 
     @property
     def row_tiles(self) -> int:
         return -(-self.one.m // self.tile.mr)
+
+    @property
+    def each(self) -> int:
+        """Row tiles of a group, of which the last may have fewer."""
+        return -(-self.row_tiles // self.groups)
+
+    def by_width(self, jo: Expr, body: Callable[[Expr, int], Stmt]) -> Stmt:
+        """``body(number, columns)`` of panel ``jo``, which may be the narrower last one."""
+        if not self.rest:
+            return body(jo, self.tile.panel)
+        last = body(i64(self.full), self.rest)
+        return tirx.IfThenElse(jo < i64(self.full), body(jo, self.tile.panel), last) if self.full else last
 
 
 def plan_product(
@@ -107,22 +105,48 @@ def plan_product(
 ) -> Job:
     """How ``one`` is cut, from its shape and the target alone. ``after``: the maps on its result; ``inside``: the
     values of its batch axes where the caller's task makes all of it, and nothing is shared out."""
-    lanes = ctx.lanes if str(one.stage.buffer.dtype) == "float32" else max(1, ctx.lanes // 2)
-    turned = walks_depth(one)
-    tile = choose_tile(one.m, one.n, lanes, ctx.registers, turned)
-    count = -(-one.n // tile.panel)
-    tiles = -(-one.m // tile.mr)
-    wanted = 1 if inside is not None else -(-TASKS // (one.count * count))
-    each = -(-tiles // min(tiles, max(1, wanted)))
-    groups = -(-tiles // each)  # rounding each up may leave fewer groups than were asked for, and no group may be empty
-    packed = "none" if not _must_pack(ctx, one, tile, count) else "task" if groups == 1 else "all"
-    packed = "turn" if turned and tiles == 1 else packed
-    shape = [one.k, tile.panel] if packed == "task" else [one.count, count, one.k, tile.panel]
-    panels = scratch(shape, str(one.stage.buffer.dtype), "panels") if packed == "all" else None
+    whole = str(one.stage.buffer.dtype) == "float32"
+    lanes = ctx.lanes if whole else max(1, ctx.lanes // 2)
+    sizes = Sizes(one.m, one.n, one.k, walk_of(ctx, one), 4 if whole else 8, half_load(one.b) is not None)
+    tile = choose_tile(sizes, lanes, ctx.registers)
+    count, tiles = -(-one.n // tile.panel), -(-one.m // tile.mr)
+    rows = _walks_rows(ctx, one)
+    blocks = _blocks(sizes, tile, one.count, rows) if inside is None else None
+    if blocks is not None:
+        sizes = attrs.evolve(sizes, m=min(one.m, 2 * SHARED * tile.mr), k=blocks.depth)
+    copied = copies(sizes, tile)
+    others = one.count * -(-count // (1 if blocks is None else blocks.panels))
+    groups = 1 if inside is not None else _groups(tiles, 1 if blocks is None else SHARED if copied else SHARE, others)
+    packed = "none" if not copied else "task" if groups == 1 or blocks is not None else "all"
+    packed = "turn" if sizes.walk == DEPTH and tiles == 1 else packed
+    panels = scratch([one.count, count, one.k, tile.panel], str(one.stage.buffer.dtype), "panels")
     tall = None
-    if inside is None and _walks_rows(ctx, one) and one.k >= LONG and count >= REUSED:
+    if inside is None and rows and one.k >= LONG and count >= REUSED and not (blocks and blocks.near):
         tall = scratch([one.count, tiles, one.k, tile.mr], str(one.stage.buffer.dtype), "tall")
-    return Job(ctx, one, after, tile, packed, groups, panels, tall, inside)
+    return Job(ctx, one, after, tile, packed, groups, panels if packed == "all" else None, tall, inside, blocks)
+
+
+def _groups(tiles: int, least: int, others: int) -> int:
+    """Groups of ``least`` row tiles or more, so that there are TASKS tasks with ``others`` of each; an even number of
+    groups where that of the others is odd, and two threads would have unequal shares of them."""
+    wanted = -(-TASKS // others)
+    wanted = min(tiles // least, wanted + wanted * others % 2)
+    each = -(-tiles // max(1, wanted))
+    return -(-tiles // each)  # rounding each up may leave fewer groups than were asked for, and no group may be empty
+
+
+def _blocks(of: Sizes, tile: Tile, count: int, rows: bool) -> Blocks | None:
+    """Of ``count`` products whose panels would leave the second cache, for rows enough to reuse them. ``rows``: A walks
+    along rows."""
+    turn = tile.panel * of.item
+    if of.k * turn < LARGEST * tile.lanes or of.m < SHARE * tile.mr:
+        return None
+    near = rows and of.m * of.item <= PAGE
+    most = min(DEEPEST, SECOND // (of.m * of.item) // RUN * RUN) if near else DEEPEST
+    depths = range(most, most // 2, -RUN)
+    depth = next((d for d in depths if of.k % d == 0), next(d for d in depths if of.k % d >= FOUR))
+    panels = max(REUSED if near else 1, -(-count * -(-of.n // tile.panel) // TASKS))
+    return Blocks(depth, max(1, min(panels, -(-of.n // tile.panel), SECOND // (depth * turn))), near)
 
 
 def _walks_rows(ctx: Context, one: Contraction) -> bool:
@@ -131,11 +155,9 @@ def _walks_rows(ctx: Context, one: Contraction) -> bool:
     return _walks(ctx, one.a, one.rows)
 
 
-def _must_pack(ctx: Context, one: Contraction, tile: Tile, count: int) -> bool:
-    if not walks_columns(ctx, one):
-        return True
-    reused = one.m >= REUSE * tile.mr
-    return reused and (count > 1 or one.n % tile.lanes != 0)
+def walk_of(ctx: Context, one: Contraction) -> str:
+    """Along what B's memory walks."""
+    return COLUMNS if walks_columns(ctx, one) else DEPTH if walks_depth(one) else ANY
 
 
 def walks_depth(one: Contraction) -> bool:

@@ -49,7 +49,7 @@ class Fold:
 @attrs.frozen(eq=False)
 class Stage:
     """``buffer[indices] = value`` over ``space`` (and ``reduce``, if ``fold``); ``serial``: (init, body) statements.
-    ``in_order``: the fold's order is promised, from the first element to the last."""
+    ``in_order``: the order of the fold is promised, from the first element on. ``kept``: each value is made once."""
 
     name: str
     space: tuple[Axis, ...]
@@ -60,6 +60,7 @@ class Stage:
     fold: Fold | None = None
     serial: tuple[Stmt | None, Stmt] | None = None
     in_order: bool = False
+    kept: bool = False
 
     @property
     def is_map(self) -> bool:
@@ -198,7 +199,7 @@ def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
     init = None if block.init is None else substitute(block.init, ones)
     body = in_32_bits(substitute(block.body, ones), {axis.var: axis.extent for axis in (*space, *reduce)})
     stage = _classify(block.name_hint, tuple(space), tuple(reduce), init, body)
-    return attrs.evolve(stage, in_order="in_order" in block.annotations)
+    return attrs.evolve(stage, in_order="in_order" in block.annotations, kept="kept" in block.annotations)
 
 
 def _classify(name: str, space: tuple[Axis, ...], reduce: tuple[Axis, ...], init: Stmt | None, body: Stmt) -> Stage:

@@ -42,9 +42,9 @@ def turned(lanes: int, dtype: str, element: Element, put: Callable[[int, Expr], 
     return block([*(read(r) for r in range(lanes)), *keep, *puts], [raw, *pairs])
 
 
-def span(first: int, count: int) -> Expr:
+def span(first: Expr | int, count: int) -> Expr:
     """The places of ``count`` elements in a row, as one vector."""
-    return tirx.Ramp(i64(first), i64(1), tirx.IntImm("int32", count))
+    return tirx.Ramp(i64(first) if isinstance(first, int) else first, i64(1), tirx.IntImm("int32", count))
 
 
 def _shuffle(vectors: Sequence[Expr], places: Sequence[int]) -> Expr:

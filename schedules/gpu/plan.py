@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from ..cpu.aligned import aligned
+from ..cpu.aligned import aligned, written_out
 from ..cpu.argmax import join_picks
 from ..cpu.emit import Stmt, seq
 from ..cpu.halves import as_bits
@@ -113,7 +113,7 @@ WITHOUT_MATRIX_UNITS = ("cuda-sm_75",)  # for halves of both dtypes: schedule se
 
 def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
-    program = aligned(read_program(func))
+    program = written_out(aligned(read_program(func)))
     without = ON_MATRIX_UNITS if target.gpu.level in WITHOUT_MATRIX_UNITS else ()
     finders = [f for f in FINDERS if f not in without]
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:

@@ -15,7 +15,7 @@ from .scan import Scan
 _rule = functools.partial(PlanRule, remembered(lambda func, target: make_plan(func, target)), build)
 
 ELEMENTWISE = _rule("elementwise", lambda kinds: kinds == {"map"})
-HEADS = _rule("heads", lambda kinds: kinds == {"heads"})
+HEADS = _rule("heads", lambda kinds: "heads" in kinds and kinds <= {"heads", "rows"})
 MATMUL = _rule("matmul", lambda kinds: kinds == {"matmul"})
 DRAWS = _rule("draws", lambda kinds: kinds == {"draws"})
 ROWS = _rule("rows", lambda kinds: kinds <= {"rows", "map"})

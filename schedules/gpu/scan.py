@@ -1,4 +1,5 @@
-"""Running sums, each in the order of its terms by one thread, which is what its bits follow from."""
+"""Running sums, each in the order of its terms by one thread, which is what its bits follow from, in the dtype
+that the program says."""
 
 from __future__ import annotations
 
@@ -38,17 +39,17 @@ def _columns(program: Known) -> Stmt:
     """A thread a sum: neighbours have neighbouring columns."""
     (x,), y = program.ins, program.out
     outer, n, inner = sizes(y)
-    dtype = str(y.dtype)
+    carried = str(program.said["carried"])
 
     def column(flat: Expr) -> Stmt:
-        acc, (o, c) = registers([1], dtype, "acc"), (flat // inner, flat % inner)
+        acc, (o, c) = registers([1], carried, "acc"), (flat // inner, flat % inner)
 
         def step(k: Expr) -> Stmt:
             at = (o, _place(program, k), c)
-            total = wrapped_sum(load(acc, i64(0)), load(x, *at))
-            return seq([store(acc, total, i64(0)), store(y, load(acc, i64(0)), *at)])
+            total = wrapped_sum(load(acc, i64(0)), load(x, *at).astype(carried))
+            return seq([store(acc, total, i64(0)), store(y, load(acc, i64(0)).astype(str(y.dtype)), *at)])
 
-        return seq([tirx.AllocBuffer(acc), store(acc, tirx.const(0, dtype), i64(0)), loop(n, step)])
+        return seq([tirx.AllocBuffer(acc), store(acc, tirx.const(0, carried), i64(0)), loop(n, step)])
 
     return over(outer * inner, column, spread(outer * inner))
 
@@ -59,8 +60,8 @@ def _tiles(program: Known) -> Stmt:
     one."""
     (x,), y, (outer, n, _) = program.ins, program.out, sizes(program.out)
     dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MANY else (8, 128)
-    line = steps + 1  # from row to row, so that the threads that add are in banks of their own
-    tile, acc = shared([rows * line], dtype, "tile"), registers([1], dtype, "acc")
+    line, carried = steps + 1, str(program.said["carried"])  # the threads that add are in banks of their own
+    tile, acc = shared([rows * line], dtype, "tile"), registers([1], carried, "acc")
 
     def block(b: Expr, t: Expr) -> Stmt:
         def each(body: Any, piece: Expr) -> Stmt:
@@ -77,8 +78,8 @@ def _tiles(program: Known) -> Stmt:
 
         def add(s: Expr) -> Stmt:
             at, own = t * line + s, i64(0)
-            total = wrapped_sum(load(acc, own), load(tile, at))
-            return seq([store(acc, total, own), store(tile, load(acc, own), at)])
+            total = wrapped_sum(load(acc, own), load(tile, at).astype(carried))
+            return seq([store(acc, total, own), store(tile, load(acc, own).astype(dtype), at)])
 
         def piece(p: Expr) -> Stmt:
             return seq([
@@ -89,7 +90,7 @@ def _tiles(program: Known) -> Stmt:
                 each(lambda at, place: store(y, load(tile, at), *place), p),
             ])  # fmt: skip
 
-        zero = store(acc, tirx.const(0, dtype), i64(0))
+        zero = store(acc, tirx.const(0, carried), i64(0))
         return seq([tirx.AllocBuffer(tile), tirx.AllocBuffer(acc), zero, loop(-(-n // steps), piece)])
 
     return launch(-(-outer // rows), THREADS, block)

@@ -26,8 +26,8 @@ neg abs sign exp log log1p expm1 sqrt rsqrt square sin cos tanh sigmoid erf floo
 softplus stop-gradient gelu silu sigmoid tanh
 """)
 OF_POSITIVE = ("log", "sqrt", "rsqrt", "log1p")
-PAIRS = words("+ - * / min max pow mod + - *")
-WHOLE_PAIRS = words("+ - * min max mod quot bit-and bit-or bit-xor shift-left shift-right")
+PAIRS = words("+ - * / min max pow mod floordiv + - *")
+WHOLE_PAIRS = words("+ - * min max mod quot floordiv bit-and bit-or bit-xor shift-left shift-right")
 TESTS = words("= /= < <= > >=")
 REDUCTIONS = words("sum mean reduce-max reduce-min logsumexp variance prod sum mean")
 
@@ -38,7 +38,7 @@ class Chooser:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.limit = self.rng.choice(SIZES)
-        self.floats = self.rng.choice((("f32",),) * 4 + (FLOATS,))
+        self.floats = self.rng.choice((("f32",),) * 2 + (FLOATS,))
         self.inputs: list[tuple[Input, Value]] = []
         self.steps: list[tuple[Step, Value]] = []
         self.feeds = {"seed": SEED}
@@ -133,7 +133,7 @@ class Chooser:
     def pair(self) -> None:
         x, op = self.some(*FLOATS), self.rng.choice(PAIRS)
         args = [x, self.like(x)] if self.rng.random() < 0.7 else [self.like(x), x]
-        if op in ("/", "mod"):
+        if op in ("/", "mod", "floordiv"):
             args[1] = self.step(
                 "+", self.step("abs", args[1]), self.step("full", shape=(), value=0.5, dtype=self.type(x).dtype)
             )
@@ -205,6 +205,15 @@ class Chooser:
         if self.rng.random() < 0.25:  # the other way round
             x, y, ta, tb = y, x, not tb, not ta
         self.step("matmul", x, y, ta=ta, tb=tb)
+
+    def rounded_product(self) -> None:
+        """As models make them under ``:precision :bf16``: of float32 rounded to bf16, maybe handed on as float32."""
+        x = self.some("f32", rank=2)
+        lead, depth = self.type(x).shape[:-2], self.type(x).shape[-1]
+        y = x if self.type(x).shape[-2] == depth else self.new("f32", (*lead, depth, self.rng.choice(EXTENTS)))
+        made = self.step("matmul", *(self.step("cast", v, dtype="bf16") for v in (x, y)), ta=False, tb=False)
+        if self.rng.random() < 0.5:
+            self.step("cast", made, dtype="f32")
 
     def attention(self) -> None:
         q = self.some(*FLOATS, rank=2)
@@ -301,6 +310,7 @@ class Chooser:
 KINDS = (
     *("unary",) * 5, *("pair",) * 5, *("scaled",) * 2, "whole", "whole", "test", "truth", *("chosen",) * 2, "cast",
     *("reduction",) * 5, "extreme", "any_of", "running", *("along_rows",) * 3, "entropy", *("product",) * 4,
+    "rounded_product", "rounded_product",
     *("attention",) * 2, *("moved",) * 6, *("joined",) * 2, *("looked_up",) * 2, "scattered", "written", "made",
     "dropped",
 )  # fmt: skip
@@ -332,7 +342,8 @@ def _finished(c: Chooser) -> Program:
     floats = [n for n, (dtype, _, _) in enumerate(inputs) if dtype in FLOATS]
     gradients = tuple(n for n in floats if c.rng.random() < 0.6) if c.rng.random() < 0.6 else ()
     in_place = tuple(n for n in floats if c.rng.random() < 0.5) if c.rng.random() < 0.3 else ()
-    return Program(inputs, steps, tuple(sorted((*ends, *rest))), gradients, in_place)
+    even = c.rng.random() < 0.3
+    return Program(inputs, steps, tuple(sorted((*ends, *rest))), gradients, in_place, even)
 
 
 def _meet(one: Shape, other: Shape) -> bool:

@@ -28,7 +28,7 @@ class Program:
 
     ``outputs``    what is returned
     ``gradients``  inputs for which d loss / d input is returned too; the loss is the sum of all float outputs, each
-                   times weights that are inputs of their own
+                   times weights that are inputs of their own, or of their means where ``even``
     ``in_place``   inputs that the first output of their type may be written over
     """
 
@@ -37,6 +37,7 @@ class Program:
     outputs: tuple[int, ...]
     gradients: tuple[int, ...] = ()
     in_place: tuple[int, ...] = ()
+    even: bool = False
 
     def graph(self) -> Graph:
         """Raises TypeFault, ShapeFault and UserError, as the language would. Inputs that nothing needs are left out."""
@@ -46,7 +47,7 @@ class Program:
             values.append(b(op, *(values[a] for a in args), **attrs))
         outputs = [values[n] for n in self.outputs]
         if self.gradients:
-            outputs += gradients(b, loss(b, outputs), [values[n] for n in self.gradients])
+            outputs += gradients(b, (evenly if self.even else loss)(b, outputs), [values[n] for n in self.gradients])
         inputs = tuple(v for v in order(outputs) if not v.op)
         named = tuple((f"y{n}", y) for n, y in enumerate(outputs))
         return verify(simplify(Graph("main", inputs, named)), "simplify")
@@ -74,7 +75,7 @@ class Program:
         """As it can be pasted into a test."""
         rows = [f"    inputs=({''.join(f'{i!r}, ' for i in self.inputs)}),", "    steps=("]
         rows += [f"        {step!r},  # {n}" for n, step in enumerate(self.steps, len(self.inputs))]
-        rest = {"outputs": self.outputs, "gradients": self.gradients, "in_place": self.in_place}
+        rest = {"outputs": self.outputs, "gradients": self.gradients, "in_place": self.in_place, "even": self.even}
         return "\n".join(["Program(", *rows, "    ),", *(f"    {k}={v!r}," for k, v in rest.items() if v), ")"])
 
 
@@ -94,6 +95,17 @@ def loss(b: DrawBuilder, outputs: list[Value]) -> Value:
         if y.type.kind == "float":
             y = b("cast", y, dtype="f32")
             total = b("+", total, b("sum", b("*", y, b.input(f"w{n}", y.type))))
+    return total
+
+
+def evenly(b: DrawBuilder, outputs: list[Value]) -> Value:
+    """A float32 scalar whose gradient is one number for all elements of an output: means, every other one in the
+    output's own dtype."""
+    total = b.const(0.0, "f32")
+    for n, y in enumerate(outputs):
+        if y.type.kind == "float":
+            y = b("mean", b("cast", y, dtype="f32") if n % 2 else y)
+            total = b("+", total, b("cast", y, dtype="f32"))
     return total
 
 

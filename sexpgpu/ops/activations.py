@@ -1,7 +1,7 @@
 """Activations: element by element, without parameters.
 
-gelu and silu are rows of their own, whose gradients are made of their argument alone: a training step keeps that and no
-step of the formula, and each gradient is one kernel, or the end of the product that is differentiated after it.
+gelu and silu are rows of their own, whose derivatives are made of their argument alone: a training step keeps that and
+no step of the formula, and each gradient is one kernel, or the end of the product that is differentiated after it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..types import TensorType, broadcast
-from .reduce import HALVES, halves_in_f32, in_wide
+from .cotangents import scaled
+from .reduce import HALVES, halves_in_f32, in_wide, widening
 from .rules import FLOATS, need, unary
 from .spec import op, tensor
 from .stacking import pointwise
@@ -22,7 +22,7 @@ F = [("f32", (3, 5))]
 FLOAT_CASES = ((F, {}), ([("f32", (40,), -30.0, 30.0)], {}), ([("f64", (2, 3))], {}), ([("bf16", (3, 7))], {}),
                ([("f16", (3, 7))], {}))
 SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715  # of gelu
-FAR = 16.0  # from here on gelu's gradient is 0 or 1, as float64 has it too
+FAR = 128.0  # from here on derivatives are 0 or 1, as float64 has them too
 
 
 def floats_only(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,10 +65,10 @@ def gelu_ref(np: Any, x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(SCALE * (x + CUBE * x * x * x)))
 
 
-def gelu_grad_ref(np: Any, dy: Any, x: Any) -> Any:
+def gelu_slope_ref(np: Any, x: Any) -> Any:
     near = np.clip(x, -FAR, FAR)
     t = np.tanh(SCALE * (near + CUBE * near * near * near))
-    return dy * (0.5 * (1 + t) + 0.5 * near * (1 - t * t) * SCALE * (1 + 3 * CUBE * near * near))
+    return 0.5 * (1 + t) + 0.5 * near * (1 - t * t) * SCALE * (1 + 3 * CUBE * near * near)
 
 
 def gelu(r: Any, x: Any) -> Any:
@@ -78,45 +78,49 @@ def gelu(r: Any, x: Any) -> Any:
     return r.multiply(x, r.sigmoid(r.multiply(x, inner)))
 
 
-def gelu_grad(r: Any, dy: Any, x: Any) -> Any:
-    """dy s (1 + x (1 - s) (c + 3 d x^2)) with s = sigmoid(c x + d x^3). x is held where the powers do not overflow."""
+def held(r: Any, x: Any) -> Any:
+    """``x`` where powers of it do not overflow: beyond, every slope is that of the end."""
+    low, high = (r.const(number, r.dtype(x)) for number in (-FAR, FAR))
+    return r.bound(r.where(r.less(x, low), low, r.where(r.greater(x, high), high, x)))
+
+
+def gelu_slope(r: Any, x: Any) -> Any:
+    """s (1 + x (1 - s) (c + 3 d x^2)) with s = sigmoid(c x + d x^3)."""
     const = lambda number: r.const(number, r.dtype(x))  # noqa: E731
-    low, high = const(-FAR), const(FAR)
-    x = r.bound(r.where(r.less(x, low), low, r.where(r.greater(x, high), high, x)))
+    x = held(r, x)
     square = r.bound(r.multiply(x, x))
     inner = r.add(const(2 * SCALE), r.multiply(const(2 * SCALE * CUBE), square))
     slope = r.add(const(2 * SCALE), r.multiply(const(6 * SCALE * CUBE), square))
-    return r.multiply(dy, _of_sigmoid(r, x, r.multiply(x, inner), slope))
+    return _of_sigmoid(r, x, r.multiply(x, inner), slope)
 
 
-def silu_grad(r: Any, dy: Any, x: Any) -> Any:
-    """dy s (1 + x (1 - s)) with s = sigmoid(x)."""
-    return r.multiply(dy, _of_sigmoid(r, x, x, None))
+def silu_slope(r: Any, x: Any) -> Any:
+    """s (1 + x (1 - s)) with s = sigmoid(x)."""
+    x = held(r, x)
+    return _of_sigmoid(r, x, x, None)
 
 
 def _of_sigmoid(r: Any, x: Any, inner: Any, slope: Any) -> Any:
-    """The gradient of x s with s = sigmoid(``inner``): s (1 + x (1 - s) ``slope``)."""
+    """The derivative of x s with s = sigmoid(``inner``): s (1 + x (1 - s) ``slope``)."""
     one, s = r.const(1, r.dtype(x)), r.bound(r.sigmoid(inner))
     rest = r.multiply(x, r.subtract(one, s))
     return r.multiply(s, r.add(one, rest if slope is None else r.multiply(rest, slope)))
 
 
-def silu_grad_ref(np: Any, dy: Any, x: Any) -> Any:
+def silu_slope_ref(np: Any, x: Any) -> Any:
+    x = np.clip(x, -FAR, FAR)
     s = np.exp(-np.logaddexp(x.dtype.type(0), -x))
-    return dy * s * (1 + x * (1 - s))
+    return s * (1 + x * (1 - s))
 
 
-def activation(name: str, doc: str, value: Any, value_ref: Any, grad: Any, grad_ref: Any) -> None:
-    """A row of f32 arithmetic, and the row of its gradient, made of the argument alone."""
-    common: Any = {"group": "neural", "elementwise": True, "stack": pointwise}
-    op(name, doc, args=X, type=unary(FLOATS, hint=HINT), ref=halves_in_f32(value_ref), relax=all_in_f32(value),
-       vjp=lambda b, dy, y, x: (b(f"{name}-grad", dy, x),), cases=FLOAT_CASES, **common)
-    twice = tuple(([*types, *types], attrs) for types, attrs in FLOAT_CASES)
-    op(f"{name}-grad", f"The gradient of {name}.", internal=True, args=(tensor("dy"), tensor("x")),
-       type=lambda dy, x: TensorType(broadcast(dy.shape, x.shape), x.dtype),
-       ref=halves_in_f32(grad_ref), relax=all_in_f32(grad),
-       vjp=None,  # a run has one backward pass, and nothing differentiates it
-       cases=twice, **common)
+def activation(name: str, doc: str, value: Any, value_ref: Any, slope: Any, slope_ref: Any) -> None:
+    """A row of f32 arithmetic, and the row of its derivative."""
+    common: Any = {"group": "neural", "elementwise": True, "stack": pointwise, "args": X, "cases": FLOAT_CASES,
+                   "type": unary(FLOATS, hint=HINT)}  # fmt: skip
+    op(name, doc, ref=halves_in_f32(value_ref), relax=all_in_f32(value),
+       vjp=widening(lambda b, dy, y, x: scaled(b, dy, b(f"{name}-slope", x))), **common)
+    op(f"{name}-slope", f"The derivative of {name}.", internal=True, ref=halves_in_f32(slope_ref),
+       relax=all_in_f32(slope), vjp=None, **common)  # a run has one backward pass, and nothing differentiates it
 
 
 op("relu", "x where it is positive, else 0. The gradient at 0 is 0.",
@@ -125,11 +129,12 @@ op("relu", "x where it is positive, else 0. The gradient at 0 is 0.",
 
 activation(
     "gelu", "x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the tanh form of Hendrycks and Gimpel, arXiv:1606.08415.",
-    gelu, gelu_ref, gelu_grad, gelu_grad_ref)  # fmt: skip
+    gelu, gelu_ref, gelu_slope, gelu_slope_ref)  # fmt: skip
 
 activation(
     "silu", "x sigmoid(x), also called swish.",
-    lambda r, x: r.multiply(x, r.sigmoid(x)), lambda np, x: x / (1 + np.exp(-x)), silu_grad, silu_grad_ref)  # fmt: skip
+    lambda r, x: r.multiply(x, r.sigmoid(x)), lambda np, x: x / (1 + np.exp(-x)),
+    silu_slope, silu_slope_ref)  # fmt: skip
 
 op("softplus", "log(1 + exp(x)), without overflow.",
    group="neural", args=X, expand=floats_only(in_wide(softplus)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .cotangents import scaled, strong_ref
 from .nn import ATTEND_CASES, softmax_of_scores
 from .reduce import halves_in_f32
 from .rules import axis_attr
@@ -24,13 +25,19 @@ def total(b: Any, x: Any, axis: int) -> Any:
 
 
 def softmax_grad_ref(np: Any, dy: Any, y: Any, axis: int) -> Any:
-    return y * (dy - np.sum(dy * y, axis=axis, keepdims=True))
+    apart = dy - np.sum(strong_ref(np, dy, dy * y), axis=axis, keepdims=True)
+    return strong_ref(np, apart, y * apart)
+
+
+def total_like(b: Any, x: Any, axis: int) -> Any:
+    """As ``total``, repeated along ``axis``."""
+    return b("broadcast", total(b, x, axis), shape=x.type.shape)
 
 
 def softmax_grad_vjp(b: Any, dz: Any, z: Any, dy: Any, y: Any, axis: int) -> tuple[Any, Any]:
     """z is linear in dy, by a symmetric matrix."""
-    along = b("*", dz, b("-", dy, total(b, b("*", dy, y), axis)))
-    return b("softmax-grad", dz, y, axis=axis), b("-", along, b("*", dy, total(b, b("*", dz, y), axis)))
+    along = scaled(b, dz, b("-", dy, total(b, scaled(b, dy, y), axis)))
+    return b("softmax-grad", dz, y, axis=axis), b("-", along, scaled(b, total_like(b, scaled(b, dz, y), axis), dy))
 
 
 op("softmax-grad", "The gradient of y = softmax(x) along `axis`: y (dy - sum(dy y)).",
@@ -44,13 +51,14 @@ op("softmax-grad", "The gradient of y = softmax(x) along `axis`: y (dy - sum(dy 
 
 
 def log_softmax_grad_ref(np: Any, dy: Any, y: Any, axis: int) -> Any:
-    return dy - np.exp(y) * np.sum(dy, axis=axis, keepdims=True)
+    whole = np.sum(dy, axis=axis, keepdims=True)
+    return dy - strong_ref(np, whole, np.exp(y) * whole)
 
 
 def log_softmax_grad_vjp(b: Any, dz: Any, z: Any, dy: Any, y: Any, axis: int) -> tuple[Any, Any]:
     """Of z = dy - exp(y) sum(dy): the cotangents of dy and y."""
-    weighed = b("*", dz, b("exp", y))
-    return b("-", dz, total(b, weighed, axis)), b("neg", b("*", weighed, total(b, dy, axis)))
+    weighed = scaled(b, dz, b("exp", y))
+    return b("-", dz, total(b, weighed, axis)), b("neg", scaled(b, weighed, total(b, dy, axis)))
 
 
 op("log-softmax-grad", "The gradient of y = log-softmax(x) along `axis`: dy - exp(y) sum(dy).",
@@ -69,7 +77,9 @@ op("log-softmax-grad", "The gradient of y = log-softmax(x) along `axis`: dy - ex
 def rms_grad_ref(np: Any, dy: Any, y: Any, x: Any, axes: Any, eps: float) -> Any:
     """r (dy - y mean(dy y)), r the scale of ``x``."""
     scale = 1 / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + x.dtype.type(eps))
-    return scale * (dy - y * np.mean(dy * y, axis=axes, keepdims=True))
+    along = np.mean(strong_ref(np, dy, dy * y), axis=axes, keepdims=True)
+    apart = dy - strong_ref(np, along, y * along)
+    return strong_ref(np, apart, scale * apart)
 
 
 def normalize_grad_ref(np: Any, dy: Any, y: Any, x: Any, axes: Any, eps: float) -> Any:
@@ -105,6 +115,7 @@ for name, formula, ref in (
 
 def attend_grads(np: Any, dy: Any, q: Any, k: Any, v: Any, *mask: Any, causal: bool) -> tuple[Any, Any, Any]:
     """The gradients of q, k and v; with w the weights, those of the scores are w (dw - sum(dw w))."""
+    q, k, v = (np.where(np.isfinite(x), x, x.dtype.type(0)) for x in (q, k, v))
     turned = lambda x: np.swapaxes(x, -1, -2)  # noqa: E731
     seen, soft = softmax_of_scores(np, q, k, mask[0] if mask else None, causal)
     shown = lambda x: np.where(seen, x, x.dtype.type(0))  # noqa: E731

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..types import DTYPES
-from .rules import FLOATS, NUMBERS, WHOLE, joined
+from .cotangents import divided, scaled
+from .rules import FLOATS, NUMBERS, WHOLE, joined, no_zero, power_of_zero
 from .spec import ZERO_GRAD, op, tensor, tensors
 
 XY = (tensor("x"), tensor("y"))
@@ -129,6 +130,14 @@ def quot_ref(np: Any, x: Any, y: Any) -> Any:
         return np.where(y == 0, x.dtype.type(0), down + inexact.astype(x.dtype))
 
 
+def floordiv_ref(np: Any, x: Any, y: Any) -> Any:
+    """NumPy's, which follows its exact mod; of x and 0 it is what goes with x mod 0."""
+    with np.errstate(all="ignore"):
+        if x.dtype.kind in "iu":
+            return np.where(y == 0, x.dtype.type(0), x // np.where(y == 0, x.dtype.type(1), y))
+        return np.where(y == 0, x.dtype.type("nan"), np.floor_divide(x, y))
+
+
 def mod_ref(np: Any, x: Any, y: Any) -> Any:
     with np.errstate(all="ignore"):
         if x.dtype.kind in "iu":
@@ -136,20 +145,27 @@ def mod_ref(np: Any, x: Any, y: Any) -> Any:
         return np.mod(x, y)
 
 
+def quotient_vjp(b: Any, dz: Any, z: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """d/dx = 1/y and d/dy = -z/y, which is taken in this order, so that y*y need not fit."""
+    dx = divided(b, dz, y)
+    return b.fit(dx, x), b.fit(b("neg", scaled(b, dx, z)), y)
+
+
 def mod_vjp(b: Any, dz: Any, z: Any, x: Any, y: Any) -> tuple[Any, Any]:
     """d/dx = 1, and d/dy = -floor(x/y), which is round((z - x) / y)."""
     if z.type.kind != "float":
         return None, None
-    return b.fit(dz, x), b.fit(b("*", dz, b("round", b("/", b("-", z, x), y))), y)
+    return b.fit(dz, x), b.fit(scaled(b, dz, b("round", b("/", b("-", z, x), y))), y)
 
 
 def pow_vjp(b: Any, dz: Any, z: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """d/dx = y x**(y-1), and 0 where y is 0; d/dy = x**y log x, and 0 where x is not positive."""
+    """d/dx = y x**(y-1), and 0 where y is 0; d/dy = x**y log x, and 0 where x is not positive, or where x**y is
+    0 (of an infinite x)."""
     one, zero = b.const(1, z.type.dtype), b.const(0, z.type.dtype)
     dx = b("where", b("=", y, zero), zero, b("*", y, b("pow", x, b("-", y, one))))
     positive = b(">", x, zero)
-    dy = b("where", positive, b("*", z, b("log", b("where", positive, x, one))), zero)
-    return b.fit(b("*", dz, dx), x), b.fit(b("*", dz, dy), y)
+    dy = b("where", positive, scaled(b, z, b("log", b("where", positive, x, one))), zero)
+    return b.fit(scaled(b, dz, dx), x), b.fit(scaled(b, dz, dy), y)
 
 
 op("+", "Sum, broadcast; any number of arguments of one dtype. Integers wrap.",
@@ -181,7 +197,7 @@ op("*", "Product, broadcast; any number of arguments of one dtype. Integers wrap
    group="arithmetic", args=XS, folds=True, type=joined(NUMBERS),
    ref=lambda np, x, y: x * y,
    relax=scaling_relax("multiply", "wrap-multiply"),
-   vjp=lambda b, dz, z, x, y: (b.fit(b("*", dz, y), x), b.fit(b("*", dz, x), y)),
+   vjp=lambda b, dz, z, x, y: (b.fit(scaled(b, dz, y), x), b.fit(scaled(b, dz, x), y)),
    number=lambda x, y: x * y,
    onnx=lambda o, x, y: o("Mul", x, y),
    cases=(FF, ([("f32", (2, 3)), ("f32", ())], {}), ([("bf16", (3, 7)), ("bf16", (7,))], {}),
@@ -190,13 +206,14 @@ op("*", "Product, broadcast; any number of arguments of one dtype. Integers wrap
           ("i64", (5,), -2**62, 2**62)], {})))
 
 op("/", "Quotient of floats, broadcast; `(/ x)` is the reciprocal, and more arguments divide from the left. x/0 is "
-   "infinite or NaN. "
+   "infinite or NaN, and by the number 0 it is a fault. "
    "Integers have `quot`; of two numbers the quotient is an integer where it is exact.",
    group="arithmetic", args=XS, folds=True, type=joined(FLOATS, hint=INTS_HINT),
    ref=lambda np, x, y: x / y,
    relax=scaling_relax("divide"),
-   vjp=lambda b, dz, z, x, y: (b.fit(b("/", dz, y), x), b.fit(b("neg", b("*", b("/", dz, y), z)), y)),
+   vjp=quotient_vjp,
    number=divide,
+   domain=no_zero,
    onnx=lambda o, x, y: o("Div", x, y),
    cases=(([("f32", (3, 5)), ("f32", (5,), 0.5, 2.0)], {}), ([("f32", ()), ("f32", (2, 3), -2.0, -0.5)], {}),
           ([("bf16", (3, 7)), ("bf16", (7,), 0.5, 2.0)], {}), ([("f64", (3,)), ("f64", (3,), 0.5, 2.0)], {})))
@@ -209,6 +226,7 @@ op("mod", "Remainder with the sign of the divisor, broadcast, for integers and f
    relax=lambda r, x, y: r.kernel("mod", x, y),
    vjp=mod_vjp,
    number=lambda x, y: x % y,
+   domain=no_zero,
    cases=(([("i32", (6, 1), -9, 9), ("i32", (9,), -4, 5)], {}), ([("u8", (40,), 0, 256), ("u8", (40,), 0, 4)], {}),
           ([("i64", (3, 5), -9, 9), ("i64", (), 3, 4)], {}), ([("f32", (3, 5), -9.0, 9.0),
           ("f32", (5,), -2.0, 2.0)], {}),
@@ -219,14 +237,31 @@ op("mod", "Remainder with the sign of the divisor, broadcast, for integers and f
 
 op("quot", "Quotient of integers truncated toward zero, broadcast. x quot 0 is 0, and the smallest integer quot -1 is "
    "itself.",
-   group="arithmetic", args=XY, type=joined(WHOLE, hint="of floats it is floor of /"),
+   group="arithmetic", args=XY, type=joined(WHOLE, hint="of floats it is floordiv"),
    ref=quot_ref,
    relax=lambda r, x, y: r.kernel("quot", x, y),
    vjp=ZERO_GRAD,
    number=quot_number,
+   domain=no_zero,
    cases=(([("i32", (6, 1), -9, 9), ("i32", (9,), -4, 5)], {}), ([("u8", (40,), 0, 256), ("u8", (40,), 0, 4)], {}),
           ([("i8", (300,), -128, 128), ("i8", (300,), -4, 4)], {}), ([("i64", (3, 5), -9, 9), ("i64", (), 3, 4)], {}),
           ([("u32", (5,), 0, 2**32), ("u32", (5,), 0, 9)], {})))
+
+op("floordiv", "Quotient rounded down, broadcast, for integers and floats: x is y floordiv(x, y) + mod(x, y). Not "
+   "floor of /, which rounds the quotient first: of 1.0 and 0.1 it is 9. Integer x floordiv 0 is 0, float x floordiv 0 "
+   "is NaN, and the smallest integer floordiv -1 is itself.",
+   group="arithmetic", args=XY, type=joined(NUMBERS),
+   ref=rounded(floordiv_ref),
+   relax=lambda r, x, y: r.kernel("floordiv", x, y),
+   vjp=ZERO_GRAD,
+   number=lambda x, y: x // y,
+   domain=no_zero,
+   cases=(([("i32", (6, 1), -9, 9), ("i32", (9,), -4, 5)], {}), ([("u8", (40,), 0, 256), ("u8", (40,), 0, 4)], {}),
+          ([("i8", (300,), -128, 128), ("i8", (300,), -4, 4)], {}), ([("i64", (3, 5), -9, 9), ("i64", (), -3, -2)], {}),
+          ([("u32", (5,), 0, 2**32), ("u32", (5,), 0, 9)], {}), ([("f32", (3, 5), -9.0, 9.0),
+          ("f32", (5,), -2.0, 2.0)], {}),
+          ([("f64", (4,), -9.0, 9.0), ("f64", (4,), 0.5, 2.0)], {}), ([("bf16", (4,), -9.0, 9.0),
+          ("bf16", (4,), 0.5, 2.0)], {}), ([("f16", (4,), -9.0, 9.0), ("f16", (4,), 0.5, 2.0)], {})))
 
 op("pow", "x to the power y, floats, broadcast. The gradient to y is 0 where x is not positive, and that to x is 0 "
    "where y is 0.",
@@ -235,6 +270,7 @@ op("pow", "x to the power y, floats, broadcast. The gradient to y is 0 where x i
    relax=rounded_relax("power"),
    vjp=pow_vjp,
    number=power,
+   domain=power_of_zero,
    onnx=lambda o, x, y: o("Pow", x, y),
    cases=(([("f32", (3, 5), 0.2, 3.0), ("f32", (5,), -3.0, 3.0)], {}), ([("f32", ()), ("f32", (4,), 2.0, 2.0)], {}),
           ([("f64", (3,), 0.2, 3.0), ("f64", (3,), -3.0, 3.0)], {}), ([("bf16", (7,), 0.2, 3.0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..types import ShapeFault, TensorType, broadcast
+from ..types import MAX_DIM, ShapeFault, TensorType, broadcast
 from .reduce import halves_in_f32
 from .rules import NUMBERS, need, same_dtype
 from .spec import op, tensor
@@ -43,7 +43,7 @@ def product_vjp(b: Any, dz: Any, z: Any, x: Any, y: Any, ta: bool, tb: bool) -> 
     """With X and Y the matrices as read: dX = dZ Y' and dY = X' dZ, each written so that nothing is transposed."""
     dx = b("matmul", y, dz, ta=tb, tb=True) if ta else b("matmul", dz, y, ta=False, tb=not tb)
     rows = x
-    if y.type.rank == 2 and x.type.rank > 2 and not ta:
+    if y.type.rank == 2 and x.type.rank > 2 and not ta and math.prod(x.type.shape[:-1]) <= MAX_DIM:
         rows, dz = flat(b, x), flat(b, dz)  # one product over all rows, instead of one a batch and then their sum
     dy = b("matmul", dz, rows, ta=True, tb=ta) if tb else b("matmul", rows, dz, ta=not ta, tb=False)
     return b.fit(dx, x), b.fit(dy, y)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from ..types import ShapeFault, TensorType, broadcast, listed
 from .activations import HINT
-from .reduce import HALVES, halves_in_f32, in_f32
+from .hidden import guarded, of_all_queries
+from .reduce import HALVES, halves_in_f32, in_f32, widening
 from .rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
 from .stacking import as_given, attended, pointwise, summed
 
 X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))
-HEADS = 4  # heads from which attention is one kernel
 FAR = -1e30  # a score that no finite one comes near: exp(FAR - score) is exactly 0
 F = [("f32", (3, 5))]
 AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"axis": 1}), ([("f32", (4, 40))], {}),
@@ -24,18 +23,6 @@ AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"a
 
 
 # -- softmax --------------------------------------------------------------------------------------------------------
-
-
-def widening(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``vjp`` column of one argument that computes bf16 and f16 in f32 and rounds the cotangent once."""
-
-    def vjp(b: Any, dy: Any, y: Any, x: Any, **attrs: Any) -> tuple[Any]:
-        if y.type.dtype not in HALVES:
-            return (f(b, dy, y, x, **attrs),)
-        wide = [b("cast", v, dtype="f32") for v in (dy, y, x)]
-        return (b("cast", f(b, *wide, **attrs), dtype=y.type.dtype),)
-
-    return vjp
 
 
 def softmax_ref(np: Any, x: Any, axis: int = -1) -> Any:
@@ -143,53 +130,37 @@ def check_attention(q: TensorType, k: TensorType, v: TensorType, mask: TensorTyp
             raise ShapeFault(f"the mask {mask} does not broadcast to the scores, {listed(scores)}")
 
 
-def seen_mask(b: Any, n: int, mask: Any, causal: bool) -> Any:
-    """Which key each query sees, or None for all."""
-    if not causal:
-        return mask
-    earlier = b("<=", b("iota", shape=(n, n), axis=1, dtype="i32"), b("iota", shape=(n, n), axis=0, dtype="i32"))
-    return b("and", earlier, mask) if mask else earlier
-
-
-def weights_of(b: Any, q: Any, k: Any, seen: Any) -> Any:
-    """softmax(q k' / sqrt(d)), f32 where q is bf16 or f16, with the scores of keys that are not ``seen`` far below."""
-    inner = "f32" if q.type.dtype in HALVES else q.type.dtype
-    scores = b("matmul", wide(b, q), wide(b, k), tb=True)
-    scores = b("*", scores, b.const(1 / math.sqrt(q.type.shape[-1]), inner))
-    if seen:
-        scores = b("where", seen, scores, b.const(FAR, inner))
-    return b("softmax", scores, axis=-1)
-
-
-def wide(b: Any, x: Any) -> Any:
-    """``x``, bf16 and f16 as f32."""
-    return b("cast", x, dtype="f32") if x.type.dtype in HALVES else x
+def of_heads(b: Any, x: Any, heads: tuple[int, ...]) -> Any:
+    """``x``, queries, keys or values, for each of ``heads``."""
+    shape = (*heads, *x.type.shape[-2:])
+    if x.type.shape == shape:
+        return x
+    return b("reshape" if math.prod(shape) == x.type.size else "broadcast", x, shape=shape)
 
 
 def attention(b: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
-    """attend, one kernel, where ``attends``; else product, softmax (of bf16 and f16 in f32, then rounded), product."""
+    """attend, one kernel, whatever the number of heads: a record's bits must not follow from the batch it is in."""
     check_attention(q.type, k.type, v.type, mask.type if mask else None, causal)
-    dtype = q.type.dtype
-    if attends(q.type, k.type, v.type):
-        return b("attend", q, k, v, *([mask] if mask else []), causal=causal)
-    seen = seen_mask(b, q.type.shape[-2], mask, causal)
-    weights = weights_of(b, q, k, seen)
-    if mask:  # a query may see nothing: then its softmax is uniform, and all of it is masked
-        weights = b("where", seen, weights, b.const(0, weights.type.dtype))
-    return b("matmul", b("cast", weights, dtype=dtype), v)
-
-
-def attends(q: TensorType, k: TensorType, v: TensorType) -> bool:
-    """Is attend's one kernel worth more than the parts? It leaves no scores behind, and the gradient makes them again.
-    It shares its work out by heads."""
-    heads = q.shape[:-2]
-    return heads == k.shape[:-2] == v.shape[:-2] and math.prod(heads) >= HEADS
+    heads = broadcast(broadcast(q.type.shape[:-2], k.type.shape[:-2]), v.type.shape[:-2])
+    q, k, v = (of_heads(b, x, heads or (1,)) for x in (q, k, v))
+    queries, poison = q.type.shape[-2], None
+    if queries == 1:  # the kernel looks at each value itself
+        causal = False
+    elif q.type.dtype not in HALVES:  # and here what is hidden from some
+        pass
+    elif whole := of_all_queries(b, mask, v, causal):
+        v = whole
+    else:
+        (v,), poison = guarded(b, (v,), queries, mask, causal)
+    y = b("attend", b("+", q, poison) if poison else q, k, v, *([mask] if mask else []), causal=causal)
+    return y if heads else b("reshape", y, shape=y.type.shape[1:])
 
 
 def attend_vjp(b: Any, dy: Any, y: Any, q: Any, k: Any, v: Any, *mask: Any, causal: bool) -> tuple[Any, ...]:
     """One kernel of three results. The weights are computed again: they are larger than all that the forward pass
-    leaves behind."""
-    made = (b(f"attend-grad-{of}", dy, q, k, v, *mask, causal=causal) for of in "qkv")
+    leaves behind. Of finite queries, keys and values: cotangents of 0 then give 0, whatever these were."""
+    given = [b("finite", x) if x.type.dtype in HALVES else x for x in (q, k, v)]
+    made = (b(f"attend-grad-{of}", dy, *given, *mask, causal=causal) for of in "qkv")
     return (*made, *(None for _ in mask))
 
 
@@ -204,6 +175,14 @@ def softmax_of_scores(np: Any, q: Any, k: Any, mask: Any, causal: bool) -> tuple
 
 def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
     seen, soft = softmax_of_scores(np, q, k, mask, causal)
+    if q.shape[-2] == 1:
+        shown = np.swapaxes(np.broadcast_to(seen, soft.shape), -1, -2)
+        v = np.where(shown, v, v.dtype.type(0))
+    elif mask is not None or causal:
+        bad = seen & ~np.all(np.isfinite(v), -1)[..., None, :]
+        soft = np.where(np.any(bad, -1)[..., None], soft.dtype.type(math.nan), soft)
+        v = np.where(np.isfinite(v), v, v.dtype.type(0))
+        return np.where(seen | np.isnan(soft), soft, soft.dtype.type(0)) @ v
     return np.where(seen, soft, soft.dtype.type(0)) @ v
 
 
@@ -212,7 +191,10 @@ ATTEND_CASES = (([("f32", (2, 4, 3, 4)), ("f32", (2, 4, 5, 4)), ("f32", (2, 4, 5
                 ([("f32", (8, 3, 4)), ("f32", (8, 5, 4)), ("f32", (8, 5, 2)), ("bool", (3, 5))], {"causal": False}),
                 ([("f32", (8, 5, 4))] * 3 + [("bool", (8, 1, 5))], {"causal": True}),
                 ([("f64", (8, 5, 4))] * 3, {"causal": True}), ([("bf16", (8, 20, 16))] * 3, {"causal": True}),
-                ([("f16", (8, 5, 4))] * 3 + [("bool", (8, 1, 5))], {"causal": False}))
+                ([("f16", (8, 5, 4))] * 3 + [("bool", (8, 1, 5))], {"causal": False}),
+                ([("bf16", (4, 1, 8)), *[("bf16", (4, 20, 8))] * 2, ("bool", (20,))], {"causal": False}),
+                ([("f64", (4, 1, 4)), *[("f64", (4, 5, 4))] * 2, ("bool", (4, 1, 5))], {"causal": False}),
+                ([("f32", (2, 2, 1, 8)), *[("f32", (2, 2, 20, 8))] * 2, ("bool", (2, 1, 1, 20))], {"causal": False}))
 
 op("attend", "attention of many heads as one kernel: q [.. q d], k [.. k d], v [.. k e] with equal leading axes; "
    "the mask, if there is one, is the last argument.",
@@ -227,7 +209,8 @@ op("attend", "attention of many heads as one kernel: q [.. q d], k [.. k d], v [
 
 op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor "
    "that broadcasts to [.. q k], is true where a query sees a key; with `:causal` a query sees no later key. What is "
-   "not seen weighs exactly 0; a query that sees nothing gives 0.",
+   "not seen weighs exactly 0, and may be infinite or NaN; a query that sees such a value gives infinities or "
+   "NaN, one that sees nothing gives 0.",
    group="neural", precision="bf16",
    args=(tensor("q"), tensor("k"), tensor("v"), index("mask", key=True, default=None), key("causal", "bool", False)),
    expand=attention, ref=halves_in_f32(attention_ref),
@@ -288,7 +271,8 @@ def identity_rate(np: Any, x: Any, *salt: Any, rate: float = 0.0) -> Any:
 
 
 op("dropout", "x with each element set to 0 with probability `rate`, the others divided by 1 - rate. "
-   "In an evaluation pass, x itself.",
+   "In an evaluation pass, x itself. Without a `:salt` that changes, as `(getf ctx :step)` does, the mask is "
+   "the same in every step, and `check` warns of it.",
    group="neural", args=(tensor("x"), attr("rate", "number"), index("salt", key=True, default=None, number="i64")),
    expand=dropout, ref=identity_rate, cases=((F, {"rate": 0.0}),))
 

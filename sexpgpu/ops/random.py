@@ -1,7 +1,9 @@
 """Draws: pure functions of the run's seed, of their place in the run file, and of a salt.
 
 The integers are the same on every target. Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
-easy as 1, 2, 3", SC 2011. A 32-bit word gives 24 bits of a uniform float, all that f32 holds between 1/2 and 1.
+easy as 1, 2, 3", SC 2011. A 32-bit word gives 24 bits of a uniform float, all that f32 holds between 1/2 and 1. What
+is less likely than that can tell is decided by its other 8 bits, and by one word more for the whole draw, drawn at the
+complement of its place (``small``).
 """
 
 from __future__ import annotations
@@ -69,45 +71,83 @@ def bits(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
     return b.draw(tuple(shape), salted(b, salt))
 
 
-def unit(b: Any, words: Any, above: int = 0) -> Any:
-    """The top 24 bits of each word, plus ``above``, as f32 times 2^-24: from [0, 1), or (0, 1] with 1 above. Exact."""
-    top = b("shift-right", words, b.const(8, "u32"))
-    top = b("+", top, b.const(above, "u32")) if above else top
-    return b("*", b("cast", top, dtype="f32"), b.const(UNIT, "f32"))
+def top_bits(b: Any, words: Any) -> Any:
+    """The upper 24 bits of each word: which of 2^24 cells of [0, 1) its uniform number lies in."""
+    return b("shift-right", words, b.const(8, "u32"))
+
+
+def unit(b: Any, cells: Any) -> Any:
+    """Numbers of cells as f32 times 2^-24, exact."""
+    return b("*", b("cast", cells, dtype="f32"), b.const(UNIT, "f32"))
+
+
+def small(b: Any, words: Any, salt: Any) -> Any:
+    """(word + s) 2^-32 of words below 2^24, f32: what a draw looks at where its 2^24 cells are too few. s, in (0, 1]
+    and in steps of 2^-24, is the same for all words of a draw: it decides in no more than one word of 2^32."""
+    shared = unit(b, b("+", top_bits(b, b.draw_beside(salted(b, salt))), b.const(1, "u32")))
+    low = b("cast", b("bit-and", words, b.const(2**24 - 1, "u32")), dtype="f32")
+    return b("*", b("+", low, shared), b.const(2.0**-32, "f32"))
+
+
+def below(b: Any, words: Any, limit: int) -> Any:
+    """Is each word below ``limit``?"""
+    return b("<", words, b.const(limit, "u32"))
 
 
 def uniform(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
     """f32 of ``shape`` from [0, 1), in steps of 2^-24."""
-    return unit(b, bits(b, salt, shape))
+    return unit(b, top_bits(b, bits(b, salt, shape)))
 
 
 def normal(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
-    """sqrt(-2 log u) cos(2 pi v), u from (0, 1] and v from [0, 1): Box and Muller 1958."""
-    u, v = unit(b, bits(b, salt, shape), above=1), uniform(b, salt, shape)
+    """sqrt(-2 log u) cos(2 pi v), u from (0, 1] and v from [0, 1): Box and Muller 1958. u is known to 2^-56 below
+    2^-16, where normal numbers beyond 4.7 come from: they end at 8.8."""
+    words = bits(b, salt, shape)
+    u = unit(b, b("+", top_bits(b, words), b.const(1, "u32")))
+    u = b("where", below(b, words, 2**16), small(b, words, salt), u)
+    v = uniform(b, salt, shape)
     radius = b("sqrt", b("*", b.const(-2.0, "f32"), b("log", u)))
     return b("*", radius, b("cos", b("*", b.const(2 * math.pi, "f32"), v)))
 
 
 def bernoulli(b: Any, p: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
-    """bool of ``shape``, true where a uniform draw is below ``p``, which has to broadcast to ``shape``."""
+    """bool of ``shape``, true where a uniform draw is below ``p``, which has to broadcast to ``shape``. The draw is
+    known to 2^-56 below 2^-8, and to 2^-24 above."""
     need(FLOATS, p.type, hint="a probability is a float")
     p = p if p.type.dtype == "f32" else b("cast", p, dtype="f32")
-    out = b("<", uniform(b, salt, shape), p)
+    words = bits(b, salt, shape)
+    u = b("where", below(b, words, 2**24), small(b, words, salt), unit(b, top_bits(b, words)))
+    out = b("<", u, p)
     if out.type.shape != tuple(shape):
         raise ShapeFault(f"p is {p.type}, which does not broadcast to {listed(shape)}")
     return out
 
 
 def categorical(b: Any, logits: Any, salt: Any = None) -> Any:
-    """argmax(logits - log(-log u)), u from (0, 1) (Gumbel's trick). u is at least 2^-25, so that the noise lies between
-    -2.9 and 16.7: a logit of -1e9 beside a usual one is never drawn."""
+    """argmax(logits - log e), e = -log u from the exponential distribution (Gumbel's trick). Large noise is that of u
+    near 1: above 1 - 2^-12, e is 1 - u to 2^-13 of it, and known to 2^-56. The noise lies between -2.9 and 38.8: a
+    logit of -1e9 beside a usual one is never drawn. What is drawn from no distribution is counted (``undrawn``)."""
     need(FLOATS, logits.type, hint="cast the logits to a float dtype")
     if not logits.type.rank:
         raise ShapeFault(f"the logits are {logits.type}, but need an axis to choose from")
-    u = b("max", uniform(b, salt, logits.type.shape), b.const(UNIT / 2, "f32"))
-    noise = b("neg", b("log", b("neg", b("log", u))))
+    words = bits(b, salt, logits.type.shape)
+    rest = b("-", b.const(MASK, "u32"), words)
+    u = b("max", unit(b, top_bits(b, words)), b.const(UNIT / 2, "f32"))
+    e = b("where", below(b, rest, 2**20), small(b, rest, salt), b("neg", b("log", u)))
     wide = logits if logits.type.dtype == "f32" else b("cast", logits, dtype="f32")
-    return b("argmax", b("+", wide, noise), axis=-1)
+    drawn = b("argmax", b("-", wide, b("log", e)), axis=-1)
+    b.undrawn.append(undrawn(b, logits, drawn))
+    return drawn
+
+
+def undrawn(b: Any, logits: Any, drawn: Any) -> Any:
+    """How many rows of the logits have no distribution, a scalar f32: those with a NaN or +inf, which argmax picks
+    first, and those of nothing but -inf. In each of them, and in no other, the logit that was drawn is not finite."""
+    picked = b("take-along", logits, b("reshape", drawn, shape=(*drawn.type.shape, 1)))
+    picked = picked if picked.type.dtype == "f32" else b("cast", picked, dtype="f32")
+    is_finite = b("<", b("abs", picked), b.const(math.inf, "f32"))
+    odd = b("where", is_finite, b.const(0.0, "f32"), b.const(1.0, "f32"))
+    return b("sum", odd, axes=tuple(range(odd.type.rank)), keepdims=False)
 
 
 def no_ref(np: Any, *xs: Any, **attrs: Any) -> Any:
@@ -133,10 +173,13 @@ op("random-uniform", "f32 from [0, 1), in steps of 2^-24.",
 op("random-normal", "f32 of mean 0 and variance 1 (Box-Muller).",
    group="draws", args=(SHAPE, SALT), expand=normal, ref=no_ref, cases=SHAPES)
 
-op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape.",
+op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape; small ones hold, to "
+   "2^-56. Without a `:salt` that changes it is the same in every step, and `check` warns of it.",
    group="draws", precision="f32", args=(SHAPE, index("p", number="f32"), SALT), expand=bernoulli, ref=no_ref,
    cases=(([("f32", (3,), 0.0, 1.0)], {"shape": (40, 3)}), ([("f64", (), 0.0, 1.0), ("i64", ())], {"shape": (9,)})))
 
-op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits).",
+op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits); small ones "
+   "hold, to 2^-56. Logits that are no distribution (a NaN, an infinity, nothing but -infinity) end the run with "
+   "`E-NUM-002`.",
    group="draws", precision="f32", args=(tensor("logits"), SALT), expand=categorical, ref=no_ref,
    cases=(([("f32", (20, 5))], {}), ([("f32", (7,)), ("i32", ())], {}), ([("bf16", (4, 3, 5))], {})))

@@ -124,3 +124,28 @@ def axis_attr(default: int) -> Callable[..., dict[str, Any]]:
         return {**attrs, "axis": axis_of(attrs.get("axis", default), types[0].rank)}
 
     return normal
+
+
+# -- domains: what a constant operand may not be --------------------------------------------------------------------
+
+ROUNDS_TO_0 = {"f32": 2.0**-150, "bf16": 2.0**-134, "f16": 2.0**-25}  # the largest number that does
+Range = tuple[float, float] | None  # least and greatest number of a constant
+
+
+def no_zero(x: Range, y: Range) -> str:
+    """The divisor is not 0 everywhere."""
+    return "the divisor is 0" if y == (0, 0) else ""
+
+
+def above(least: float, allowed: bool) -> Callable[[Range], str]:
+    """The argument is above ``least`` somewhere, or there, if that is ``allowed``."""
+
+    def domain(x: Range) -> str:
+        what = "negative" if allowed else f"{least:g} or less"
+        return f"the argument is {what}" if x and (x[1] < least or (x[1] == least and not allowed)) else ""
+
+    return domain
+
+
+def power_of_zero(x: Range, y: Range) -> str:
+    return "0 has no negative power" if x == (0, 0) and y and y[1] < 0 else ""

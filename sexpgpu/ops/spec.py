@@ -91,6 +91,8 @@ class Op:
     vjp:     (b, dy, y, *xs, **attrs) -> one cotangent per input, None where there is none; the column is None where
              no gradient exists, and ZERO_GRAD where it is zero everywhere (comparisons, argmax, floor)
     number:  its meaning on plain numbers at trace time (Python's math); None where a tensor is needed
+    domain:  (*ranges) -> what is wrong with the operands, or "": a range is the (least, greatest) number of a constant,
+             None of any other tensor. A call of the language in which no element can be a finite number is a fault
     onnx:    (o, *names, **attrs) -> name, or None where ONNX has no such operator
     expand:  (b, *xs, **attrs) -> Value
     stack:   (s, name, lanes, attrs) -> Value, the operator on k copies of its arguments: see stacking.py; None where
@@ -118,6 +120,7 @@ class Op:
     vjp: Callable[..., Any] | None = None
     normal: Callable[..., dict[str, Any]] | None = None
     number: Callable[..., Any] | None = None
+    domain: Callable[..., str] | None = None
     onnx: Callable[..., str] | None = None
     expand: Callable[..., Any] | None = None
     stack: Callable[..., Any] | None = None

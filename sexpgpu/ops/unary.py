@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..types import TensorType
+from .cotangents import divided, scaled
 from .elementwise import X, rounded, rounded_relax, wraps
-from .rules import FLOATS, NUMBERS, SIGNED, held, need, unary
+from .rules import FLOATS, NUMBERS, SIGNED, above, held, need, unary
 from .spec import ZERO_GRAD, attr, op
 
 FLOAT = unary(FLOATS, hint="cast it to a float dtype first")
@@ -17,6 +18,7 @@ TOLERANCE = (4e-6, 2e-6)  # two library functions of a few units in the last pla
 F32, POSITIVE = ([("f32", (3, 5))], {}), ([("f32", (3, 5), 0.1, 4.0)], {})
 SCALAR, BF16 = ([("f32", ())], {}), ([("bf16", (3, 7))], {})
 F64 = ([("f64", (7,), 0.1, 0.9)], {})
+ANGLE = " In compiled f32 an angle of 2^46 or more, whose neighbours are a million turns apart, counts as 0."
 
 
 def stable_sigmoid(x: float) -> float:
@@ -58,7 +60,7 @@ op("abs", "The magnitude of each element. The smallest integer is its own magnit
    group="arithmetic", args=X, type=unary(SIGNED, hint="it has no negative values"),
    ref=lambda np, x: np.abs(x),
    relax=lambda r, x: r.kernel("abs", x),
-   vjp=lambda b, dy, y, x: (b("*", dy, b("sign", x)),),
+   vjp=lambda b, dy, y, x: (scaled(b, dy, b("sign", x)),),
    number=lambda x: abs(x),
    onnx=lambda o, x: o("Abs", x),
    cases=(F32, SCALAR, BF16, ([("i32", (9,), -9, 9)], {}), ([("i8", (300,), -128, 128)], {}), ([("i64", (3,))], {})))
@@ -76,7 +78,7 @@ op("exp", "e to the power of each element.",
    group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.exp(x)),
    relax=rounded_relax("exp"),
-   vjp=lambda b, dy, y, x: (b("*", dy, y),),
+   vjp=lambda b, dy, y, x: (scaled(b, dy, y),),
    number=lambda x: math.exp(x),
    onnx=lambda o, x: o("Exp", x),
    cases=(F32, SCALAR, BF16, F64, ([("f16", (7,))], {})))
@@ -84,8 +86,9 @@ op("exp", "e to the power of each element.",
 op("log", "The natural logarithm of each element: -infinity at 0, NaN below.",
    group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.log(x)),
+   domain=above(0, False),
    relax=rounded_relax("log"),
-   vjp=lambda b, dy, y, x: (b("/", dy, x),),
+   vjp=lambda b, dy, y, x: (divided(b, dy, x),),
    number=lambda x: math.log(x),
    onnx=lambda o, x: o("Log", x),
    cases=(POSITIVE, F64, ([("f32", (), 0.1, 4.0)], {}), ([("bf16", (7,), 0.1, 4.0)], {})))
@@ -93,8 +96,9 @@ op("log", "The natural logarithm of each element: -infinity at 0, NaN below.",
 op("log1p", "log(1 + x) of each element, accurate near 0.",
    group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=NEAR_0,
    ref=rounded(lambda np, x: np.log1p(x)),
+   domain=above(-1, False),
    relax=near_0_relax("log1p", lambda r, x: r.add(x, r.const(1, r.dtype(x)))),
-   vjp=lambda b, dy, y, x: (b("/", dy, b("+", x, b.const(1, x.type.dtype))),),
+   vjp=lambda b, dy, y, x: (divided(b, dy, b("+", x, b.const(1, x.type.dtype))),),
    number=lambda x: math.log1p(x),
    cases=(([("f32", (3, 5), -0.9, 4.0)], {}), ([("f32", (33,), -1e-5, 1e-5)], {}), ([("f64", (5,), -1e-9, 1e-9)], {}),
           ([("f32", (), 1e9, 1e10)], {}), ([("bf16", (7,), -0.5, 4.0)], {})),
@@ -104,7 +108,7 @@ op("expm1", "e to the power of each element, less 1, accurate near 0.",
    group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=NEAR_0,
    ref=rounded(lambda np, x: np.expm1(x)),
    relax=near_0_relax("expm1", lambda r, x: r.exp(x)),
-   vjp=lambda b, dy, y, x: (b("*", dy, b("exp", x)),),  # y + 1 would lose all digits where y is near -1
+   vjp=lambda b, dy, y, x: (scaled(b, dy, b("exp", x)),),  # y + 1 would lose all digits where y is near -1
    number=lambda x: math.expm1(x),
    cases=(F32, SCALAR, F64, BF16, ([("f32", (33,), -1e-5, 1e-5)], {}), ([("f32", (9,), -200.0, -10.0)], {})),
    grad_cases=(F32,))
@@ -112,8 +116,9 @@ op("expm1", "e to the power of each element, less 1, accurate near 0.",
 op("sqrt", "The square root of each element: NaN below 0; the gradient at 0 is infinite.",
    group="arithmetic", precision="f32", args=X, type=FLOAT,
    ref=rounded(lambda np, x: np.sqrt(x)),
+   domain=above(0, True),
    relax=rounded_relax("sqrt"),
-   vjp=lambda b, dy, y, x: (b("/", dy, b("+", y, y)),),
+   vjp=lambda b, dy, y, x: (divided(b, dy, b("+", y, y)),),
    number=lambda x: math.sqrt(x),
    onnx=lambda o, x: o("Sqrt", x),
    cases=(POSITIVE, F64, ([("f32", (), 0.1, 4.0)], {}), ([("bf16", (7,), 0.1, 4.0)], {})))
@@ -121,8 +126,9 @@ op("sqrt", "The square root of each element: NaN below 0; the gradient at 0 is i
 op("rsqrt", "1 over the square root of each element.",
    group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: 1 / np.sqrt(x)),
+   domain=above(0, False),
    relax=rounded_relax("rsqrt"),
-   vjp=lambda b, dy, y, x: (b("*", dy, b("*", b.const(-0.5, y.type.dtype), b("*", y, b("*", y, y)))),),
+   vjp=lambda b, dy, y, x: (scaled(b, dy, b("*", b.const(-0.5, y.type.dtype), b("*", y, b("*", y, y)))),),
    number=lambda x: 1 / math.sqrt(x),
    cases=(POSITIVE, F64, ([("f32", (), 0.1, 4.0)], {}), ([("bf16", (7,), 0.1, 4.0)], {})))
 
@@ -133,20 +139,20 @@ op("square", "Each element times itself.",
    number=lambda x: x * x,
    cases=(F32, SCALAR, ([("i32", (9,), -9, 9)], {})))
 
-op("sin", "The sine of each element, in radians.",
+op("sin", f"The sine of each element, in radians.{ANGLE}",
    group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.sin(x)),
    relax=rounded_relax("sin"),
-   vjp=lambda b, dy, y, x: (b("*", dy, b("cos", x)),),
+   vjp=lambda b, dy, y, x: (scaled(b, dy, b("cos", x)),),
    number=lambda x: math.sin(x),
    onnx=lambda o, x: o("Sin", x),
    cases=(F32, SCALAR, F64, BF16))
 
-op("cos", "The cosine of each element, in radians.",
+op("cos", f"The cosine of each element, in radians.{ANGLE}",
    group="arithmetic", precision="f32", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.cos(x)),
    relax=rounded_relax("cos"),
-   vjp=lambda b, dy, y, x: (b("neg", b("*", dy, b("sin", x))),),
+   vjp=lambda b, dy, y, x: (b("neg", scaled(b, dy, b("sin", x))),),
    number=lambda x: math.cos(x),
    onnx=lambda o, x: o("Cos", x),
    cases=(F32, SCALAR, F64, BF16))
@@ -155,7 +161,7 @@ op("tanh", "The hyperbolic tangent of each element.",
    group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.tanh(x)),
    relax=rounded_relax("tanh"),
-   vjp=lambda b, dy, y, x: (b("*", dy, b("-", b.const(1, y.type.dtype), b("*", y, y))),),
+   vjp=lambda b, dy, y, x: (scaled(b, dy, b("-", b.const(1, y.type.dtype), b("*", y, y))),),
    number=lambda x: math.tanh(x),
    onnx=lambda o, x: o("Tanh", x),
    cases=(F32, SCALAR, F64, BF16, ([("f32", (9,), -50.0, 50.0)], {})),
@@ -165,7 +171,7 @@ op("sigmoid", "1 / (1 + e**-x) of each element.",
    group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.exp(-np.logaddexp(x.dtype.type(0), -x))),
    relax=rounded_relax("sigmoid"),
-   vjp=lambda b, dy, y, x: (b("*", dy, b("*", y, b("-", b.const(1, y.type.dtype), y))),),
+   vjp=lambda b, dy, y, x: (scaled(b, dy, b("*", y, b("-", b.const(1, y.type.dtype), y))),),
    number=stable_sigmoid,
    onnx=lambda o, x: o("Sigmoid", x),
    cases=(F32, SCALAR, F64, BF16, ([("f32", (9,), -150.0, 150.0)], {})),
@@ -175,7 +181,7 @@ op("erf", "The error function of each element: 2/sqrt(pi) times the integral of 
    group="arithmetic", args=X, type=FLOAT, tolerance=TOLERANCE,
    ref=rounded(lambda np, x: np.vectorize(math.erf, otypes=[float])(x).astype(x.dtype)),
    relax=rounded_relax("erf"),
-   vjp=lambda b, dy, y, x: (b("*", dy, b("*", b.const(2 / math.sqrt(math.pi), y.type.dtype),
+   vjp=lambda b, dy, y, x: (scaled(b, dy, b("*", b.const(2 / math.sqrt(math.pi), y.type.dtype),
                                          b("exp", b("neg", b("*", x, x))))),),
    number=lambda x: math.erf(x),
    onnx=lambda o, x: o("Erf", x),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from .affine import Affine
 from .spec import OPS
@@ -46,7 +46,10 @@ def view_of(value: Value) -> View | None:
         source = inner
         if moves:  # reshapes before all other moves cost nothing, as they are
             best = View(source, shape, source.type.shape, tuple(index))
-    return best and _by_lines(best)
+    best = best and _by_lines(best)
+    while best is not None and best.source.op == "reshape":
+        best = evolve(best, source=best.source.args[0])
+    return best
 
 
 def _by_lines(view: View) -> View | None:

@@ -36,7 +36,7 @@ def floats(*values): return (c_float * len(values))(*values)
 def put(to, values, stream=None): return rt.cudaMemcpyAsync(to, values, c_size_t(ctypes.sizeof(values)), 1, stream)
 def got(source, count, stream=None):
     out = (c_float * count)()
-    ok(rt.cudaMemcpyAsync(out, source, c_size_t(4 * count), 2, stream))
+    ok(rt.cudaMemcpyAsync(out, source, c_size_t(4 * count), 2, stream)); ok(rt.cudaStreamSynchronize(stream))
     return list(out)
 class Config(ctypes.Structure):
     _fields_ = [("blocks", c_uint * 3), ("threads", c_uint * 3), ("dynamic", c_uint), ("stream", c_void_p),
@@ -81,6 +81,36 @@ print(list(seen)); ok(rt.cudaStreamSynchronize(s)); print(list(seen))
     later = "[nan, nan, nan, nan]\n[11.0, 12.0, 13.0, 14.0]"
     assert script(tmp_path, code) == later
     assert script(tmp_path, code, eager=1) == later.replace("[nan, nan, nan, nan]", "[11.0, 12.0, 13.0, 14.0]")
+
+
+def test_a_copy_to_memory_that_is_not_page_locked_is_late_too(tmp_path: Path) -> None:
+    """And what was there before is gone at once."""
+    code = """
+s, a, out = stream(), memory(16), floats(7, 7, 7, 7)
+ok(put(a, floats(1, 2, 3, 4), s)); ok(rt.cudaMemcpyAsync(out, a, c_size_t(16), 2, s))
+print(list(out)); e = made(rt.cudaEventCreateWithFlags, c_uint(3)); ok(rt.cudaEventRecord(e, s))
+ok(rt.cudaEventSynchronize(e)); print(list(out))
+"""
+    assert script(tmp_path, code) == "[nan, nan, nan, nan]\n[1.0, 2.0, 3.0, 4.0]"
+
+
+def test_a_copy_from_page_locked_memory_reads_what_is_there_when_it_runs(tmp_path: Path) -> None:
+    code = """
+s, a = stream(), memory(16); host = made(rt.cudaMallocHost, c_size_t(16))
+seen = (c_float * 4).from_address(host.value); seen[:] = [1, 2, 3, 4]
+ok(rt.cudaMemcpyAsync(a, host, c_size_t(16), 1, s)); seen[0] = 5; print(got(a, 4, s))
+"""
+    assert script(tmp_path, code) == "[5.0, 2.0, 3.0, 4.0]"
+
+
+def test_an_event_without_timing_has_no_time(tmp_path: Path) -> None:
+    code = """
+s = stream(); a, b = (made(rt.cudaEventCreateWithFlags, c_uint(flags)) for flags in (0, 2))
+for event in (a, b): ok(rt.cudaEventRecord(event, s))
+print(name(rt.cudaEventElapsedTime(byref(c_float()), a, a)), name(rt.cudaEventElapsedTime(byref(c_float()), a, b)),
+    name(rt.cudaEventCreateWithFlags(byref(c_void_p()), c_uint(8))))
+"""
+    assert script(tmp_path, code) == "cudaSuccess cudaErrorInvalidResourceHandle cudaErrorInvalidValue"
 
 
 def test_streams_wait_for_each_other_by_events_alone(tmp_path: Path) -> None:
@@ -178,7 +208,7 @@ g = made(lambda out: rt.cudaStreamEndCapture(s, out)); n = c_size_t(); ok(rt.cud
 print(n.value, got(a, 1, s))
 e = made(rt.cudaGraphInstantiate, g, ctypes.c_ulonglong(0)); ok(rt.cudaGraphDestroy(g))
 ok(rt.cudaGraphLaunch(e, s)); host[0] = 5; ok(rt.cudaGraphLaunch(e, s)); print(got(b, 4, s))
-ok(rt.cudaGraphLaunch(e, s)); ok(rt.cudaGraphExecDestroy(e)); print(got(b, 4, s))
+ok(rt.cudaGraphLaunch(e, s)); print(got(b, 4, s)); ok(rt.cudaGraphExecDestroy(e))
 """
     out = script(tmp_path, code, counters=counts)
     assert out.splitlines() == ["3 [nan]", "[15.0, 12.0, 13.0, 14.0]", "[15.0, 12.0, 13.0, 14.0]"]
@@ -204,6 +234,14 @@ ok(add(a, 1, 1, s, of=m)); ok(rt.cudaStreamSynchronize(s))"""
         ["cudaSuccess"] * 2 if allowed else ["cudaErrorStreamCaptureUnsupported", "cudaErrorStreamCaptureInvalidated"]
     )
     assert script(tmp_path, code).splitlines() == [want[0], f"{want[1]} {allowed}"]
+
+
+def test_a_graph_that_is_destroyed_before_its_launch_is_over_is_seen(tmp_path: Path) -> None:
+    code = """
+s, a = stream(), memory(16); ok(rt.cudaStreamBeginCapture(s, 2)); ok(add(a, 1, 4, s))
+g = made(lambda out: rt.cudaStreamEndCapture(s, out)); e = made(rt.cudaGraphInstantiate, g, ctypes.c_ulonglong(0))
+ok(rt.cudaGraphLaunch(e, s)); print(name(rt.cudaGraphExecDestroy(e)))"""
+    assert script(tmp_path, code) == "cudaErrorIllegalAddress"
 
 
 def test_a_replay_on_memory_that_is_gone_is_seen(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("ziglang")
 
-from artifacts import cuda, tarball
+from artifacts import cuda, signature, tarball
+from artifacts.manifest import Manifest
 from tests.runner.support import checkpoint, contents, metrics, one_error, steps
 
 from . import artifact as gpu
@@ -98,9 +100,59 @@ def test_graphs_change_no_bit_and_launch_the_same_kernels(
         line.split(": ")[0]: line.split(": ")[1].split() for line in done.stderr.splitlines() if "graphs of" in line
     }
     assert set(said) == {"zero", "train 2", "train", "update", "eval held"}
-    assert [said[name][0] for name in ("train 2", "train", "update", "eval held")] == ["6", "6", "1", "6"]
+    assert [said[name][0] for name in ("train 2", "train", "update", "eval held")] == ["5", "5", "1", "5"]
     # Steps 3 to 6 are all graphs, but that the first pass made all captures anew.
     assert with_graphs["graph_launches"] >= 4 * (1 + 6 + 6 + 1) > with_graphs["launches"] / 40
+    assert with_graphs["pageable"] == without["pageable"] < 20  # TVM's own copies, of the library's constants
+
+
+def rewritten(built: Path, path: Path, change: Callable[[Manifest], Manifest]) -> Path:
+    """The artifact with another manifest."""
+    with tarball.open(str(built / "run.tar")) as artifact:
+        old, new = artifact.manifest, change(artifact.manifest)
+        members = {file.path: artifact.read(file.path) for file in old.files}
+        for target in old.targets:  # the library is that of the new manifest too
+            before, after = (signature.of(m, target).encode() for m in (old, new))
+            members[target.library] = members[target.library].replace(before, after)
+        tarball.write(str(path), new, members)
+    return path
+
+
+@pytest.mark.parametrize("trips", [1, 2, 4, 41])
+def test_trips_are_two_graphs_however_many_there_are(built: Path, tmp_path: Path, trips: int) -> None:
+    """The same phases, called as often as another manifest says."""
+    path = rewritten(built, tmp_path / "run.tar", lambda m: attrs.evolve(m, step=attrs.evolve(m.step, trips=trips)))
+    found = []
+    for graphs in ("auto", "off"):
+        where = ("--out", tmp_path / graphs, "--data", built, "--graphs", graphs, "--steps", "4", "-v")
+        done = gpu.run(path, *where, counters=tmp_path / f"{graphs}.json")
+        assert done.returncode == 0, done.stderr
+        found.append(counted(tmp_path / graphs))
+        if graphs == "auto":
+            said = [line.split(": ")[1].split()[0] for line in done.stderr.splitlines() if "graphs of" in line]
+            assert sorted(said) == sorted(["1", "1"] + 3 * [str(3 + min(trips, 2))])
+    assert same(tmp_path / "auto", tmp_path / "off", 4)
+    assert found[0]["launches"] + found[0]["graph_launches_inside"] == found[1]["launches"]
+    assert found[0]["nodes"] < 500  # of all graphs that were ever made, some 450 from 4 trips on
+
+
+def test_what_a_call_reports_is_one_copy(built: Path, tmp_path: Path) -> None:
+    """Of three microbatches, two of them in one call, and of the update; each is waited for once."""
+
+    def plain(m: Manifest) -> Manifest:
+        run = attrs.evolve(m.run, checkpoint_every=100, log_every=100)
+        seldom = tuple(attrs.evolve(one, every=100) for one in m.step.passes)
+        return attrs.evolve(m, run=run, step=attrs.evolve(m.step, passes=seldom, diagnostics=()))
+
+    path, found = rewritten(built, tmp_path / "run.tar", plain), []
+    for count in (3, 5):
+        where = ("--out", tmp_path / str(count), "--data", built, "--steps", count, "--graphs", "off")
+        assert gpu.run(path, *where, counters=tmp_path / f"{count}.json").returncode == 0
+        found.append(counted(tmp_path / str(count)))
+    few, more = found
+    assert more["to_host"] - few["to_host"] == 2 * (2 + 1)
+    # The host also waits, two calls later, for each call: generate.init, trips, generate.finish, train; update.
+    assert more["syncs"] - few["syncs"] == 2 * (2 + 1) + 2 * (2 * (1 + 3 + 1 + 1) + 1)
 
 
 def test_stopped_by_a_signal_and_resumed(built: Path, go: Go, undisturbed: Path, tmp_path: Path) -> None:
@@ -150,7 +202,7 @@ def changed(what: str, built: Path, out: Path, *more: object, **fake: object) ->
     "what, words",
     [
         ("memory", "phase init finds"),
-        ("spare", "phase generate.step*2 failed: CUDA Runtime Error: cudaErrorMemory"),
+        ("spare", " failed: CUDA Runtime Error: cudaErrorMemory"),
     ],
 )
 def test_row_71_memory_that_runs_out_in_the_run(
@@ -167,13 +219,47 @@ def test_what_cannot_be_captured_runs_call_by_call(built: Path, undisturbed: Pat
     assert "not captured, " in done.stderr and "cudaErrorStreamCapture" in done.stderr
 
 
+# What keeps host and GPU apart, and a replay whole: the runner without it, by file of the package, what stands there,
+# and what stands there instead.
+SMALL = ("staging.py", "CHUNK = 4 * 2**20", "CHUNK = 64")  # page-locked memory that is soon used again
+EMPTIED = "        self.stream.wait_for(event)\n"
+BREAKAGES = {
+    "the host waits for what it reads": [("staging.py", EMPTIED, "")],
+    "a chunk is used again when its copies are over": [
+        SMALL,
+        ("staging.py", "        if chunk.left:\n            self.stream.wait_for(chunk.event)\n", ""),
+    ],
+    "a chunk is emptied before it is filled again": [SMALL, ("staging.py", "== CHUNKS:", "== 9 * CHUNKS:")],
+    "the library's constants are waited for": [("cuda.py", "        self._stream.wait_for_default()\n", "")],
+    "a trip has its number": [("cudart.py", "            if number is not None:\n", "            if False:\n")],
+    "the state is where the first trip's graph reads it": [("trips.py", "if i in held:", "if False:")],
+}
+
+
+@pytest.mark.parametrize("what", ["nothing", *BREAKAGES])
+def test_a_runner_that_lacks_what_keeps_it_from_the_gpus_work_is_seen(
+    what: str, built: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    """The device's work is late enough to show it. Only with what it lacks is the run right."""
+    shutil.copytree(Path(cuda.__file__).parent, tmp_path / "artifacts", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in [SMALL] if what == "nothing" else BREAKAGES[what]:
+        file = tmp_path / "artifacts" / name
+        text = file.read_text()
+        assert text.count(old) == 1
+        file.write_text(text.replace(old, new))
+    command = [sys.executable, "-m", "artifacts.run", built / "run.tar", "--out", tmp_path / "out", "--data", built]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=gpu.environment())
+    assert (done.returncode == 0 and same(tmp_path / "out", undisturbed)) == (what == "nothing"), done.stderr
+
+
 @pytest.mark.parametrize("graphs", ["auto", "off"])
 def test_a_run_takes_no_more_memory_than_its_plan(go: Go, built: Path, tmp_path: Path, graphs: str) -> None:
     assert go("out", "--graphs", graphs).returncode == 0
     with tarball.open(str(built / "run.tar")) as artifact:
         target = attrs.evolve(artifact.manifest.targets[0], graphs=graphs == "auto")
         plan = cuda.wanted(artifact.manifest, target) - cuda.OVERHEAD
-    assert 0.5 * plan < counted(tmp_path / "out")["most"] <= plan
+    # Blocks of a page each, as here, are reckoned with 3 % more; without captures the run takes what these hold less.
+    assert plan / (1.05 if graphs == "auto" else 1.15) < counted(tmp_path / "out")["most"] <= plan
 
 
 def test_a_gpus_checkpoint_goes_on_on_the_cpu(go: Go, tmp_path: Path) -> None:

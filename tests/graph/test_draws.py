@@ -103,13 +103,73 @@ def test_normal():
         near((z**power).mean(), exact, moments[power] ** 0.5)
 
 
+def given_words(monkeypatch, b: DrawBuilder, *words: np.ndarray, shared: np.ndarray) -> dict[str, np.ndarray]:
+    """Feeds of a graph whose draws are ``words`` in turn, and ``shared`` what a draw's words share."""
+    ins = [b.input(f"words{i}", TensorType(w.shape, "u32")) for i, w in enumerate(words)]
+    beside = b.input("shared", TensorType(shared.shape, "u32"))
+    rest = iter(ins)
+    monkeypatch.setattr(b, "draw", lambda shape, salt: next(rest))
+    monkeypatch.setattr(b, "draw_beside", lambda salt: beside)
+    return {"seed": SEED, "shared": shared, **{v.name: w for v, w in zip(ins, words, strict=True)}}
+
+
+def words_of(low: int, high: int, *shape: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(low, high, shape, "uint64").astype("uint32")
+
+
 def test_normal_is_finite_at_both_ends_of_its_uniform(monkeypatch):
+    ends, shared = np.array([0, 0, 2**32 - 1], "uint32"), np.array([0, 2**32 - 1, 0], "uint32")
     b = builder()
-    ends = b("constant", data=(0, 2**32 - 1), dtype="u32")
-    monkeypatch.setattr(b, "draw", lambda shape, salt: ends)
-    np.testing.assert_allclose(drawn("random-normal", b=b, shape=(2,)), [(48 * np.log(2)) ** 0.5, 0], atol=1e-6)
-    np.testing.assert_array_equal(evaluate([unit(b, ends, above=1)], {})[0], np.array([2.0**-24, 1.0], "float32"))
-    np.testing.assert_array_equal(evaluate([unit(b, ends)], {})[0], np.array([0.0, 1 - 2.0**-24], "float32"))
+    feeds = given_words(monkeypatch, b, ends, np.zeros(3, "uint32"), shared=shared)
+    (z,) = evaluate([b("random-normal", shape=(3,))], feeds)
+    np.testing.assert_allclose(z, [(112 * np.log(2)) ** 0.5, (64 * np.log(2)) ** 0.5, 0], atol=1e-6)
+    got = evaluate([unit(b, b("constant", data=(0, 2**24 - 1, 2**24), dtype="u32"))], {})[0]
+    np.testing.assert_array_equal(got, np.array([0.0, 1 - 2.0**-24, 1.0], "float32"))
+
+
+@pytest.mark.parametrize("far", [5.5, 5.77, 6.0, 6.5, 7.0])
+def test_the_tails_of_normal_draws_hold(monkeypatch, far):
+    """Of draws in the first 16 cells, 2^-20 of all, by their radius: P(r > far) = exp(-far^2 / 2)."""
+    b = builder()
+    words, shared = words_of(0, 2**12, N), words_of(0, 2**32, N, seed=2)
+    feeds = given_words(monkeypatch, b, words, np.zeros(N, "uint32"), shared=shared)
+    (z,) = evaluate([b("random-normal", shape=(N,))], feeds)
+    p = np.exp(-(far**2) / 2) * 2.0**20
+    near((z > far).mean(), p, (p * (1 - p)) ** 0.5)
+
+
+@pytest.mark.parametrize("p", [1e-12, 1e-10, 1e-9, 3e-8])
+def test_small_probabilities_hold_in_bernoulli_draws(monkeypatch, p):
+    """Of draws in the first cell, 2^-24 of all, or for the smallest in its first step, 2^-32."""
+    b, share = builder(), 2.0**24 if p > 1e-9 / 2 else 2.0**32
+    feeds = given_words(monkeypatch, b, words_of(0, round(2**32 / share), N), shared=words_of(0, 2**32, N, seed=2))
+    (hits,) = evaluate([b("random-bernoulli", b.const(p, "f32"), shape=(N,))], feeds)
+    want = min(1.0, p * share)
+    near(hits.mean(), want, (want * (1 - want)) ** 0.5)
+
+
+@pytest.mark.parametrize("p", [1e-12, 1e-11, 3e-8, 1e-7, 1e-6])
+def test_small_probabilities_hold_in_categorical_draws(monkeypatch, p):
+    """The unlikely class has the words of the largest noise alone, of which there are 1 in ``share``."""
+    b, share = builder(), 2.0**32 if p < 1e-10 else 2.0**16
+    step = 2.0**32 / share
+    unlikely = 2**32 - 1 - words_of(0, int(step), N, seed=2)
+    words = np.stack([words_of(0, 2**32, N), unlikely.astype("uint32")], 1)
+    feeds = given_words(monkeypatch, b, words, shared=words_of(0, 2**32, N, 1, seed=3))
+    logits = b("broadcast", b("constant", data=(0.0, float(np.log(p))), dtype="f32"), shape=(N, 2))
+    (picks,) = evaluate([b("random-categorical", logits)], feeds)
+    want = p * share  # of the odds p : 1, to within p itself
+    near(picks.mean(), want, (want * (1 - want)) ** 0.5)
+
+
+@pytest.mark.parametrize("make", [
+    lambda b: b("random-categorical", b.full(0.0, TensorType((4,), "f32"))),
+    lambda b: b("random-bernoulli", b.const(0.5, "f32"), shape=(4,)),
+])  # fmt: skip
+def test_what_a_draw_looks_up_beside_its_place_moves_no_other_draw(make):
+    b = builder()
+    make(b)
+    np.testing.assert_array_equal(drawn("random-bits", b=b, shape=(8,)), bits_ref(np, SEED, np.int64(0), (8,), 1))
 
 
 def test_bernoulli():
@@ -134,8 +194,8 @@ def test_a_far_logit_is_never_drawn_even_where_the_noise_is_extreme(monkeypatch)
     """The smallest and the largest words give the extreme noise: 0 beside -1e9 wins against both."""
     for low, high in ((0, 2**32 - 1), (2**32 - 1, 0)):
         b = builder()
-        monkeypatch.setattr(b, "draw", lambda shape, salt, b=b, w=(low, high): b("constant", data=w, dtype="u32"))
-        assert drawn("random-categorical", b("constant", data=(0.0, -1e9), dtype="f32"), b=b) == 0
+        feeds = given_words(monkeypatch, b, np.array([low, high], "uint32"), shared=np.zeros((), "uint32"))
+        assert evaluate([b("random-categorical", b("constant", data=(0.0, -1e9), dtype="f32"))], feeds)[0] == 0
 
 
 def test_dropout_keeps_the_mean_and_rate_0_is_the_identity():

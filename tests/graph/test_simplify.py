@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.interpret import run
+from sexpgpu.interpret import evaluate, run
 from sexpgpu.simplify import simplify
 from sexpgpu.source import Source, Span
 from sexpgpu.types import TensorType
@@ -47,6 +47,9 @@ GONE = {
     "sum over no axes": lambda b, x: b("sum", x, axes=()),
     "where of equals": lambda b, x: b("where", b(">", x, b.const(0.0, "f32")), x, x),
     "where of true": lambda b, x: b("where", b.const(True, "bool"), x, b("neg", x)),
+    "strong-zero of a number": lambda b, x: b("strong-zero", b.full(0.5, x.type), x),
+    "strong-product of 1": lambda b, x: b("strong-product", b.full(1.0, x.type), x),
+    "strong-product by 1": lambda b, x: b("strong-product", x, b.const(1.0, "f32")),
 }
 
 STAYS = {
@@ -54,6 +57,9 @@ STAYS = {
     "x - -0": lambda b, x: b("-", x, b.const(-0.0, "f32")),
     "x * 0": lambda b, x: b("*", x, b.const(0.0, "f32")),
     "x - x": lambda b, x: b("-", x, x),
+    "strong-zero of a tensor": lambda b, x: b("strong-zero", x, b("neg", x)),
+    "strong-product of tensors": lambda b, x: b("strong-product", x, b("neg", x)),
+    "strong-product by 0": lambda b, x: b("strong-product", x, b.const(0.0, "f32")),
     "1 / x": lambda b, x: b("/", b.const(1.0, "f32"), x),
     "0 - x": lambda b, x: b("-", b.const(0.0, "f32"), x),
     "a number that broadcasts x": lambda b, x: b("*", x, b.full(1.0, TensorType((2, 2, 3), "f32"))),
@@ -214,3 +220,41 @@ def shape_of(graph: Graph) -> list[Any]:
 def test_simplifying_twice_is_simplifying_once(seed):
     once = simplify(random_graph(seed))
     assert shape_of(simplify(once)) == shape_of(once)
+
+
+SLICES = {
+    "of all": (lambda b, x, y: b("slice", x, axis=0, start=0, stop=6), ""),
+    "of a part of it": (
+        lambda b, x, y: b("slice", b("slice", x, axis=0, start=1, stop=5), axis=0, start=2, stop=3),
+        "slice",
+    ),
+    "of a part": (lambda b, x, y: b("slice", b("concat", x, y, axis=0), axis=0, start=6, stop=12), ""),
+    "in a part": (lambda b, x, y: b("slice", b("concat", x, y, axis=0), axis=0, start=7, stop=9), "slice"),
+    "of two parts": (lambda b, x, y: b("slice", b("concat", x, y, x, axis=0), axis=0, start=0, stop=12), "concat"),
+    "across parts": (lambda b, x, y: b("slice", b("concat", x, y, axis=0), axis=0, start=5, stop=8), "slice"),
+    "neighbours joined": (
+        lambda b, x, y: b("concat", *(b("slice", x, axis=0, start=n, stop=n + 2) for n in (0, 2, 4)), axis=0),
+        "",
+    ),
+    "neighbours of one and another": (
+        lambda b, x, y: b(
+            "concat", *(b("slice", v, axis=0, start=n, stop=n + 1) for v in (x, y) for n in (1, 2)), axis=0
+        ),
+        "concat",
+    ),
+    "no padding": (lambda b, x, y: b("pad", x, widths=((0, 0), (0, 0)), value=1), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_and_what_they_are_taken_of(name: str) -> None:
+    make, op = SLICES[name]
+    b = Builder()
+    x, y = (b.input(n, TensorType((6, 2), "f32")) for n in "xy")
+    before = make(b, x, y)
+    after = simplify(Graph("main", (x, y), (("v", before),)))
+    ((_, v),) = after.outputs
+    assert v.op == op and sum(bool(u.op) for u in after.values()) <= 3
+    feeds = {n: np.arange(12, dtype="float32").reshape(6, 2) + k for k, n in enumerate("xy")}
+    np.testing.assert_array_equal(evaluate((v,), feeds)[0], evaluate((before,), feeds)[0])
+    assert simplify(after).outputs[0][1].op == op

@@ -153,3 +153,30 @@ def test_the_single_phase_runs_what_the_stacked_one_leaves() -> None:
     settings: object = SimpleNamespace(microbatches=11)
     phases = [SimpleNamespace(role=n, stack=d) for n in ("generate.step", "train") for d in (1, 4)]
     assert [calls(p, phases, settings, 3) for p in phases] == [9, 6, 3, 2]  # type: ignore[arg-type]
+
+
+def product_seconds(dtype: str, depth: int, rates: Rates) -> float:
+    x, y = (b.input("x", TensorType(shape, dtype)) for shape in ((64, depth), (depth, 64)))
+    (kernel,) = kernels(graph(b("matmul", x, y)))
+    return kernel_seconds(kernel, rates) - rates.launch
+
+
+@pytest.mark.parametrize(("dtype", "depth", "faster"), [
+    ("bf16", 64, 100), ("f16", 64, 100), ("f32", 64, 1), ("bf16", 16, 100), ("bf16", 15, 1),
+])  # fmt: skip
+def test_products_of_halves_are_priced_by_the_rate_of_matrix_units(dtype: str, depth: int, faster: int) -> None:
+    """Where there are such units, and the product is as deep as their instruction; bytes cost nothing here."""
+    plain = evolve(RATES, bytes=1e30, threads=1, fork=0.0)
+    units = evolve(plain, halves=100 * plain.flops)
+    assert product_seconds(dtype, depth, plain) == pytest.approx(faster * product_seconds(dtype, depth, units))
+
+
+def test_attentions_products_of_halves_are_on_matrix_units_and_its_softmax_is_not() -> None:
+    plain = evolve(RATES, bytes=1e30, threads=1, fork=0.0, launch=0.0)
+    seconds = {}
+    for dtype in ("bf16", "f32"):
+        q, k, v = (b.input(n, TensorType((2, 64, 32), dtype)) for n in "qkv")
+        (kernel,) = kernels(graph(b("attend", q, k, v, causal=False)))
+        seconds[dtype] = [kernel_seconds(kernel, evolve(plain, halves=h)) for h in (0.0, 1e30)]
+    assert seconds["f32"][0] == seconds["f32"][1]
+    assert 0 < seconds["bf16"][1] < seconds["bf16"][0]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
-from sexpgpu.explain import data, explain, histogram, phase_rows
+import pytest
+
+from sexpgpu.explain import data, explain, histogram, outline, phase_rows
 from sexpgpu.graph import Builder, Graph, Value
 from sexpgpu.memory import estimate
+from sexpgpu.stack import stack_plan
 from sexpgpu.types import TensorType
 from tests.language.test_phases import HELD_OUT, generate
 from tests.support import plan_of
@@ -74,3 +77,25 @@ def test_record_numbers_are_named_as_such() -> None:
         objective="(defobjective (inputs ctx) (mean (model (getf inputs :x))))",
     )
     assert "data         d: 96 record numbers, batches of 4: index i64[]\n" in explain(plan)
+
+
+@pytest.mark.parametrize(
+    ("count", "degree", "heads", "calls"),
+    [
+        (4, 1, ["for each of 4 microbatches"], [1]),
+        (4, 2, ["for each 2 of 4 microbatches"], [2]),
+        (4, 4, ["for all 4 microbatches"], [4]),
+        (5, 2, ["for each 2 of 5 microbatches", "for the 1 left over"], [2, 1]),
+        (8, 3, ["for each 3 of 8 microbatches", "for each of the 2 left over"], [3, 1]),
+    ],
+)
+def test_the_outline_says_how_many_microbatches_a_call_takes(count: int, degree: int, heads, calls) -> None:
+    run = f"(defrun r :model m :loader d :seed 1 :steps 2 :microbatches {count})"
+    plan = stack_plan(plan_of(generate=generate(trips="3"), run=run), degree)
+    lines = outline(plan)
+    assert [line for line in lines if line.startswith("for ")] == heads
+    trains = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  train ")]
+    assert trains == [
+        histogram(next(p.graph for p in plan.phases if p.role == "train" and p.stack == k)) for k in calls
+    ]
+    assert sum("3 trips: " in line for line in lines) == len(calls)

@@ -15,11 +15,13 @@ from sexpgpu.diagnostics import UserError
 from sexpgpu.members import data_members, embedded, safe, source_members
 from sexpgpu.settings import Loader
 from sexpgpu.source import Source, Span
+from sexpgpu.types import TensorType
 from tests.support import CHARACTERS, plan_of
 
 
-def loader(*sources: str) -> Loader:
-    return Loader("rows", sources, None, 4, {}, True, None, True, Span(Source("run.sx", "("), 0, 1))
+def loader(*sources: str, fields: tuple[str, ...] = ("x", "y")) -> Loader:
+    types = dict.fromkeys(fields, TensorType((), "f32"))
+    return Loader("rows", sources, None, 4, types, True, None, True, Span(Source("run.sx", "("), 0, 1))
 
 
 @given(st.text(CHARACTERS, min_size=1))
@@ -37,9 +39,9 @@ def test_sources_keep_their_order_and_files_of_one_name_apart(tmp_path: Path) ->
     assert all(map(name_allowed, found))
 
 
-def test_a_folder_of_npy_files_is_one_source(tmp_path: Path) -> None:
+def test_a_folder_of_npy_files_is_one_source_and_nothing_else_in_it_is_embedded(tmp_path: Path) -> None:
     (tmp_path / "shard").mkdir()
-    for name in ("y.npy", "x.npy", "notes.txt"):
+    for name in ("y.npy", "x.npy", "notes.txt", "z.npy", "._x.npy", ".DS_Store"):
         (tmp_path / "shard" / name).write_bytes(name.encode())
     assert list(embedded(tmp_path, loader("shard"))) == ["data/rows/0-shard/x.npy", "data/rows/0-shard/y.npy"]
 
@@ -73,9 +75,11 @@ def test_only_loaders_that_say_so_are_embedded(tmp_path: Path) -> None:
     assert data_members(here) == {"d": {"data/d/0-d.npz": b"data"}}
 
 
-@pytest.mark.parametrize("source", ["nowhere.npz", "empty"])
+@pytest.mark.parametrize("source", ["nowhere.npz", "empty", "one"])
 def test_data_that_cannot_be_read_is_a_diagnostic(tmp_path: Path, source: str) -> None:
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "one"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one/x.npy").touch()
     with pytest.raises(UserError) as caught:
         embedded(tmp_path, loader(source))
     assert caught.value.code.name == "E-DATA-001" and source in caught.value.message
@@ -85,5 +89,5 @@ def test_data_that_cannot_be_read_is_a_diagnostic(tmp_path: Path, source: str) -
 def test_a_field_whose_file_name_no_member_can_have_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(UserError) as caught:
-        embedded(tmp_path.parent, loader(tmp_path.name))
+        embedded(tmp_path.parent, loader(tmp_path.name, fields=(name.removesuffix(".npy"),)))
     assert caught.value.code.name == "E-DATA-001"

@@ -124,7 +124,7 @@ def test_row_1_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path.write_text("(def a 1)")
     path.chmod(0)
     if os.access(path, os.R_OK):  # root reads everything, so the system's refusal is played
-        monkeypatch.setattr(reader.os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "no")))
+        monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "no")))
     assert file_faults(path) == [f"error[E-READ-001]: {path}: cannot be read: Permission denied ({CHECK})"]
 
 

@@ -57,7 +57,7 @@ def test_a_draw_is_made_once_for_all_copies_unless_its_salt_differs() -> None:
     draws = {
         p.role: [v.type.shape for v in p.graph.values() if v.op == "philox"] for p in stack_plan(run_of(4), 4).phases
     }
-    assert draws["generate.step"] == [(4, 3)] * 2  # a normal draw takes two words
+    assert draws["generate.step"] == [(4, 3), (), (4, 3)]  # a normal draw takes two words, and one for its tails
     assert draws["train"] == [(4, 3)] * 4  # dropout, salted by :microbatch
 
 

@@ -33,6 +33,8 @@ def value(expression: str, *defs: str) -> np.ndarray:
         ("(- 4)", -4),
         ("(- 10 1 2)", 7),
         ("(quot 7 2)", 3),
+        ("(floordiv -7 2)", -4),
+        ("(floordiv 1.0 0.1)", 9.0),
         ("(mod -7 3)", 2),
         ("(let ((a 1) (b 2)) (- b a))", 1),
         ("(let* ((a 1) (b (+ a 1))) b)", 2),
@@ -168,7 +170,7 @@ def test_a_wide_expansion_that_makes_no_value_is_a_diagnostic(monkeypatch: pytes
     assert {(e.code.name, "expands" in e.message) for e in plan_text(text)[1].errors} == {("E-FORM-005", True)}
 
 
-@pytest.mark.parametrize("limit, place", [(10, "1:17"), (20, "-")])
+@pytest.mark.parametrize("limit, place", [(12, "1:17"), (22, "-")])
 def test_a_gradient_that_is_too_large_is_a_diagnostic(monkeypatch: pytest.MonkeyPatch, limit: int, place: str) -> None:
     monkeypatch.setattr("sexpgpu.graph.MAX_NODES", limit)  # PARTS makes 13 values for the loss and 28 with gradients
     assert faults() == [f"E-FORM-005 {place}"]

@@ -297,6 +297,23 @@ def two_launches(x: TS.Buffer((2048,), "float32"), y: TS.Buffer((2048,), "float3
                 y[i] = between[i] + between[2047 - i]
 
 
+@TS.prim_func(s_tir=True)
+def one_number_between(x: TS.Buffer((32,), "float32"), y: TS.Buffer((32,), "float32")):
+    between = TS.alloc_buffer((1,), "float32")
+    for _ in TS.thread_binding(1, thread="threadIdx.x"):
+        with TS.sblock("first"):
+            between[0] = x[0]
+    for t in TS.thread_binding(32, thread="threadIdx.x"):
+        with TS.sblock("second"):
+            y[t] = between[0]
+
+
+def test_on_a_gpu_a_workspace_counts_whatever_its_size() -> None:
+    """A small one of a CPU is on the stack."""
+    module = tvm.IRModule({"f": one_number_between})
+    assert workspaces(module)["f"].own == () and workspaces(module, 1)["f"].own == (4,)
+
+
 def test_what_one_launch_leaves_for_the_next_is_workspace_and_what_threads_share_is_not() -> None:
     found = workspaces(tvm.IRModule({"two": two_launches}))["two"]
     assert (found.own, found.task) == ((4 * 2048,), ())

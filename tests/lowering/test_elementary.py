@@ -19,6 +19,8 @@ ERF = np.vectorize(math.erf)
 INF, NAN = math.inf, math.nan
 HAS_V4 = "avx512vl" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 
+FAR = np.exp2(RNG.uniform(20, 46, COUNT // 2)) * RNG.choice([-1, 1], COUNT // 2)  # of sin and cos, up to their last
+
 # name -> arguments, the function in f64, and how many units in the last place a value may be off: what 2^18 values
 # showed, rounded up
 SPACED = {
@@ -26,8 +28,8 @@ SPACED = {
     "log": ([np.exp(RNG.uniform(-87, 88, COUNT))], np.log, 1.0),
     "tanh": ([RNG.uniform(-10, 10, COUNT)], np.tanh, 2.4),
     "sigmoid": ([RNG.uniform(-87.3, 88, COUNT)], lambda x: np.exp(-np.logaddexp(0, -x)), 3.0),
-    "sin": ([RNG.uniform(-1e6, 1e6, COUNT)], np.sin, 1.6),
-    "cos": ([np.concatenate([RNG.uniform(-7, 7, COUNT // 2), RNG.uniform(-1e9, 1e9, COUNT // 2)])], np.cos, 1.6),
+    "sin": ([np.concatenate([RNG.uniform(-1e6, 1e6, COUNT // 2), FAR])], np.sin, 1.6),
+    "cos": ([np.concatenate([RNG.uniform(-7, 7, COUNT // 2), FAR])], np.cos, 1.6),
     "erf": ([RNG.uniform(-5, 5, COUNT)], ERF, 1.3),
     "pow": ([np.exp(RNG.uniform(-20, 20, COUNT)), RNG.uniform(-4, 4, COUNT)], np.power, 0.6),
 }
@@ -149,8 +151,8 @@ EDGES = {  # pairs and not a table, where -0.0 and 0.0 would be one key
         (-3e38, 0),
         (3e38, 1),
     ],
-    "sin": [(0.0, 0), (-0.0, -0.0), (INF, NAN), (-INF, NAN), (NAN, NAN), (1e-40, 1e-40), (2.0**30, 0)],
-    "cos": [(0.0, 1), (INF, NAN), (-INF, NAN), (NAN, NAN), (1e-40, 1), (2.0**30, 1)],
+    "sin": [(0.0, 0), (-0.0, -0.0), (INF, NAN), (-INF, NAN), (NAN, NAN), (1e-40, 1e-40), (2.0**46, 0)],
+    "cos": [(0.0, 1), (INF, NAN), (-INF, NAN), (NAN, NAN), (1e-40, 1), (2.0**46, 1)],
     "erf": [(0.0, 0), (-0.0, -0.0), (INF, 1), (-INF, -1), (NAN, NAN), (1e-30, 1.1283792e-30), (3e38, 1)],
 }
 

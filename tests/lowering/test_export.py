@@ -17,7 +17,8 @@ from sexpgpu.graph import Builder, Graph
 
 pytest.importorskip("ziglang", reason="needs the extra `build`")
 
-from lowering import elf, export, room  # noqa: E402
+from artifacts import elf  # noqa: E402
+from lowering import export, room  # noqa: E402
 
 pytestmark = pytest.mark.build
 HERE = Path(__file__).parent

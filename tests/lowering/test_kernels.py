@@ -115,7 +115,7 @@ def test_integers_divided_as_floats_are_divided_exactly(dtype: str):
     arrays = near_multiples(DTYPES[dtype].numpy, np.random.default_rng(1))
     b = Builder()
     x, y = inputs(b, x=T(dtype, len(arrays[0])), y=T(dtype, len(arrays[0])))
-    g = graph("divide", [x, y], quot=b("quot", x, y), mod=b("mod", x, y))
+    g = graph("divide", [x, y], quot=b("quot", x, y), mod=b("mod", x, y), down=b("floordiv", x, y))
     made = run_functions(compiled(g), {"divide": list(arrays)})["divide"]
     for got, want in zip(made, reference(g, list(arrays)), strict=True):
         np.testing.assert_array_equal(got, want)

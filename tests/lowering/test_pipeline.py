@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from lowering_runs import T, compiled, graph, inputs, no_rule, reference, run_functions, samples, target, tvm
+from tvm import relax
 
+from lowering.passes.memory import constants
 from sexpgpu.graph import Builder, Graph
 
 pytestmark = pytest.mark.build
@@ -110,3 +113,13 @@ def test_dumps_show_the_module_after_each_pass_and_the_kernels_as_scheduled(tmp_
     names = sorted(p.name for p in (tmp_path / "dump").iterdir())
     assert names == [f"{n:02}-{name}.py" for n, (name, _) in enumerate(PASSES)]
     assert "R.call_tir" in (tmp_path / "dump" / names[0]).read_text(encoding="utf-8")
+
+
+def test_constants_are_counted_once_each():
+    """A library has equal ones once, whichever of its functions have them."""
+    made = relax.BlockBuilder()
+    for name, value in (("f", 1.0), ("g", 1.0), ("h", 2.0)):
+        x = relax.Var("x", relax.TensorType([relax.prim_value(4)], "float32"))
+        with made.function(name, [x]):
+            made.emit_func_output(relax.op.add(x, relax.const(np.full(4, value, np.float32))))
+    assert constants(made.get()) == (16, 16)

@@ -163,3 +163,12 @@ def test_equal_constants_are_one_input():
     g = graph("update", ins, p=b("*", p, zero), q=b("*", q, zero))
     compiled(g, scheduler=watch, in_place={"update": [(0, 0), (1, 1)]})
     assert list(seen) == [5]  # two inputs, one constant, two outputs
+
+
+def test_a_number_that_is_a_result_too_is_made_before_what_reads_it():
+    """Of an update without sums, which would be made before."""
+    b = Builder()
+    p, q = inputs(b, p=T("f32", 70, 30), q=T("f32", 70, 30))
+    rate = b.const(0.1, "f32")
+    g = graph("update", [p, q], rate=rate, p2=b("-", p, rate), q2=b("*", q, rate))
+    agree(compiled(g, in_place={"update": [(1, 0), (2, 1)]}), g, [(1, 0), (2, 1)])

@@ -18,7 +18,7 @@ FAULTS: tuple[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, Any], type
     ("+", [(B, (2,)), (B, (2,))], {}, TypeFault, "bool[2] is not a tensor of numbers; convert with cast"),
     ("/", [(W, (2,)), (W, (2,))], {}, TypeFault,
      "i32[2] is not a float tensor; the quotient of integers is quot; cast them for a float one"),
-    ("quot", [(F, ()), (F, ())], {}, TypeFault, "f32[] is not an integer tensor; of floats it is floor of /"),
+    ("quot", [(F, ()), (F, ())], {}, TypeFault, "f32[] is not an integer tensor; of floats it is floordiv"),
     ("pow", [(W, ()), (W, ())], {}, TypeFault, "i32[] is not a float tensor; cast it to a float dtype first"),
     ("exp", [(W, (2,))], {}, TypeFault, "i32[2] is not a float tensor; cast it to a float dtype first"),
     ("neg", [(U, (2,))], {}, TypeFault, "u32[2] is not a signed tensor; an unsigned integer has no negative: cast it"),

@@ -141,6 +141,13 @@ CHOICES: tuple[tuple[str, np.ndarray, Make, Any], ...] = (
     ("equal minima share", f32([1, 1], [0, 2]), op("reduce-min", axes=(1,)), [[0.5, 0.5], [1, 0]]),
     ("prod beside one zero", f32(2, 0, 5), op("prod"), [0, 10, 0]),
     ("prod beside two zeros", f32(0, 3, 0), op("prod"), [0, 0, 0]),
+    ("prod that is too small for f32", f32(1e-30, 1e-30, 3), op("prod"), [3e-30, 3e-30, 0]),
+    ("prod beside a zero and small ones", f32(1e-30, 0, 1e-30, 2e30), op("prod"), [0, 2e-30, 0, 0]),
+    ("prod that is too large for f32", f32(1e30, 1e30, 3), op("prod"), [3e30, 3e30, INF]),
+    ("prod of one", f32(7), op("prod"), [1]),
+    ("prod over the middle axis", f32([[1, 2], [0, 3], [5, 4]]), op("prod", axes=(1,)), [[[0, 12], [5, 8], [0, 6]]]),
+    ("prod over the outer axes", f32([[2, 3], [0, 4]], [[5, 6], [7, 8]]), op("prod", axes=(0, 1)),
+     [[[0, 6 * 4 * 8], [2 * 5 * 7, 3 * 6 * 8]], [[0, 3 * 4 * 8], [0, 3 * 4 * 6]]]),
     ("logsumexp of one finite element", f32(-INF, 2), op("logsumexp"), [0, 1]),
     ("what a clamped index reads", f32(1, 2, 3), lambda b, x: b("gather", x, b.const(9, "i32")), [0, 0, 1]),
 )
@@ -173,3 +180,23 @@ def test_large_sums_have_the_bits_of_their_order() -> None:
     vm = compiled([Graph("f", xs, (("y", b("scatter-add", *xs)),))], scheduled)
     (got,) = vm["f"](*map(tvm.runtime.tensor, (base, ids, updates)))
     assert got.numpy().tobytes() == want.tobytes()
+
+
+@pytest.mark.build
+def test_running_sums_of_millions_keep_their_digits() -> None:
+    """5,000,000 times 0.0005, from both ends and down a column: carried in f32 the last one would be 2448.70."""
+    import tvm
+
+    given = np.full(5_000_000, 0.0005, "float32")
+    b = Builder()
+    x = b.input("x", TensorType(given.shape, "f32"))
+    column = b("reshape", x, shape=(1_000_000, 5))
+    made = (b("cumsum", x), b("cumsum", x, reverse=True), b("cumsum", column, axis=0))
+    vm = compiled([Graph("sums", (x,), tuple((f"y{i}", y) for i, y in enumerate(made)))], scheduled)
+    forth, back, down = (y.numpy() for y in vm["sums"](tvm.runtime.tensor(given)))
+    want = np.cumsum(given.astype("float64"))
+    np.testing.assert_allclose(forth, want, rtol=1e-7)
+    np.testing.assert_allclose(back[::-1], want, rtol=1e-7)
+    np.testing.assert_allclose(down, np.cumsum(given.astype("float64").reshape(-1, 5), 0), rtol=1e-7)
+    for y, got in zip(made, (forth, back, down), strict=True):
+        assert evaluate([y], {"x": given})[0].tobytes() == got.tobytes()

@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
-from artifacts import run
+from artifacts import run, tarball
 
 from . import toy
 
@@ -73,8 +74,34 @@ def metrics(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines[1:]]
 
 
+Members = list[tuple[str, bytes]]
+
+
+def members_of(path: str | Path) -> Members:
+    """Every member of an artifact, the manifest and its digest first."""
+    with tarfile.open(path) as tar:
+        return [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+
+
+def packed(members: Members) -> bytes:
+    """Members as our writer lays them out, whatever they are."""
+    rooms = (tarball.header(name, len(data)) + data + bytes(-len(data) % tarball.BLOCK) for name, data in members)
+    return b"".join(rooms) + tarball.END
+
+
+def sealed(manifest: bytes, members: Members) -> bytes:
+    """An artifact of ``manifest``, whatever it says, with its digest, and of the ``members`` that follow these two."""
+    return packed([(tarball.MANIFEST, manifest), (tarball.DIGEST, tarball.digest_line(manifest)), *members])
+
+
 def one_error(text: str, code: str) -> str:
     """``text`` is that one coded line and no more."""
     lines = text.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith(f"error[{code}]: "), text
     return lines[0]
+
+
+def toy_digest(tmp_path: Path, artifact: str) -> str:
+    """Of the parameters of a run that nothing stopped."""
+    assert go(artifact, tmp_path / "reference", "-q") == 0
+    return contents(tmp_path / "reference", 6)["params.safetensors"]

@@ -482,6 +482,15 @@ def test_row_62_a_lock_of_a_dead_process_is_no_lock(artifact: str, out: Path) ->
     assert go(artifact, out, "-q", "--resume") == 0
 
 
+@pytest.mark.parametrize("text", [b"", b"{", b"[" * 4096, b"\xff", b"3", b"{}", b'{"pid":[],"host":{},"since":0}'])
+def test_whatever_a_lock_s_holder_wrote_into_it(tmp_path: Path, text: bytes) -> None:
+    with lock.held(str(tmp_path), lambda _: None):
+        (tmp_path / "lock").write_bytes(text)
+        with pytest.raises(RunError) as caught, lock.held(str(tmp_path), lambda _: None):
+            pass
+    assert caught.value.code.name == "E-LOCK-001"
+
+
 def test_a_lock_that_its_holder_gave_up_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the opening of the file and the lock on it, its holder removed it: another one could be there by now."""
     real = lock.fcntl.flock

@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import resource
-import signal
 import struct
 import subprocess
 import sys
@@ -20,12 +19,26 @@ from pathlib import Path
 import attrs
 import pytest
 
-from artifacts import cores, cpu, errors, report, run, signals, tarball
+from artifacts import cores, cpu, errors, report, run, tarball
+from artifacts.clock import Clock
 from artifacts.errors import CKPT_NONE, CODES, RunError
+from artifacts.log import Log
 from artifacts.options import parse
 
 from . import toy
-from .support import CHILD, arguments, checkpoint, child, contents, environment, forked, go, metrics, one_error, steps
+from .support import (
+    CHILD,
+    arguments,
+    checkpoint,
+    child,
+    contents,
+    environment,
+    go,
+    metrics,
+    one_error,
+    steps,
+    toy_digest,
+)
 
 Captured = pytest.CaptureFixture[str]
 
@@ -59,7 +72,7 @@ def test_row_63_unknown_or_missing(capsys: Captured, argv: list[str], words: str
 
 
 @pytest.mark.parametrize(
-    "text", ["-1", "0", "nan", "1e3", "\u0663", "1.0", " 1", "+1", "0x1", "", "9" * 30, "1_000", "1\n"]
+    "text", ["-1", "0", "nan", "1e3", "\u0663", "1.0", " 1", "+1", "0x1", "9" * 30, "1_000", "1\n"]
 )
 @pytest.mark.parametrize("flag", ["--steps", "--threads", "--keep"])
 def test_row_64_numbers(capsys: Captured, flag: str, text: str) -> None:
@@ -307,11 +320,6 @@ def test_rows_69_and_73_the_environment_changes_nothing(artifact: str, tmp_path:
     assert contents(tmp_path / "n\u00e4h", 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
 
 
-def toy_digest(tmp_path: Path, artifact: str) -> str:
-    assert go(artifact, tmp_path / "reference", "-q") == 0
-    return contents(tmp_path / "reference", 6)["params.safetensors"]
-
-
 @pytest.mark.parametrize("now", [-10, 0.0, 4102444800.0])
 def test_row_73_the_clock_is_in_no_digest(
     artifact: str, tmp_path: Path, now: float, monkeypatch: pytest.MonkeyPatch
@@ -340,6 +348,49 @@ def test_row_69_a_terminal_gets_a_bar_on_standard_error(
     printed = capsys.readouterr().out
     assert b"6/6" in b"".join(seen)
     assert "step 2/6" not in printed and "pass held at step 6" in printed and "params sha256:" in printed
+
+
+SILENT = {"TQDM_DISABLE": "1", "TQDM_MININTERVAL": "1e9", "TQDM_LEAVE": "False", "TQDM_TOTAL": "3", "TQDM_NCOLS": "0"}
+GARBAGE = {f"TQDM_{name}": "no" for name in ("MININTERVAL", "NCOLS", "ASCII", "BAR_FORMAT", "UNIT_SCALE")}
+SCREEN = {"COLUMNS": "no", "LINES": "-1"}
+
+
+@pytest.mark.parametrize("env", [SILENT, {"TQDM_BAR_FORMAT": "{nonsense}"}, GARBAGE, SCREEN, {"COLUMNS": "1"}])
+def test_no_variable_silences_a_run_or_stops_it(artifact: str, out: Path, env: dict[str, str]) -> None:
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    done = child(artifact, out, env={"TERM": "xterm", **env}, stderr=side)
+    os.close(side)
+    seen = b"".join(iter(lambda: _read(main), b""))
+    os.close(main)
+    assert done.returncode == 0 and "params sha256:" in done.stdout and "step 2/6" not in done.stdout
+    assert b"6/6" in seen and b"loss " in seen and b"Traceback" not in seen
+
+
+def test_without_a_bar_there_are_lines(artifact: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails as it is made, and one that fails later."""
+
+    class Failing:
+        def __getattr__(self, name: str) -> None:
+            raise KeyError(name)
+
+    console = report.Console()
+    monkeypatch.setattr(report, "_terminal", lambda: True)
+    monkeypatch.setattr(report, "_bar", lambda *_: 1 / 0)
+    assert not report.Progress(console, 0, 6, Clock()).shown
+    monkeypatch.setattr(report, "_bar", lambda *_: Failing())
+    progress = report.Progress(console, 0, 6, Clock())
+    assert progress.shown
+    progress.step(0.5)
+    assert not progress.shown
+
+
+@pytest.mark.parametrize("columns", ["no", "-5", "0", "1", "9" * 30])
+def test_help_stands_any_width_of_the_screen(columns: str) -> None:
+    for module in ("artifacts.run", "sexpgpu"):
+        argv = [sys.executable, "-m", module, "--help"]
+        done = subprocess.run(argv, env=environment(COLUMNS=columns, LINES=columns), capture_output=True, text=True)
+        assert done.returncode == 0 and "exit status" in done.stdout and done.stderr == ""
 
 
 def _read(fd: int) -> bytes:
@@ -394,115 +445,6 @@ def test_row_75_what_the_system_refuses_is_coded(error: Exception, code: str) ->
     assert found is not None and found.code.name == code
 
 
-# Rows 76 to 79: signals
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
-def test_row_76_each_signal_stops_cleanly(artifact: str, tmp_path: Path, name: str) -> None:
-    out = tmp_path / "out"
-    done = child(artifact, out, "-q", env={"TOY_SIGNAL": f"generate.step:15:{name}"})
-    assert done.returncode == 128 + getattr(signal, name)
-    assert f"stopped by {name} after step 2" in done.stderr and "--resume" in done.stderr and steps(out) == [2]
-    assert go(artifact, out, "--resume", "-q") == 0
-    assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
-
-
-@pytest.mark.parametrize(
-    "plan, step",
-    [
-        ("init:1", 0),
-        ("generate.init:1", 0),
-        ("generate.finish:3", 1),
-        ("train:5", 2),
-        ("update:3", 3),
-        ("eval.held:1", 3),
-        ("eval.held:3", 6),
-    ],
-)
-def test_row_76_in_every_phase(
-    artifact: str, tmp_path: Path, plan: str, step: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    """In this process, which the runner's handlers are to leave alive; the test above has one of its own."""
-    out = tmp_path / "out"
-    monkeypatch.setenv("TOY_SIGNAL", f"{plan}:SIGTERM")
-    assert go(artifact, out, "-q") == 143 and len(capsys.readouterr().err.splitlines()) == 1
-    monkeypatch.delenv("TOY_SIGNAL")
-    assert steps(out)[-1:] == ([step] if plan != "init:1" else [])
-    assert go(artifact, out, "--resume=auto", "-q") == 0
-    assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
-
-
-def test_row_76_while_starting() -> None:
-    """Until there is state to keep, the signal stops the program where it stands."""
-    with pytest.raises(signals.Stopped), signals.Stop():
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_row_77_a_second_signal_ends_at_once(artifact: str, out: Path) -> None:
-    done = child(artifact, out, "-q", env={"TOY_SIGNAL": "generate.step:15:SIGINT:again"})
-    assert done.returncode == 130 and steps(out) == [2] and "at once" in done.stderr
-
-
-TWICE_IN_THE_SECOND_SAVE = """
-import os, signal, sys, toy
-from artifacts.run import main
-
-real, manifests = os.fsync, []
-
-def fsync(fd):
-    if os.readlink(f"/proc/self/fd/{fd}").endswith("/manifest.json"):
-        manifests.append(fd)
-        if len(manifests) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-    real(fd)
-
-os.fsync = fsync
-sys.exit(main(sys.argv[1:], device=toy.device))
-"""
-
-
-def test_row_77_during_a_save_only_a_temporary_name_is_left(artifact: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    argv = arguments(artifact, out, "-q")
-    argv[2] = TWICE_IN_THE_SECOND_SAVE
-    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=30)
-    assert done.returncode == 130 and steps(out) == [2]
-    assert len(list((out / "checkpoints").glob(".tmp-*"))) == 1
-    assert go(artifact, out, "--resume", "-q") == 0 and not list((out / "checkpoints").glob(".tmp-*"))
-    assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
-
-
-@pytest.mark.parametrize("plan", ["train:1", "train:8", "update:4", "eval.held:2"])
-def test_row_78_killed(artifact: str, tmp_path: Path, plan: str) -> None:
-    out = tmp_path / "out"
-    assert forked(artifact, out, f"{plan}:SIGKILL") == -signal.SIGKILL
-    assert go(artifact, out, "--resume=auto", "-q") == 0
-    assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
-    assert len(metrics(out)) == 8
-
-
-@pytest.mark.parametrize("name", ["SIGPIPE", "SIGWINCH", "SIGCONT"])
-def test_row_79_signals_that_mean_nothing(
-    artifact: str, out: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setenv("TOY_SIGNAL", f"train:3:{name}")
-    assert go(artifact, out, "-q") == 0 and capsys.readouterr().err == "" and steps(out) == [2, 4, 6]
-
-
-def test_a_signal_that_was_to_be_ignored_stays_ignored(
-    artifact: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As nohup does."""
-    monkeypatch.setenv("TOY_SIGNAL", "train:3:SIGHUP")
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert go(artifact, out, "-q") == 0
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 # Row 81 and reports
 
 
@@ -515,28 +457,11 @@ def test_row_81_a_log_that_cannot_be_written(artifact: str, out: Path, capsys: C
 def test_row_81_a_log_that_fails_later(
     artifact: str, out: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = report.Log.open
-
-    def opened(self: report.Log, step: int) -> None:
-        real(self, step)
-        self._file = open("/dev/full", "w")  # noqa: SIM115
-
-    monkeypatch.setattr(report.Log, "open", opened)
+    full = open("/dev/full", "w")  # noqa: SIM115 (the log closes it)
+    monkeypatch.setattr(Log, "_open", lambda self: setattr(self, "_file", full))
     assert go(artifact, out, "-q") == 0 and steps(out) == [2, 4, 6]
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 1 and "metrics.jsonl cannot be written" in err[0]
-
-
-def test_the_log_is_cut_back_to_the_checkpoint(artifact: str, tmp_path: Path) -> None:
-    """Killed in step 6, the log has steps 1 to 5; the checkpoint is of step 4, and the log goes on from there."""
-    out = tmp_path / "out"
-    assert forked(artifact, out, "train:11:SIGKILL") == -signal.SIGKILL
-    assert [line["step"] for line in metrics(out) if "pass" not in line] == [1, 2, 3, 4, 5]
-    with open(out / "metrics.jsonl", "a") as file:
-        file.write('{"step": 6, "lo')  # torn
-    assert go(artifact, out, "--resume", "-q") == 0
-    go(artifact, tmp_path / "whole", "-q")
-    assert metrics(out) == metrics(tmp_path / "whole")
 
 
 def test_numbers_in_the_log_are_exact_and_json(artifact: str, out: Path) -> None:
@@ -557,15 +482,6 @@ def test_text_lines(artifact: str, out: Path, capsys: Captured) -> None:
     assert lines[-2:] == [f"checkpoint {checkpoint(out, 6)}", f"params sha256:{contents(out, 6)['params.safetensors']}"]
 
 
-def test_a_broken_log_is_told_of_once(artifact: str, out: Path, capsys: Captured) -> None:
-    assert go(artifact, out, "-q", "--steps", "4") == 0
-    with open(out / "metrics.jsonl", "a") as log:
-        log.write('{"step": 5, "lo')
-    assert go(artifact, out, "-q", "--resume") == 0
-    assert capsys.readouterr().err.count("has a broken line: it is cut there") == 1
-    assert [line["step"] for line in metrics(out) if "pass" not in line] == [1, 2, 3, 4, 5, 6]
-
-
 def test_json_lines(artifact: str, out: Path, capsys: Captured) -> None:
     assert go(artifact, out, "--output-format", "json", "--diagnostic", "rows") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -576,6 +492,21 @@ def test_json_lines(artifact: str, out: Path, capsys: Captured) -> None:
     assert run.main([artifact, "--out", str(out), "--output-format", "json"]) != 0
     error = json.loads(capsys.readouterr().err)["error"]
     assert error["code"].startswith("E-") and set(error) == {"code", "message", "hint", "where"}
+
+
+def test_a_diagnostic_that_is_not_finite_is_json(
+    artifact: str, out: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*inputs):  # noqa: ANN002, ANN202
+        *made, rows = toy.train(*inputs)
+        return *made, rows * float("-inf")
+
+    monkeypatch.setitem(toy.FUNCTIONS, "train", train)
+    assert go(artifact, out, "--output-format", "json", "-v", "--diagnostic", "rows") == 0
+    found = capsys.readouterr()
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in (found.out + found.err).splitlines()]
+    values = [line["values"] for line in lines if "diagnostic" in line]
+    assert values[0][0] == ["-inf"] * 3 and any("detail" in line for line in lines)
 
 
 def test_diagnostics(artifact: str, out: Path, capsys: Captured) -> None:

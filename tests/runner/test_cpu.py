@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import itertools
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 
-from artifacts import tarball, tensors
+from artifacts import signature, tarball, tensors
 from artifacts.cpu import CpuDevice
 from artifacts.errors import RunError
 
@@ -34,7 +38,10 @@ with bb.function("train", ins):
         out = bb.emit_output(relax.Tuple(outs))
     bb.emit_func_output(out)
 target = tvm.target.Target({"kind": "llvm", "mtriple": sys.argv[2]})
-relax.build(bb.get(), target=target).export_library(sys.argv[1])
+signature = sys.argv[1] + ".cc"
+with open(signature, "w") as file:
+    file.write('extern "C" { extern const char %s[]; const char %s[] = "%s"; }' % (*[sys.argv[3]] * 2, sys.argv[4]))
+relax.build(bb.get(), target=target).export_library(sys.argv[1], addons=[signature])
 print(tvm.__file__)
 """
 
@@ -47,16 +54,18 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("cpu")
     library = folder / "phases.so"
     triple = f"{os.uname().machine}-linux-gnu"
+    import tvm_ffi
+
+    tools = attrs.evolve(toy.manifest().toolchain, tvm_ffi=tvm_ffi.__version__)
+    said = attrs.evolve(toy.manifest(), toolchain=tools)
+    signed = signature.SYMBOL, signature.of(said, said.targets[0])  # of the toy's phases, which it has not
     made = subprocess.run(
-        [sys.executable, "-c", MAKE, library, triple], env=environment(), capture_output=True, text=True
+        [sys.executable, "-c", MAKE, library, triple, *signed], env=environment(), capture_output=True, text=True
     )
     assert made.returncode == 0, made.stderr
     runtime = Path(made.stdout.strip()).parent / "lib" / "libtvm_runtime.so"
     members = {**toy.MEMBERS, toy.LIBRARY: library.read_bytes(), toy.RUNTIME: runtime.read_bytes()}
-    import tvm_ffi
-
-    tools = attrs.evolve(toy.manifest().toolchain, tvm_ffi=tvm_ffi.__version__)
-    tarball.write(str(folder / "a.tar"), attrs.evolve(toy.manifest(), toolchain=tools), members)
+    tarball.write(str(folder / "a.tar"), said, members)
     return str(folder / "a.tar")
 
 
@@ -97,11 +106,46 @@ def a_second_device_uses_the_runtime_of_the_first(path: str) -> None:
         every_dtype_through_a_compiled_phase(path)
 
 
+def no_room_for_what_is_loaded(path: str) -> None:
+    """The runtime or the library finds no room in memory, by what the system says and by a limit of the process. Once
+    there is room, both are loaded."""
+    space, limit = (errno.ENOSPC, errno.EDQUOT), (errno.ENOMEM, errno.EMFILE)
+    codes = {**dict.fromkeys(space, "E-IO-011"), **dict.fromkeys(limit, "E-ENV-012")}
+    files, calls = ("runtime", "phases"), ("memfd_create", "write")  # in this order: once it is loaded, a runtime stays
+    for name, call, (number, code) in itertools.product(files, calls, codes.items()):
+        with pytest.MonkeyPatch.context() as patch:
+            fail_at(patch, name, call, number)
+            with pytest.raises(RunError) as caught:
+                CpuDevice(tarball.open(path), 1)
+        assert caught.value.code.name == code and name in caught.value.where, (name, call, str(caught.value))
+        assert "library named" not in str(caught.value)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    with pytest.raises(RunError) as caught:
+        CpuDevice(tarball.open(path), 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.code.name == "E-IO-011" and "free space" in str(caught.value)
+    every_dtype_through_a_compiled_phase(path)
+
+
+def fail_at(patch: pytest.MonkeyPatch, name: str, call: str, number: int) -> None:
+    """The system's ``call`` fails for the file in memory that is called ``name``."""
+    real = getattr(os, call)
+
+    def failing(first: Any, *more: Any) -> Any:
+        if name == first or call == "write" and f"memfd:{name} " in os.readlink(f"/proc/self/fd/{first}"):
+            raise OSError(number, os.strerror(number))
+        return real(first, *more)
+
+    patch.setattr(os, call, failing)
+
+
 CHECKS = (
     every_dtype_through_a_compiled_phase,
     a_tensor_is_a_copy_and_a_view_keeps_it_alive,
     failing_calls_are_coded,
     a_second_device_uses_the_runtime_of_the_first,
+    no_room_for_what_is_loaded,
 )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+import random
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from artifacts import canonical, sources, tarball, tensors
 from artifacts import manifest as m
-from artifacts import tarball, tensors
 from artifacts.data import Feed, Records, fingerprint, in_order, open_records
 from artifacts.errors import RunError
 from artifacts.order import Order
@@ -215,6 +218,20 @@ def test_row_24_an_integer_out_of_bounds(tmp_path: Path, kind: str, value: int) 
     assert "record 7" in text and "field x" in text and str(value) in text and "0..99" in text
 
 
+def test_the_range_of_a_part_of_each_record(tmp_path: Path) -> None:
+    """What lies outside it may be anything: a row that is padded with -1, whose first places are looked up."""
+    x = RECORDS["x"].copy()
+    x[:, 2:] = -1
+    fields = (m.Field("x", x.shape[1:], "i32", None, None, (m.Part(0, 100, (0,), (2,)),)),)
+    found = load(tmp_path, save(tmp_path, "npz", {"x": x}), fields=fields)
+    assert np.array_equal(found.batch(np.arange(4))["x"], x[:4])
+    x[3, 1] = 100
+    text = refuse("E-DATA-013", tmp_path, save(tmp_path, "npz", {"x": x}), fields=fields)
+    assert "record 3" in text and "field x holds 100" in text and "0..99" in text
+    with pytest.raises(canonical.Malformed, match="rank"):
+        m.Field("x", (3, 4), "i32", None, None, (m.Part(0, 100, (0,), (2,)),))
+
+
 def test_row_24_the_record_is_counted_within_its_file(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     x = RECORDS["x"].copy()
@@ -367,6 +384,122 @@ def test_other_kinds_are_named(tmp_path: Path) -> None:
     assert ".csv" in refuse("E-DATA-011", tmp_path, "rows.csv") and ".jsonl" in refuse(
         "E-DATA-011", tmp_path, "rows.csv"
     )
+
+
+def hurt(rng: random.Random, good: bytes) -> bytes:
+    """``good`` with a few bits, bytes or words changed, put in or taken out."""
+    data = bytearray(good)
+    words = (b"\xff" * 8, b"\0" * 8, b"9" * 30, b"(", b"'", b"{", b"[", b"-1", b"1e999", b"None", b"|O", b"L", b"\n")
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(data) + 1)
+        word = rng.choice((rng.randbytes(rng.randint(1, 8)), rng.choice(words)))
+        gone = rng.choice((0, len(word), rng.randint(1, 8), rng.choice((0, len(data)))))
+        data[at : at + gone] = rng.choice((word, b""))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["npz", "packed", "npy", "safetensors", "jsonl"])
+def test_what_a_reader_raises_over_bad_bytes_is_the_data_s_fault(tmp_path: Path, kind: str) -> None:
+    """In one short line, whatever a library makes of them: some 20 kinds of exceptions came of NumPy and zipfile."""
+    rng = random.Random(kind)
+    if kind == "packed":
+        np.savez_compressed(tmp_path / "rows.npz", **RECORDS)  # type: ignore[arg-type]
+    source = "rows.npz" if kind == "packed" else save(tmp_path, kind)
+    path = tmp_path / source / "x.npy" if kind == "npy" else tmp_path / source
+    good, fields = path.read_bytes(), toy.loader("rows", source).fields
+    with warnings.catch_warnings(action="error"):
+        for _ in range(300):
+            path.write_bytes(hurt(rng, good))
+            try:
+                assert sources.held(sources.blobs(str(tmp_path), source, fields), fields) < 2**27
+                load(tmp_path, source)
+            except RunError as error:
+                assert error.code.name.startswith("E-DATA") and len(str(error)) <= 300 and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (-11, 3), }",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (99999999999999999999999, 3), }",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (9223372036854775807, 3), }",
+        f"{{'descr': '<i4', 'fortran_order': False, 'shape': {(1,) * 2000}, }}",
+        f"{{'descr': {[(f'field{n}', '<i4') for n in range(300)]}, 'fortran_order': False, 'shape': (11, 3), }}",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (11, 3), {}: 1 }",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': ((11, 3), }",
+        "{'descr': '\\0', 'fortran_order': False, 'shape': (11, 3), }",
+        "{'descr': ('<i4', 3.5), 'fortran_order': False, 'shape': (11, 3), }",
+        "{'descr': '<i4', 'fortran_order': 'x', 'shape': (11, 3), }",
+        "(" * 3000,
+        "11L " * 1000,
+    ],
+)
+@pytest.mark.parametrize("kind", ["npz", "npy"])
+def test_headers_of_all_kinds(tmp_path: Path, kind: str, header: str) -> None:
+    save(tmp_path, "npy")
+    text = header.encode() + b"\n"
+    bad = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(132)
+    (tmp_path / "rows/x.npy").write_bytes(bad)
+    if kind == "npz":
+        with zipfile.ZipFile(tmp_path / "rows.npz", "w") as archive:
+            archive.write(tmp_path / "rows/x.npy", "x.npy")
+            archive.write(tmp_path / "rows/y.npy", "y.npy")
+    with pytest.raises(RunError) as caught:
+        load(tmp_path, "rows" if kind == "npy" else "rows.npz")
+    assert caught.value.code.name in ("E-DATA-010", "E-DATA-012") and len(str(caught.value)) <= 300
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_packed_otherwise_are_read_and_their_faults_told(tmp_path: Path, how: int) -> None:
+    save(tmp_path, "npy")
+    path = tmp_path / "rows.npz"
+    with zipfile.ZipFile(path, "w", how) as archive:
+        archive.write(tmp_path / "rows/x.npy", "x.npy")
+        archive.write(tmp_path / "rows/y.npy", "y.npy")
+    assert load(tmp_path, "rows.npz").count == 11
+    good = path.read_bytes()
+    for at in range(30, 120, 3):
+        path.write_bytes(good[:at] + b"\xff\xff" + good[at + 2 :])
+        with contextlib.suppress(RunError):
+            load(tmp_path, "rows.npz")
+
+
+def test_arrays_that_python_2_wrote_are_read_without_a_word(tmp_path: Path) -> None:
+    save(tmp_path, "npy")
+    path = tmp_path / "rows/x.npy"
+    path.write_bytes(path.read_bytes().replace(b"(11, 3), } ", b"(11L, 3L),}"))
+    with warnings.catch_warnings(action="error"):
+        assert load(tmp_path, "rows").count == 11
+
+
+# What lies beside the fields
+
+
+@pytest.mark.parametrize("name", ["._x.npy", "z.npy", ".DS_Store", "x.npy~", "Thumbs.db"])
+def test_what_lies_beside_the_files_of_the_fields_is_not_looked_at(tmp_path: Path, name: str) -> None:
+    before = fingerprint([load(tmp_path, save(tmp_path, "npy"))])
+    (tmp_path / "rows" / name).write_bytes(b"")
+    assert fingerprint([load(tmp_path, "rows")]) == before
+    (tmp_path / "rows/x.npy").unlink()
+    text = refuse("E-DATA-012", tmp_path, "rows")
+    assert "there is no field x" in text and "._x" not in text
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_what_a_file_holds_beside_the_fields_is_not_judged(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"rows.{kind}"
+    if kind == "npz":
+        np.savez(path, **RECORDS, other=np.array([Bomb()], object), id=np.array([2**64 - 1], np.uint64))  # type: ignore[arg-type]
+    else:
+        names = {**RECORDS, "a b": np.zeros(2, np.uint64), "id": np.zeros(3, np.uint16)}
+        path.write_bytes(official(names))
+    assert np.array_equal(load(tmp_path, path.name).batch(np.arange(11))["x"], RECORDS["x"])
+
+
+def official(arrays: dict[str, np.ndarray]) -> bytes:
+    from safetensors.numpy import save
+
+    return save(arrays)
 
 
 @settings(max_examples=200, deadline=None)

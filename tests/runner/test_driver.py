@@ -6,14 +6,30 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import struct
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import attrs
 import pytest
 
-from artifacts import cuda, cudart, describe, device, driver, errors, library, memory, run, tarball
+from artifacts import (
+    cuda,
+    cudart,
+    describe,
+    device,
+    driver,
+    elf,
+    errors,
+    graphs,
+    library,
+    memory,
+    run,
+    statuses,
+    tarball,
+)
 from artifacts import manifest as m
 from artifacts.errors import RunError
 
@@ -108,6 +124,14 @@ def test_row_70_refused_in_words_before_anything_is_loaded(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_gpu_is_asked_for_the_plan_and_for_what_no_plan_counts() -> None:
+    """Whatever ``init`` returns: a run of 20.8 GiB fits on a card of 24."""
+    plan, wide = int(20.8 * 2**30), toy.port("param", "net/w", (2**29,))
+    phases = tuple(attrs.evolve(p, outputs=(wide, *p.outputs[1:])) if p.name == "init" else p for p in toy.PHASES)
+    made = manifest(H100, memory=m.Memory(0, 0, 0, 0, 0, plan, 0), phases=phases)
+    assert cuda.wanted(made, H100) == plan + cuda.OVERHEAD < 24 * 2**30
+
+
 def test_row_70_a_driver_that_cannot_compile_the_ptx(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -122,6 +146,21 @@ def test_row_70_a_driver_that_cannot_compile_the_ptx(
     assert words in one_error(capsys.readouterr().err, "E-DEVICE-012")
     driver.check_ptx(text, 13050, "")
     driver.check_ptx(b"no version", 13000, "")
+
+
+@pytest.mark.parametrize("size", [0, 4, 63, 64, 119, 200])
+def test_kernels_that_are_cut_short(tmp_path: Path, size: int, capsys: Captured) -> None:
+    """A driver that is given the place of a cubin reads as far as the cubin's headers say."""
+    header = struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 64, 0, 0, 64, 56, 1, 64, 0, 0)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 120, 0, 0, 100, 100, 8)
+    cubin = b"\x7fELF\x02\x01\x01" + bytes(9) + header + segment + bytes(100)
+    elf.check_whole(cubin)
+    toy.write_data(tmp_path)
+    member = f"kernels/{'0' * 64}.sm_90.cubin"
+    tarball.write(str(tmp_path / "a.tar"), manifest(H100), {**toy.MEMBERS, member: cubin[:size]})
+    assert run.main([str(tmp_path / "a.tar"), "--out", str(tmp_path / "out"), "--data", str(tmp_path), "-q"]) in (3, 4)
+    said = capsys.readouterr().err
+    assert member in one_error(said, "E-ART-002" if size >= 6 else "E-ENV-011")
 
 
 def test_kernels_are_served_by_their_key_and_nothing_else_is(tmp_path: Path) -> None:
@@ -146,6 +185,7 @@ def test_row_70_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert go(tmp_path, manifest(H100)) == 3
     line = one_error(capsys.readouterr().err, "E-DEVICE-010")
     assert "there is no NVIDIA driver: libcuda-that-is-not-there.so.1" in line and "driver 580 or newer" in line
+    assert "the wheel nvidia-cuda-runtime: pip install 'sexpgpu[gpu]'" in line  # all else of CUDA that a run needs
 
 
 def test_row_48_the_host_of_a_gpu(tmp_path: Path, capsys: Captured) -> None:
@@ -241,7 +281,7 @@ def test_a_device_that_the_artifact_has_no_library_for() -> None:
         assert caught.value.code is errors.TARGET_DEVICE and caught.value.code.exit == 3
 
 
-@pytest.mark.parametrize("value", ["gpu", "cuda:", "cuda:-1", "cuda:a", "CPU", "cpu:0", ""])
+@pytest.mark.parametrize("value", ["gpu", "cuda:", "cuda:-1", "cuda:a", "CPU", "cpu:0"])
 def test_the_option_is_read_strictly(value: str, tmp_path: Path, capsys: Captured) -> None:
     assert go(tmp_path, manifest(CPU), f"--device={value}") == 2
     assert "it should be cpu, cuda, or cuda: and a number" in one_error(capsys.readouterr().err, "E-CLI-002")
@@ -266,6 +306,12 @@ def test_row_52_no_runtime_of_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ),
         ("cuModuleLoadData(...) failed with error: CUDA_ERROR_UNSUPPORTED_PTX_VERSION", errors.DEVICE_OLD),
         ("CUDALaunch Error: CUDA_ERROR_INVALID_VALUE", errors.DEVICE_CALL),
+        ("CUDA Runtime Error: cudaErrorSymbolNotFound (500): named symbol not found", errors.DEVICE_CALL),
+        ("CUDA Runtime Error: cudaErrorCapturedEvent (907): not permitted", errors.DEVICE_CALL),
+        ("cudaSetDevice: cudaErrorDevicesUnavailable: busy or unavailable", errors.DEVICE_BUSY),
+        ("CUDALaunch Error: CUDA_ERROR_MPS_CLIENT_TERMINATED", errors.DEVICE_LOST),
+        ("CUDA Runtime Error: cudaErrorThatIsNewerThanThis (9999): what", errors.DEVICE_LOST),
+        ("cuModuleLoadData(...) failed with error: CUDA_ERROR_JIT_COMPILER_NOT_FOUND", errors.DEVICE_DRIVER),
         ("CUDA Runtime Error: cudaErrorStreamCaptureUnsupported (900): not permitted", errors.DEVICE_CALL),
         ("Argument 0 has another shape", errors.DEVICE_CALL),
     ],
@@ -273,6 +319,77 @@ def test_row_52_no_runtime_of_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_row_71_what_a_failure_in_the_run_means(text: str, code: errors.Code) -> None:
     error = cudart.fault("phase train failed", text)
     assert error.code is code and error.code.exit == 3 and text in str(error)
+
+
+BUSY = [status for status in statuses.STATUSES if status.code is errors.DEVICE_BUSY]
+
+
+@pytest.mark.parametrize("where, words", [("INIT", "are not ready: "), ("CONTEXT", "cannot be used: ")])
+@pytest.mark.parametrize("status", BUSY, ids=lambda status: str(status.number))
+def test_row_70_a_gpu_that_others_have_or_that_is_not_up(
+    status: statuses.Status, where: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv(f"FAKE_CUDA_{where}", str(status.number))
+    assert go(tmp_path, manifest(H100)) == 3
+    line = one_error(capsys.readouterr().err, "E-DEVICE-014")
+    assert words + status.driver in line and status.hint in line
+
+
+def test_the_services_that_share_a_gpu_are_not_its_absence() -> None:
+    assert {46, 802, 805, 806, 807, 808, 809} < {status.number for status in BUSY}
+
+
+@pytest.mark.parametrize("number, words", [(34, "look at LD_LIBRARY_PATH"), (999, "error 999")])
+def test_row_70_a_driver_that_does_not_start(
+    number: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_INIT", str(number))
+    assert go(tmp_path, manifest(H100)) == 3
+    assert words in one_error(capsys.readouterr().err, "E-DEVICE-010")
+
+
+HEADERS = {  # of NVIDIA's wheel: where the numbers of an enumeration stand, and what the runner takes from there
+    "cuda.h": (
+        r"\b(CU(?:DA)?_[A-Z0-9_]+) *= *(\d+)",
+        {"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": driver.MAJOR,
+         "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": driver.MINOR,
+         **{status.driver: status.number for status in statuses.STATUSES if status.driver}},
+    ),
+    "driver_types.h": (
+        r"\b(cuda[A-Z]\w+) *= *(\d+)",
+        {"cudaMemcpyHostToDevice": cudart.TO_DEVICE, "cudaMemcpyDeviceToHost": cudart.TO_HOST,
+         "cudaMemcpyDeviceToDevice": cudart.ON_DEVICE, "cudaStreamCaptureModeRelaxed": cudart.RELAXED,
+         "cudaErrorMemoryAllocation": graphs.MEMORY_ALLOCATION,
+         **{status.runtime: status.number for status in statuses.STATUSES if status.runtime}},
+    ),
+}  # fmt: skip
+
+
+def header(name: str) -> str:
+    nvidia = find_spec("nvidia")
+    folders = (nvidia.submodule_search_locations or ()) if nvidia else ()
+    found = [Path(folder) / "cu13/include" / name for folder in folders]
+    if not any(path.is_file() for path in found):
+        pytest.skip("the wheel of CUDA's headers, of the extra cuda, is not installed")
+    return next(path for path in found if path.is_file()).read_text()
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_numbers_and_names_are_those_of_cudas_headers(name: str) -> None:
+    pattern, wanted = HEADERS[name]
+    numbers = dict(re.findall(pattern, header(name)))
+    assert {word: int(numbers[word]) for word in wanted} == wanted
+
+
+def test_flags_are_those_of_cudas_headers() -> None:
+    flags = {word: int(n, 16) for word, n in re.findall(r"#define (cuda\w+)\s+(0x\w+)", header("driver_types.h"))}
+    assert flags["cudaStreamNonBlocking"] == cudart.NON_BLOCKING
+    assert flags["cudaEventBlockingSync"] | flags["cudaEventDisableTiming"] == cudart.QUIET
+
+
+def test_each_error_of_cuda_has_one_meaning() -> None:
+    names = [name for status in statuses.STATUSES for name in (status.driver, status.runtime) if name]
+    assert len(statuses.NUMBERED) == len(statuses.STATUSES) and len(set(names)) == len(names)
 
 
 def test_inspect_says_what_a_gpu_must_be(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Stream:
         assert self.captured is None
         return work()
 
-    def launch(self, graph: int) -> None:
+    def launch(self, graph: int, number: Any = None) -> None:
         self.done += self.alive[graph]
         self.under_way.add(graph)
 
@@ -208,12 +208,15 @@ class Library:
     def __init__(self) -> None:
         self.said: list[Any] = []
         self.made = 0
+        self.flags: list[int] = []  # of events
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> int:
-            if name in ("cudaEventCreate", "cudaStreamCreateWithFlags"):
+            if name in ("cudaEventCreateWithFlags", "cudaStreamCreateWithFlags"):
                 self.made += 1
                 arguments[0]._obj.value = self.made
+            if name.startswith("cudaEventCreate"):
+                self.flags += arguments[1:]
             if name.startswith("cudaEvent") or name == "cudaGraphLaunch":
                 self.said.append((name.removeprefix("cuda"), *arguments))
             return 0
@@ -225,6 +228,7 @@ class Library:
 def test_the_host_is_never_more_than_two_calls_ahead() -> None:
     library = Library()
     stream = cudart.Stream(library, 0)  # type: ignore[arg-type]
+    assert set(library.flags) == {1 | 2}  # cudaEventBlockingSync, cudaEventDisableTiming: the host sleeps meanwhile
     library.said.clear()
     for graph in range(10, 14):
         stream.launch(graph)

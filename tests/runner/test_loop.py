@@ -292,6 +292,14 @@ NAN = np.array([np.nan, 1, 1], np.float32)
         ("train", 7, lambda made: (np.float32(np.nan), *made[1:]), 4, "loss is nan in phase train"),
         ("train", 8, lambda made: (np.float32(np.inf), *made[1:]), 4, "loss is inf in phase train"),
         ("train", 5, lambda made: (*made[:3], NAN, *made[4:]), 3, "gradient that is not finite is net/w"),
+        (
+            "train",
+            7,
+            lambda made: (np.float32(np.nan), *made[1:4], made[4] * np.float32(np.inf)),
+            4,
+            "; diagnostics that are not finite: rows",
+        ),
+        ("train", 7, lambda made: (np.float32(np.nan), *made[1:]), 4, "build with --diagnostic NAME"),
     ],
 )
 def test_row_80_not_finite(
@@ -305,11 +313,17 @@ def test_row_80_not_finite(
     step: int,
     words: str,
 ) -> None:
+    """A diagnostic is named where it is not finite itself."""
     assert go(artifact, tmp_path / "whole", "-q", "--steps", str(step - 1)) == 0
     poison(monkeypatch, phase, call, change)
     assert go(artifact, tmp_path / "out", "-q") == 6
     text = one_error(capsys.readouterr().err, "E-NUM-001")
-    assert f"step {step}: " in text and words in text and str(checkpoint(tmp_path / "out", step - 1)) in text
+    assert (
+        f"step {step}: " in text
+        and words in text
+        and ("not finite: rows" in text) == ("rows" in words)
+        and str(checkpoint(tmp_path / "out", step - 1)) in text
+    )
     assert contents(tmp_path / "out", step - 1) == contents(tmp_path / "whole", step - 1)
 
 
@@ -379,3 +393,51 @@ def test_each_trip_reads_what_the_one_before_made(in_place: tuple[tuple[int, int
     second = first * [3, 5] + 20
     assert out[row.key].tolist() == (second * [3, 5] + 30).tolist()
     assert out[total.key].tolist() == (second * [3, 5] - 30).tolist() and len(looked) == 3
+
+
+class Counting(HostDevice):
+    """How many tensors it was asked for, and of how many bytes."""
+
+    tensors = nbytes = 0
+
+    def tensor(self, array: np.ndarray) -> np.ndarray:
+        self.tensors, self.nbytes = self.tensors + 1, self.nbytes + array.nbytes
+        return super().tensor(array)
+
+
+def with_trips(folder: Path, trips: int) -> str:
+    made = toy.manifest()
+    return toy.write(folder, attrs.evolve(made, step=attrs.evolve(made.step, trips=trips)), f"trips-{trips}.tar")
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3, 9])
+def test_a_trip_takes_nothing_before_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """As many tensors for 400,000 trips as for 12, up to a stop before the first microbatch or some trips into it."""
+    taken = []
+    for trips in (12, 400_000):
+        opened: list[Counting] = []
+
+        def device(artifact: tarball.Artifact, threads: int | None, opened: list[Counting] = opened) -> Counting:
+            opened.append(Counting(artifact.manifest, toy.FUNCTIONS))
+            return opened[-1]
+
+        monkeypatch.setattr(toy, "device", device)
+        assert stopped_run(with_trips(tmp_path, trips), tmp_path / str(trips), looks) == (143, 0)
+        taken.append((opened[0].tensors, opened[0].nbytes))
+    assert taken[0] == taken[1] and taken[0][0] < 40
+
+
+def test_a_stop_among_many_trips_names_the_last_finished_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the first step of a run, of one resumed there, and of one resumed after its second."""
+    artifact, out, later = with_trips(tmp_path, 400_000), tmp_path / "out", tmp_path / "later"
+    assert go(with_trips(tmp_path, 3), later, "-q", "--steps", "2") == 0
+    for folder, step, more in ((out, 0, ()), (out, 0, ("--resume",)), (later, 2, ("--resume",))):
+        capsys.readouterr()
+        assert stopped_run(artifact, folder, 6, *more) == (143, 0)
+        told = capsys.readouterr().err
+        assert f" after step {step}; saved {checkpoint(folder, step)}; " in told and "before the first" not in told
+        assert steps(folder)[-1] == step

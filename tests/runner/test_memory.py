@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 
-from artifacts import data, memory
+from artifacts import data, jsonl, memory, sources, tarball, tensors
 from artifacts import manifest as m
 from artifacts.errors import RunError
-from artifacts.rehearsal import BESIDE, NUMBER, PAGE, Asked, rehearse
+from artifacts.rehearsal import BESIDE, PAGE, Asked, rehearse
 
 from . import toy
 from .support import go, one_error
@@ -19,15 +23,20 @@ NOTHING = Asked((), ())
 Captured = pytest.CaptureFixture[str]
 
 
-def taken(manifest: m.Manifest, **asked: Asked) -> int:
+def taken(manifest: m.Manifest, graphs: bool | None = None, **asked: Asked) -> int:
     """Bytes of the rehearsed run; ``asked``: phase, with _ for its dot, -> what a call asks for beside its results."""
     calls = {p.name: asked.get(p.name.replace(".", "_"), NOTHING) for p in manifest.phases}
-    return rehearse(manifest, calls).device
+    return rehearse(manifest, calls, graphs=graphs).device
+
+
+def captured(manifest: m.Manifest, **asked: Asked) -> int:
+    """The same on a GPU whose calls are captured."""
+    return taken(manifest, True, **asked)
 
 
 def cost(asked: Asked, phase: str = "train") -> int:
     """By how much the run takes more when ``phase`` asks for ``asked``."""
-    return taken(toy.manifest(), **{phase: asked}) - taken(toy.manifest())
+    return taken(toy.manifest(), None, **{phase: asked}) - taken(toy.manifest())
 
 
 def test_blocks_are_kept_by_size_and_used_again_by_other_phases() -> None:
@@ -39,20 +48,49 @@ def test_blocks_are_kept_by_size_and_used_again_by_other_phases() -> None:
 
 
 def test_results_that_live_are_beside_the_blocks_of_their_size() -> None:
-    wide = attrs.evolve(toy.manifest(), phases=tuple(map(widened, toy.PHASES)))
+    wide = widened("state")
     states = (taken(wide) - taken(toy.manifest())) / (4 * 10**6)
-    assert 1.99 < states < 3.01  # that of a trip, of the trip before, and of init while the loop still holds it
+    assert 1.99 < states < 2.01  # that of a trip, and of the trip before
     again = taken(wide, generate_step=Asked((4 * 10**6,), ())) - taken(wide)
     assert again > 4 * 10**6  # a block of its own, as none is free
 
 
-def widened(phase: m.Phase) -> m.Phase:
-    """``phase`` with a state of a million numbers."""
+def widened(*kinds: str, role: str = "") -> m.Manifest:
+    """The toy with a million numbers in each port of these kinds, of one phase or of all."""
 
     def of(port: m.Port) -> m.Port:
-        return attrs.evolve(port, shape=(10**6,)) if port.kind == "state" else port
+        return attrs.evolve(port, shape=(10**6,)) if port.kind in kinds else port
 
-    return attrs.evolve(phase, inputs=tuple(map(of, phase.inputs)), outputs=tuple(map(of, phase.outputs)))
+    def wide(phase: m.Phase) -> m.Phase:
+        if role not in ("", phase.role):
+            return phase
+        return attrs.evolve(phase, inputs=tuple(map(of, phase.inputs)), outputs=tuple(map(of, phase.outputs)))
+
+    return attrs.evolve(toy.manifest(), phases=tuple(map(wide, toy.PHASES)))
+
+
+def wider(kinds: tuple[str, ...], graphs: bool | None, **asked: Asked) -> float:
+    """How many tensors of a million numbers a run of ``widened(*kinds)`` has more than the toy; pages are no matter."""
+    return round((taken(widened(*kinds), graphs, **asked) - taken(toy.manifest(), graphs)) / (4 * 10**6), 1)
+
+
+def test_captures_hold_what_they_return_and_neither_inits_results_nor_those_in_place() -> None:
+    for kinds, count in ((("param", "optimizer"), 3), (("gradient",), 1), (("generated",), 1), (("state",), 2)):
+        assert wider(kinds, True) == wider(kinds, False) == wider(kinds, None) == count
+    # Of two metrics of a step, two of the pass and two of the update: each is held by its capture.
+    assert wider(("metric",), True) == 6 and wider(("metric",), False) == 4
+
+
+def test_a_state_that_trips_cannot_write_in_turn_is_there_once_more() -> None:
+    block = {"generate_step": Asked((4 * 10**6,), ())}
+    assert wider(("state",), False, **block) == 3 and wider(("state",), True, **block) == 4
+
+
+def test_constants_are_on_the_gpu_and_in_a_cpus_library() -> None:
+    calls = {p.name: NOTHING for p in toy.PHASES}
+    for graphs, more in ((True, 3 * (PAGE + BESIDE) + PAGE), (False, 3 * (PAGE + BESIDE) + PAGE), (None, 0)):
+        found = rehearse(toy.manifest(), calls, (8, 8, PAGE + 1), graphs).device
+        assert found - rehearse(toy.manifest(), calls, (), graphs).device == more
 
 
 def test_workspaces_are_those_of_the_hungriest_kernel_and_of_each_thread() -> None:
@@ -66,7 +104,19 @@ def test_workspaces_are_those_of_the_hungriest_kernel_and_of_each_thread() -> No
 def test_many_trips_and_batches_are_rehearsed_at_once() -> None:
     long = toy.manifest()
     long = attrs.evolve(long, step=attrs.evolve(long.step, trips=2**31 - 1))
-    assert taken(long) - taken(toy.manifest()) == NUMBER * (2**31 - 1 - toy.TRIPS)  # its number, for each trip
+    assert taken(long) == taken(toy.manifest())
+    assert captured(long) == captured(toy.manifest())
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_many_microbatches_are_rehearsed_at_once(degree: int) -> None:
+    """Those that a step has more of ask for nothing more, whatever the rest that is taken one by one."""
+
+    def of(microbatches: int) -> int:
+        made = toy.manifest(microbatches=microbatches)
+        return taken(made if degree == 1 else toy.stacked(made, degree))
+
+    assert of(2**31 - 1) == of(5 * degree - 1) and of(2**31 - degree) == of(6 * degree)
 
 
 def test_what_a_run_wants() -> None:
@@ -115,28 +165,116 @@ def test_the_data_in_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "1.0 MiB are free" in one_error(capsys.readouterr().err, "E-MEM-010")
 
 
-def test_data_that_does_not_fit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    path = toy.write(tmp_path)
-    with open(tmp_path / "held.npz", "r+b") as file:
-        file.truncate(2**40)
-    monkeypatch.setattr(memory, "free", lambda: 2**39)
-    assert go(path, tmp_path / "out") == 3 and not (tmp_path / "out").exists()
+MANY = 100_000  # records of 16 bytes of x and y
+BYTES = 16 * MANY
+SAVED = ("npz", "packed", "npy", "safetensors", "jsonl")
+
+
+def saved(folder: Path, kind: str) -> str:
+    """A source of MANY records of zeros, of the ``kind``; its name. The toy's other data lie beside it."""
+    toy.write_data(folder)
+    (folder / "rows.npz").unlink()
+    x, y = np.zeros((MANY, 3), np.int32), np.zeros(MANY, np.float32)
+    if kind == "npy":
+        (folder / "rows").mkdir()
+        np.save(folder / "rows/x.npy", x), np.save(folder / "rows/y.npy", y)
+        return "rows"
+    path = folder / f"rows.{'npz' if kind == 'packed' else kind}"
+    if kind == "jsonl":
+        path.write_text('{"x":[0,0,0],"y":0}\n' * MANY)
+    elif kind == "safetensors":
+        path.write_bytes(tensors.dump({"x": x, "y": y, "unread": np.zeros(10**6)}))
+    else:
+        (np.savez_compressed if kind == "packed" else np.savez)(path, x=x, y=y, unread=np.zeros(10**6))
+    return path.name
+
+
+def opened(folder: Path, embedded: bool, *names: str) -> tarball.Artifact:
+    """The toy's artifact whose training data are the sources ``names``, in the artifact or in ``folder``."""
+    members = {}
+    for n, name in enumerate(names if embedded else ()):
+        paths = [*folder.glob(f"{name}/*")] or [folder / name]
+        members |= {f"data/rows/{n}-{p.relative_to(folder)}": p.read_bytes() for p in paths}
+    rows = toy.loader("rows", names[0], sources=names, embedded=tuple(members))
+    made = attrs.evolve(toy.manifest(), loaders=(rows, toy.manifest().loaders[1]))
+    tarball.write(str(folder / "held.tar"), made, {**toy.MEMBERS, **members}, force=True)
+    return tarball.open(str(folder / "held.tar"))
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("kind", SAVED)
+def test_data_are_counted_as_they_will_lie_in_memory(tmp_path: Path, kind: str, embedded: bool) -> None:
+    """Not as they lie in the file: packed, as text, or beside what no field reads. A folder on disk is mapped."""
+    with opened(tmp_path, embedded, saved(tmp_path, kind)) as artifact:
+        found = data.held(artifact, str(tmp_path))
+        want = 0 if kind == "npy" and not embedded else BYTES
+        extra = jsonl.GROWTH * 2 * jsonl.CHUNK + 0.2 * BYTES if kind == "jsonl" else 10_000
+        assert want <= found <= want + extra
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("kind", SAVED)
+def test_reading_takes_no_more_than_was_counted(tmp_path: Path, kind: str, embedded: bool) -> None:
+    with opened(tmp_path, embedded, saved(tmp_path, kind)) as artifact:
+        found, loader = data.held(artifact, str(tmp_path)), artifact.manifest.loaders[0]
+        data.open_records(loader, str(tmp_path), artifact)  # what is imported, and made once
+        tracemalloc.start()
+        try:
+            data.open_records(loader, str(tmp_path), artifact)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak <= found + 4 * sources.CHUNK  # a piece of the file, and what packs it out
+    if kind == "jsonl":
+        assert peak <= 3 * BYTES + jsonl.GROWTH * jsonl.CHUNK
+
+
+def test_several_sources_are_counted_together_and_what_is_not_there_not(tmp_path: Path) -> None:
+    name = saved(tmp_path, "npz")
+    with opened(tmp_path, False, name, name, "nowhere.npz") as artifact:
+        assert data.held(artifact, str(tmp_path)) < BYTES  # reading refuses the loader as a whole
+    with opened(tmp_path, False, name, name) as artifact:
+        assert 2 * BYTES <= data.held(artifact, str(tmp_path)) < 2 * BYTES + 10_000
+
+
+@pytest.mark.parametrize("kind", ["npz", "packed", "npy", "safetensors"])
+def test_a_header_that_promises_too_much_is_the_file_s_fault(tmp_path: Path, kind: str) -> None:
+    """No memory is asked for what cannot be behind it."""
+    name = saved(tmp_path, "npz" if kind == "packed" else kind)
+    if kind == "safetensors":
+        text = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(text.replace(b"[100000,3]", b"[900000,3]"))
+    else:
+        small = np.zeros((2, 3), np.int32)
+        stream = io.BytesIO()
+        np.save(stream, small)
+        lie = stream.getvalue().replace(b"(2, 3), }              ", b"(2000000000000, 3), }  ")
+        if kind == "npy":
+            (tmp_path / name / "x.npy").write_bytes(lie)
+        else:
+            how = zipfile.ZIP_DEFLATED if kind == "packed" else zipfile.ZIP_STORED
+            with zipfile.ZipFile(tmp_path / name, "w", how) as archive:
+                archive.writestr("x.npy", lie)
+                archive.writestr("y.npy", lie)
+    with opened(tmp_path, False, name) as artifact:
+        assert data.held(artifact, str(tmp_path)) < 10**6
+        with pytest.raises(RunError) as caught:
+            data.open_records(artifact.manifest.loaders[0], str(tmp_path), artifact)
+    assert caught.value.code.name in ("E-DATA-010", "E-DATA-012")
+
+
+@pytest.mark.parametrize("kind", ["npz", "packed", "safetensors", "jsonl"])
+def test_data_that_do_not_fit_are_not_read(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    with opened(tmp_path, False, saved(tmp_path, kind)) as artifact:
+        pass
+    room = memory.wanted(toy.manifest(), 1).total + memory.OVERHEAD
+    monkeypatch.setattr(memory, "free", lambda: room + BYTES // 2)
+    monkeypatch.setattr(sources, "read", lambda *_: pytest.fail("the data were read"))
+    status = go(artifact.path, tmp_path / "out", "--threads", "1")
     line = one_error(capsys.readouterr().err, "E-MEM-010")
-    assert "the run takes 1.0 TiB of memory, 1.0 TiB of them for data, 512.0 GiB are free" in line
-
-
-def test_data_in_memory_is_that_of_files_and_of_the_artifact(tmp_path: Path) -> None:
-    toy.write_data(tmp_path)
-    sizes = [(tmp_path / name).stat().st_size for name in ("rows.npz", "held.npz")]
-    made = toy.manifest()
-    assert memory.held(made, str(tmp_path)) == sum(sizes) and memory.held(made, str(tmp_path / "none")) == 0
-    inside = toy.loader("held", "held.npz", embedded=("data/held/held.npz",))
-    files = (m.File("data/held/held.npz", 12345, ""),)
-    made = attrs.evolve(made, loaders=(made.loaders[0], inside), files=files)
-    assert memory.held(made, str(tmp_path)) == sizes[0] + 12345
-    mapped = attrs.evolve(made.loaders[0], sources=("rows",))
-    (tmp_path / "rows").mkdir()
-    assert memory.held(attrs.evolve(made, loaders=(mapped, inside)), str(tmp_path)) == 12345
+    assert status == 3 and "of them for data" in line and not (tmp_path / "out").exists()
 
 
 # The machine and its control groups

@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import random
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +21,12 @@ from hypothesis import strategies as st
 
 from artifacts import canonical, describe, manifest, run, tarball
 from artifacts.errors import RunError
-from tests.support import CHARACTERS
+from sexpgpu.identity import document
+from sexpgpu.members import source_members
+from tests.support import CHARACTERS, plan_of
 
 from . import toy
-from .support import go, one_error
+from .support import go, members_of, one_error, packed, sealed
 
 B = tarball.BLOCK
 
@@ -41,22 +44,11 @@ def put(path: str, data: bytes) -> str:
     return path
 
 
-def parts(path: str) -> list[tuple[str, bytes]]:
-    with tarfile.open(path) as tar:
-        return [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
-
-
-def pack(members: list[tuple[str, bytes]]) -> bytes:
-    """Members as our writer lays them out, whatever they are."""
-    out = b"".join(tarball.header(name, len(data)) + data + bytes(-len(data) % B) for name, data in members)
-    return out + tarball.END
-
-
 def test_round_trip_and_every_standard_tar_reads_it(artifact: str) -> None:
     found = tarball.verify(artifact)
     assert attrs.evolve(found, files=()) == toy.manifest()
-    members = parts(artifact)
-    assert [name for name, _ in members] == ["manifest.json", *sorted(toy.MEMBERS)]
+    members = members_of(artifact)
+    assert [name for name, _ in members] == ["manifest.json", "manifest.sha256", *sorted(toy.MEMBERS)]
     with tarball.open(artifact) as opened:
         assert opened.hash == hashlib.sha256(members[0][1]).hexdigest()
         assert {name: opened.read(name) for name in toy.MEMBERS} == toy.MEMBERS
@@ -130,7 +122,7 @@ def test_row_41_no_end_blocks(artifact: str) -> None:
 
 def test_row_41_packed_again_by_tar(artifact: str) -> None:
     """Its bytes, and so its hash, are then others."""
-    members = parts(artifact)
+    members = members_of(artifact)
     with tarfile.open(artifact, "w", format=tarfile.GNU_FORMAT) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
@@ -139,33 +131,57 @@ def test_row_41_packed_again_by_tar(artifact: str) -> None:
     assert "take the file as sexpgpu build wrote it" in str(refuse(artifact, "E-ART-001"))
 
 
-@pytest.mark.parametrize("name", ["manifest.json", *(name for name, data in toy.MEMBERS.items() if data)])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "manifest.sha256", *(name for name, data in toy.MEMBERS.items() if data)]
+)
 def test_row_42_a_flipped_bit_in_each_member(artifact: str, name: str) -> None:
     data = bytearray(Path(artifact).read_bytes())
     with tarfile.open(artifact) as tar:
         info = tar.getmember(name)
     data[info.offset_data + info.size // 2] ^= 4
-    error = refuse(put(artifact, bytes(data)), "E-ART-007" if name == "manifest.json" else "E-ART-003")
-    assert name == "manifest.json" or name in str(error)
+    assert name in str(refuse(put(artifact, bytes(data)), "E-ART-003"))
+
+
+def regions(artifact: str) -> dict[str, range]:
+    """What stands where in the file, byte for byte: each header, its member, the padding behind it, and the end."""
+    out, at = {}, 0
+    for name, data in members_of(artifact):
+        for what, size in (("header", B), ("bytes", len(data)), ("padding", -len(data) % B)):
+            out[f"{what} of {name}"], at = range(at, at + size), at + size
+    out["end"] = range(at, at + len(tarball.END))
+    assert out["end"].stop == os.path.getsize(artifact)
+    return {what: places for what, places in out.items() if places}
 
 
 def test_row_42_no_bit_is_free(artifact: str) -> None:
-    """Every bit of the file is under a check: any one flipped is refused."""
-    data = Path(artifact).read_bytes()
-    whole = tarball.verify(artifact)
+    """Any one bit that is flipped, in whatever part of the file, is told as damage: none makes another artifact, and
+    none of the manifest's is taken for what someone wrote."""
+    data, rng = Path(artifact).read_bytes(), random.Random(5)
+    for what, places in regions(artifact).items():
+        in_manifest = what == "bytes of manifest.json"
+        for at in rng.sample(places, min(len(places), 600 if in_manifest else 60)):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << rng.randrange(8)
+            with pytest.raises(RunError) as caught:
+                tarball.verify(put(artifact, bytes(flipped)))
+            code = caught.value.code
+            assert code.exit == 4 and code.name != "E-ART-007", (what, at)
+            assert not what.startswith("bytes") or code.name == "E-ART-003", (what, at)
+
+
+def test_the_digest_beside_the_manifest_is_one_that_sha256sum_checks(artifact: str, tmp_path: Path) -> None:
+    folder = tmp_path / "unpacked"
+    with tarfile.open(artifact) as tar:
+        tar.extractall(folder, filter="data")
+    done = subprocess.run(["sha256sum", "--check", "manifest.sha256"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "manifest.json: OK\n"
     with tarball.open(artifact) as opened:
-        digest = opened.hash
-    for at in random.Random(5).sample(range(len(data)), 400):
-        flipped = bytearray(data)
-        flipped[at] ^= 1 << at % 8
-        put(artifact, bytes(flipped))
-        try:
-            tarball.verify(artifact)
-        except RunError as error:
-            assert error.code.exit == 4
-            continue
-        with tarball.open(artifact) as opened:  # a digit of the manifest became another: another artifact
-            assert opened.hash != digest and opened.manifest != whole
+        assert (folder / "manifest.sha256").read_text().startswith(f"{opened.hash}  ")
+
+
+def test_an_artifact_from_before_the_digest(artifact: str) -> None:
+    members = members_of(artifact)
+    assert "build it again" in str(refuse(put(artifact, packed([members[0], *members[2:]])), "E-ART-006"))
 
 
 @pytest.mark.parametrize(
@@ -244,25 +260,25 @@ def test_row_44_no_other_header_field_is_free(artifact: str, key: str, value: ob
 
 
 def test_row_45_duplicate_unlisted_missing_and_late_manifest(artifact: str) -> None:
-    members = parts(artifact)
+    members = members_of(artifact)
     for i in range(1, len(members)):
-        refuse(put(artifact, pack(members[: i + 1] + members[i:])), "E-ART-006")
-        refuse(put(artifact, pack(members[:i] + members[i + 1 :])), "E-ART-006")
-    refuse(put(artifact, pack([*members, ("zzz", b"unlisted")])), "E-ART-006")
-    refuse(put(artifact, pack([members[0], members[2], members[1], *members[3:]])), "E-ART-006")
-    refuse(put(artifact, pack([*members[1:], members[0]])), "E-ART-006")
+        refuse(put(artifact, packed(members[: i + 1] + members[i:])), "E-ART-006")
+        refuse(put(artifact, packed(members[:i] + members[i + 1 :])), "E-ART-006")
+    refuse(put(artifact, packed([*members, ("zzz", b"unlisted")])), "E-ART-006")
+    refuse(put(artifact, packed([members[0], members[2], members[1], *members[3:]])), "E-ART-006")
+    refuse(put(artifact, packed([*members[1:], members[0]])), "E-ART-006")
 
 
 def test_row_45_a_list_that_is_not_sorted_or_names_one_twice(artifact: str) -> None:
     """Even when the members stand as listed."""
-    found, members = tarball.verify(artifact), parts(artifact)
+    found, members = tarball.verify(artifact), members_of(artifact)
     for order in ((1, 0, 2, 3), (0, 1, 1, 2, 3)):
         text = attrs.evolve(found, files=tuple(found.files[i] for i in order)).to_bytes()
-        refuse(put(artifact, pack([("manifest.json", text), *(members[i + 1] for i in order)])), "E-ART-006")
+        refuse(put(artifact, sealed(text, [members[i + 2] for i in order])), "E-ART-006")
 
 
 def with_manifest(artifact: str, text: bytes) -> str:
-    return put(artifact, pack([("manifest.json", text), *parts(artifact)[1:]]))
+    return put(artifact, sealed(text, members_of(artifact)[2:]))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +315,7 @@ def with_manifest(artifact: str, text: bytes) -> str:
     ],
 )
 def test_row_46_malformed_manifests(artifact: str, old: bytes, new: bytes) -> None:
-    text = parts(artifact)[0][1]
+    text = members_of(artifact)[0][1]
     assert old in text
     refuse(with_manifest(artifact, text.replace(old, new, 1)), "E-ART-007")
 
@@ -331,17 +347,12 @@ def test_row_47_a_member_that_declares_more_than_the_file_holds(artifact: str) -
     found = tarball.verify(artifact)
     files = tuple(attrs.evolve(f, size=2**33 - 1) if f.path == toy.LIBRARY else f for f in found.files)
     text = attrs.evolve(found, files=files).to_bytes()
-    data = (
-        tarball.header("manifest.json", len(text))
-        + text
-        + bytes(-len(text) % B)
-        + tarball.header(toy.LIBRARY, 2**33 - 1)
-    )
+    data = sealed(text, [])[: -len(tarball.END)] + tarball.header(toy.LIBRARY, 2**33 - 1)
     refuse(put(artifact, data + bytes(4096)), "E-ART-002")
 
 
 def test_row_49_newer_and_older_formats(artifact: str) -> None:
-    text = parts(artifact)[0][1]
+    text = members_of(artifact)[0][1]
     error = refuse(with_manifest(artifact, text.replace(b'"version":1', b'"version":2')), "E-ART-009")
     assert "2" in str(error) and "newer" in str(error)
 
@@ -445,6 +456,45 @@ def test_describe_and_diff_load_no_code(artifact: str, tmp_path: Path) -> None:
                 assert (describe.diff(one, two) or "").startswith(expected)
 
 
+def of_run(folder: Path, name: str, **parts: str) -> tarball.Artifact:
+    """An artifact of tests.support's run file with some parts replaced: its sources and forms, the toy's code."""
+    plan = plan_of(**parts)
+    members = {**toy.MEMBERS, **source_members(plan), "identity.json": document(plan.run)}
+    tarball.write(str(folder / name), toy.manifest(), members)
+    return tarball.open(str(folder / name))
+
+
+def test_diff_shows_the_forms_that_differ_with_both_places(tmp_path: Path) -> None:
+    changed = {
+        "model": "(defun half (x) (* x 0.5))\n(defmodel m (x) (half (linear x :out 3)))",
+        "optimizer": "(defoptimizer (sgd :lr 0.2))",
+        "run": "(defrun r :model m :loader d :seed 2 :steps 2 :microbatches 3)",
+    }
+    with of_run(tmp_path, "a.tar") as one, of_run(tmp_path, "b.tar", **changed) as two:
+        assert (describe.diff(one, two) or "").splitlines() == [
+            "model differs: the first has no defun half (run.sx:1:1)",
+            "model differs in defmodel m: the first has (defmodel m (x) (linear x :out 2)) (run.sx:1:1), "
+            "the second has (defmodel m (x) (half (linear x :out 3))) (run.sx:2:1)",
+            "optimizer differs in defoptimizer: the first has (sgd :lr 0.1) (run.sx:5:15), "
+            "the second has (sgd :lr 0.2) (run.sx:6:15)",
+            "run differs in defrun r: the first has :seed 1 (run.sx:6:36), the second has :seed 2 (run.sx:7:36)",
+            "run differs in defrun r: the first has :microbatches 1 (run.sx:6:1), "
+            "the second has :microbatches 3 (run.sx:7:61)",
+        ]
+        assert "the first has (sgd :lr 0.2) (run.sx:6:15), the second" in (describe.diff(two, one) or "")
+
+
+def test_diff_of_what_decides_no_bit_shows_the_line(tmp_path: Path) -> None:
+    """The number of steps is no part of a run's identity; a form that has only moved is no difference."""
+    longer = "\n(defrun r :model m :loader d :seed 1 :steps 9)"
+    with of_run(tmp_path, "a.tar") as one, of_run(tmp_path, "b.tar", run=longer[1:]) as two:
+        said = describe.diff(one, two) or ""
+        assert said.startswith("member source/run.sx: line 6 is '") and ":steps 2" in said and ":steps 9" in said
+        with of_run(tmp_path, "c.tar", run=longer) as three:
+            said = describe.diff(one, three) or ""
+            assert said.startswith("member source/run.sx: line 6 is '") and "'' in the second" in said
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_fuzz_only_run_errors_escape(tmp_path: Path, data: st.DataObject) -> None:
@@ -504,7 +554,7 @@ def test_bounded_memory_while_verifying(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_hostile_samples_differ_from_a_good_file_in_one_thing(artifact: str) -> None:
-    assert pack(parts(artifact)) == Path(artifact).read_bytes()
+    assert packed(members_of(artifact)) == Path(artifact).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from tvm import te
+from tvm import te, tirx
 
 from lowering.kernels import KERNELS
 from sexpgpu.types import TensorType
@@ -137,3 +137,28 @@ def test_each_value_of_a_chain_is_rounded() -> None:
     built = build(chain(1003))
     x, y = given(built, 2)
     same(built.run(x, y)[0], (x + y) * x)
+
+
+def spread_out(columns: int, value: Any) -> Any:
+    """Rows of one number each, that ``value`` makes of the row's own x."""
+    return program(lambda x: te.compute((3, columns), lambda i, j: value(x(i)), "rows"), ((3,), "float32"))
+
+
+SPREADS = {
+    "a cast": lambda x: (x / 3).astype("bfloat16"),
+    "a constant": lambda x: te.const(0.75, "bfloat16"),
+    "a choice": lambda x: te.if_then_else(x > 0, (x * x).astype("bfloat16"), te.const(0.5, "bfloat16")),
+    "a select": lambda x: tirx.Select(x > 0, (x * x).astype("bfloat16"), te.const(0.5, "bfloat16")),
+    "a sum": lambda x: x.astype("bfloat16") + (x * x).astype("bfloat16"),
+}
+
+
+@pytest.mark.parametrize("level", [V3, V4])
+@pytest.mark.parametrize("name", SPREADS)
+def test_one_number_fills_a_row(name: str, level: str) -> None:
+    """As the gradient of a mean: a store of vectors whose lanes are one number."""
+    built, narrow = (build(spread_out(columns, SPREADS[name]), level, code=V3) for columns in (37, 1))
+    x = numbers(3)
+    got = built.run(x)[0]
+    same(got, np.repeat(narrow.run(x)[0], 37, axis=1))
+    assert name == "a constant" or len(set(got[:, 0].tolist())) > 1

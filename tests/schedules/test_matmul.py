@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
 
-from tvm import relax
+from tvm import relax, tirx
 
 import schedules
-from schedules.cpu.product_jobs import choose_tile
+from schedules.cpu import product_jobs
+from schedules.cpu.product_price import Sizes, choose_tile
+from schedules.cpu.tree import collect
 
 from .kernels import V3, V4, build, close, graph, numbers, operator, product, runs_here, threads
 
@@ -35,6 +39,13 @@ def in_order(kind: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return total
 
 
+def loops(func: Any, target: str) -> set[str]:
+    """Names of the loops of a scheduled program."""
+    done = schedules.first(func.with_attr("global_symbol", "main"), schedules.TARGETS[target])
+    assert done.func is not None
+    return {str(node.loop_var.name) for node in collect(done.func.body, tirx.For)}
+
+
 def check(kind: str, m: int, k: int, n: int, batch: tuple[int, ...] = (), target: str = V3) -> str:
     """The bits: nothing but rows, columns and depth enters one, so that a product may be a part of a larger one."""
     built = build(product(kind, m, k, n, batch), target, code=V3)
@@ -53,6 +64,38 @@ def test_any_layout_and_size_is_summed_in_order(kind: str, size: tuple[int, int,
 @pytest.mark.parametrize("size", [(23, 64, 7), (65, 333, 3), (5, 30, 70), (130, 50, 17)], ids=str)
 def test_so_do_the_schedules_of_sixteen_lanes(kind: str, size: tuple[int, int, int]) -> None:
     check(kind, *size, target=V4)
+
+
+# Depths that are cut: whole blocks and a shorter last one, one panel and many, rows and columns past the last tile.
+DEEP = [(64, 1024, 24), (61, 1093, 41)]
+
+
+@pytest.mark.parametrize("kind", ["NN", "TN", "NT", "TT"])
+@pytest.mark.parametrize("size", DEEP, ids=str)
+def test_a_cut_depth_is_summed_in_order(kind: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_jobs, "LARGEST", 1024)
+    assert "block" in loops(product(kind, *size), V3)
+    check(kind, *size)
+
+
+def test_so_does_one_for_sixteen_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_jobs, "LARGEST", 1024)
+    assert "block" in loops(product("NN", 61, 1093, 130), V4)
+    check("NN", 61, 1093, 130, target=V4)
+
+
+def test_a_batch_of_deep_products_and_what_follows_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_jobs, "LARGEST", 1024)
+    check("TN", 33, 1100, 45, (3,))
+
+    def fused(emit, x, w, b):
+        return relax.op.tanh(emit(relax.op.add(emit(relax.op.matmul(x, w)), b)))
+
+    kinds = [((67, 1100), "float32"), ((1100, 130), "float32"), ((130,), "float32")]
+    (func,) = graph(fused, *kinds)
+    assert "block" in loops(func, V3)
+    x, w, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(kinds))
+    close(build(func).run(x, w, b)[0], np.tanh(in_order("NN", x, w) + b))
 
 
 @pytest.mark.parametrize("sizes", [((1, 700), (700, 1)), ((5, 1, 40), (5, 40, 1)), ((6, 300), (300, 1))], ids=str)
@@ -128,7 +171,7 @@ def test_half_precision_is_summed_in_float32() -> None:
     close(built.run(x, w)[0], x.astype("float64") @ w.astype("float64"), 64)
 
 
-@pytest.mark.parametrize("size", [(512, 128, 256), (61, 700, 129), (16, 4096, 48)], ids=str)
+@pytest.mark.parametrize("size", [(512, 128, 256), (61, 700, 129), (16, 4096, 48), (70, 5632, 48)], ids=str)
 def test_threads_change_no_bit(size: tuple[int, int, int]) -> None:
     built = build(product("TN", *size))
     a, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(built.params[:2]))
@@ -143,5 +186,5 @@ def test_threads_change_no_bit(size: tuple[int, int, int]) -> None:
 def test_the_tile_fits_the_registers() -> None:
     for lanes, registers in ((8, 16), (16, 32), (4, 32)):
         for m, n in ((512, 512), (7, 100), (1, 1000), (300, 3)):
-            tile = choose_tile(m, n, lanes, registers)
+            tile = choose_tile(Sizes(m, n, 64), lanes, registers)
             assert tile.mr * tile.nv + tile.nv + 1 <= registers and tile.mr <= m

@@ -19,9 +19,10 @@ import schedules
 from lowering import elementary
 from lowering.codegen import CONFIG, ready
 from schedules import replay
+from schedules.measure import Measured
 from schedules.replay import Record, RecordsFault
 from schedules.space import Search
-from schedules.tune import sums_in_lanes
+from schedules.tune import Log, sums_in_lanes
 
 from .gpu.folds import fold
 from .kernels import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
@@ -171,6 +172,8 @@ def test_a_file_is_sorted_and_says_nothing_of_times(tmp_path: Path) -> None:
         (f'"target":"{V3}"', '"target":"cpu-aarch64"', "is not of format 1"),
         ('"format":1', '"format":2', "is not of format 1"),
         ("{", "", "records.jsonl:1 is not a record"),
+        ("{", "\ufeff{", "records.jsonl:1 is not a record"),
+        ("{", "[" * 100_000, "records.jsonl:1 is not a record"),
     ],
 )
 def test_a_file_that_is_not_what_its_head_says_is_refused(tmp_path: Path, old: str, new: str, what: str) -> None:
@@ -178,6 +181,21 @@ def test_a_file_that_is_not_what_its_head_says_is_refused(tmp_path: Path, old: s
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(RecordsFault, match=what):
         replay.load(tmp_path, V3)
+
+
+@pytest.mark.parametrize("line", ["{", "[" * 100_000, "9" * 5000, "3", "{}", '{"what":"x"}', "\ufeff", "\0" * 9])
+def test_what_is_no_measurement_is_measured_again(tmp_path: Path, line: str) -> None:
+    """Of the log of a search: a line that a crash or a disk has broken costs what it held, and nothing else."""
+    path, known = tmp_path / "trials.jsonl", Measured(1.0, "a", "")
+    log = Log(path)
+    assert log.get("x", lambda: known) == known
+    log.close()
+    path.write_text(f"{line}\n{path.read_text()}{line}\n{line}", encoding="utf-8")
+    log = Log(path)
+    assert log.get("x", lambda: pytest.fail("it was there")) == known
+    assert log.get("y", lambda: Measured(2.0)).seconds == 2.0
+    log.close()
+    assert len(path.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("kind", ["RFactor", "Tensorize", "SetScope"])

@@ -18,6 +18,7 @@ from sexpgpu import manifest_records
 from sexpgpu.identity import document
 from sexpgpu.interpret import run
 from sexpgpu.phases import Phase, Plan
+from sexpgpu.stack import stack_plan
 from tests.runner import toy
 from tests.support import plan_text
 
@@ -74,13 +75,15 @@ class Case:
     path: str
 
     @staticmethod
-    def of(folder: Path, text: str, name: str = "run.tar", **data: dict[str, np.ndarray]) -> Case:
-        """``data``: loader's file, without its ending, to its arrays; d and e are there unless given."""
+    def of(folder: Path, text: str, name: str = "run.tar", stack: int = 1, **data: dict[str, np.ndarray]) -> Case:
+        """``data``: loader's file, without its ending, to its arrays; d and e are there unless given. ``stack``:
+        microbatches a call."""
         folder.mkdir(exist_ok=True)
         for source, arrays in {"d": records(22, 1), "e": records(9, 2), **data}.items():
             np.savez(folder / f"{source}.npz", **arrays)  # type: ignore[arg-type]
         plan, report = plan_text(text)
         assert plan, "\n".join(map(str, report.errors))
+        plan = stack_plan(plan, stack)
         path = str(folder / name)
         members = {**toy.MEMBERS, "identity.json": document(plan.run)}
         tarball.write(path, manifest(plan), members, force=True)

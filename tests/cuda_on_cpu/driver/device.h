@@ -1,6 +1,8 @@
 // A GPU that is not there: memory, streams and graphs of both fake libraries. All of it lives in libcuda.so.1.
 //
-// Work that is queued on a stream runs when somebody waits for it, so that a host which does not wait sees poison.
+// Work that is queued on a stream runs when somebody waits for it, so that a host which does not wait sees poison. So do
+// copies to the host's memory, pageable or not: of that which is not page-locked CUDA only says that a copy to it might be
+// over when the call returns.
 // An address of device memory is never one of the host's: what the host holds lies in a range that nobody may touch,
 // and kernels and copies find the memory at a fixed distance from it.
 #pragma once
@@ -32,6 +34,9 @@ void reorder(int order);
 
 struct Counters {
   unsigned long long launches, graph_launches_inside, graph_launches, mallocs, frees, bytes, most, syncs;
+  // Copies between host and device that were asked for outside of captures, those of pageable memory among them, and
+  // executable graphs that were made, with their nodes.
+  unsigned long long to_host, to_device, pageable, graphs, nodes;
 };
 Counters& counters();
 void write_counters();
@@ -75,12 +80,12 @@ Error synchronize(Stream*);
 Error launch(Function*, const cuda_on_cpu::Launch&, Stream*, void** parameters);
 Error copy(void* to, const void* from, size_t bytes, int kind, Stream*);
 Error set(void* to, int value, size_t bytes, Stream*);
-Error create_event(Event** out);
+Error create_event(Event** out, bool timed);
 Error destroy_event(Event*);
 Error record(Event*, Stream*);
 Error wait_event(Stream*, Event*);
 Error synchronize(Event*);
-size_t between(Event*, Event*);  // what was asked of their stream after one and before the other
+Error between(Event*, Event*, size_t* out);  // what was asked of their stream after one and before the other
 Error begin_capture(Stream*, int mode);
 Error end_capture(Stream*, Graph** out);
 Error instantiate(Graph*, Exec** out);

@@ -123,7 +123,13 @@ API cudaStreamWaitEvent(Stream* stream, Event* event, unsigned) {
 }
 API cudaEventCreate(Event** out) {
   ENTER;
-  return answer(create_event(out));
+  return answer(create_event(out, true));
+}
+API cudaEventCreateWithFlags(Event** out, unsigned flags) {
+  ENTER;
+  const unsigned blocking = 1, untimed = 2;
+  if (flags & ~(blocking | untimed)) return answer(INVALID_VALUE);
+  return answer(create_event(out, !(flags & untimed)));
 }
 API cudaEventDestroy(Event* event) {
   ENTER;
@@ -139,8 +145,10 @@ API cudaEventSynchronize(Event* event) {
 }
 API cudaEventElapsedTime(float* out, Event* from, Event* to) {
   ENTER;
-  *out = 0.001f + between(from, to);  // a millisecond for whatever was asked of the stream between the two
-  return SUCCESS;
+  size_t pieces = 0;
+  Error error = between(from, to, &pieces);
+  *out = 0.001f + pieces;  // a millisecond for whatever was asked of the stream between the two
+  return answer(error);
 }
 
 API cudaStreamBeginCapture(Stream* stream, int mode) {

@@ -7,7 +7,7 @@ namespace fake {
 
 enum Kind { KERNEL, COPY, SET, GRAPH, WAIT };
 const int HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3;
-const int RELAXED = 2;
+const int RELAXED = 2, POISON = 0xff;
 
 struct Queue {
   List<Node*> nodes;
@@ -38,6 +38,7 @@ struct Stream {
 struct Event {
   Queue* queue;
   size_t upto;
+  bool timed;
 };
 
 struct Graph {
@@ -160,6 +161,12 @@ Error run(Queue* q, size_t upto) {
   return sticky();
 }
 
+bool under_way(const Queue* q, const Exec* exec) {
+  for (size_t i = q->done; i < q->nodes.size; i++)
+    if (q->nodes.items[i]->kind == GRAPH && q->nodes.items[i]->graph == exec) return true;
+  return false;
+}
+
 Error enqueue(Stream* s, Node* n) {
   if (sticky()) return drop(n), sticky();
   if (s->capture) {
@@ -251,9 +258,16 @@ Error copy(void* to, const void* from, size_t bytes, int kind, Stream* handle) {
     n->values = (unsigned char*)malloc(bytes + 1);
     memcpy(n->values, from, bytes);
   }
-  if (Error e = enqueue(s, n)) return e;
-  bool waits = !to_device && !pinned(to) && !s->capture;  // to pageable memory: it returns when that is written
-  return waits ? run(s->queue, s->queue->nodes.size) : SUCCESS;
+  if (s->capture) return enqueue(s, n);
+  if (from_device && !to_device) {  // pageable or not: nobody may look before somebody has waited
+    memset(to, POISON, bytes);
+    counters().to_host++;
+    counters().pageable += !pinned(to);
+  } else if (to_device && !from_device) {
+    counters().to_device++;
+    counters().pageable += !pinned(from);
+  }
+  return enqueue(s, n);
 }
 
 Error set(void* to, int value, size_t bytes, Stream* handle) {
@@ -265,8 +279,9 @@ Error set(void* to, int value, size_t bytes, Stream* handle) {
   return enqueue(of(handle), n);
 }
 
-Error create_event(Event** out) {
+Error create_event(Event** out, bool timed) {
   *out = (Event*)calloc(1, sizeof(Event));
+  (*out)->timed = timed;
   return sticky();
 }
 
@@ -283,8 +298,10 @@ Error record(Event* e, Stream* handle) {
   return sticky();
 }
 
-size_t between(Event* from, Event* to) {
-  return from->queue && from->queue == to->queue && to->upto > from->upto ? to->upto - from->upto : 0;
+Error between(Event* from, Event* to, size_t* out) {
+  if (!from->timed || !to->timed || !from->queue || !to->queue) return INVALID_HANDLE;
+  *out = from->queue == to->queue && to->upto > from->upto ? to->upto - from->upto : 0;
+  return sticky();
 }
 
 Error wait_event(Stream* handle, Event* e) {
@@ -329,6 +346,8 @@ Error end_capture(Stream* handle, Graph** out) {
 Error instantiate(Graph* graph, Exec** out) {
   Exec* exec = (Exec*)calloc(1, sizeof(Exec));
   for (size_t i = 0; i < graph->nodes.size; i++) exec->nodes.add(clone(graph->nodes.items[i]));
+  counters().graphs++;
+  counters().nodes += graph->nodes.size;
   *out = exec;
   return sticky();
 }
@@ -348,7 +367,9 @@ Error destroy(Graph* graph) {
 }
 
 Error destroy(Exec* exec) {
-  if (Error e = everything()) return e;  // launches of it may be under way
+  bool waiting = under_way(&legacy, exec);
+  for (size_t i = 0; i < queues.size; i++) waiting |= under_way(queues.items[i], exec);
+  if (waiting) return lose(ILLEGAL_ADDRESS, "a graph is destroyed of which a launch is under way");
   return destroy((Graph*)exec);
 }
 

@@ -61,9 +61,10 @@ void write_counters() {
   const Counters& c = counters();
   fprintf(file,
           "{\"launches\": %llu, \"graph_launches_inside\": %llu, \"graph_launches\": %llu, \"mallocs\": %llu, "
-          "\"frees\": %llu, \"bytes\": %llu, \"most\": %llu, \"syncs\": %llu, \"error\": %d, \"overwritten\": %s}\n",
-          c.launches, c.graph_launches_inside, c.graph_launches, c.mallocs, c.frees, c.bytes, c.most, c.syncs, lost,
-          anything_overwritten() ? "true" : "false");
+          "\"frees\": %llu, \"bytes\": %llu, \"most\": %llu, \"syncs\": %llu, \"to_host\": %llu, \"to_device\": %llu, "
+          "\"pageable\": %llu, \"graphs\": %llu, \"nodes\": %llu, \"error\": %d, \"overwritten\": %s}\n",
+          c.launches, c.graph_launches_inside, c.graph_launches, c.mallocs, c.frees, c.bytes, c.most, c.syncs, c.to_host,
+          c.to_device, c.pageable, c.graphs, c.nodes, lost, anything_overwritten() ? "true" : "false");
   fclose(file);
 }
 

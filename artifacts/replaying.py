@@ -1,0 +1,86 @@
+"""What a device does so that captures can be replayed: tensors that the loop writes have their places, and stay there.
+
+A GPU is one such device (cuda.py), a rehearsal for one another (rehearsal.py), so that what is planned is what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+import numpy as np
+
+from .device import Body, Call, Env, Handle, Look, Made, Plain
+from .graphs import Graphs
+from .trips import Alternating
+
+TRIP = ("trip", "")  # the key of the number of a trip
+
+
+class Replaying(Plain):
+    """``_graphs``: captures; None: none are made. Whoever is one says how a tensor is made, written, copied, filled."""
+
+    _graphs: Graphs | None
+    _slots: dict[Hashable, Handle]
+
+    def _empty(self, array: np.ndarray) -> Handle:
+        raise NotImplementedError
+
+    def _write(self, handle: Handle, array: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _copy(self, to: Handle, source: Handle) -> None:
+        raise NotImplementedError
+
+    def _fill(self, handles: Sequence[Handle]) -> tuple[Handle, ...]:
+        raise NotImplementedError
+
+    def _replaying(self, graphs: Graphs | None) -> None:
+        self._graphs, self._slots = graphs, {}
+
+    def _replayed(self, name: str, plain: Call) -> Call:
+        """``plain``, a phase's function, as calls that may be captured."""
+        graphs = self._graphs
+        assert graphs is not None
+        return lambda inputs: graphs.call(name, plain, inputs)
+
+    def _slot(self, key: Hashable, array: np.ndarray) -> Handle:
+        """The tensor of a key, shape and dtype."""
+        key = key, array.shape, array.dtype
+        if key not in self._slots:
+            self._slots[key] = self._empty(array)
+        return self._slots[key]
+
+    def place(self, key: Hashable, array: np.ndarray) -> Handle:
+        """The same tensor each time, written anew: allocating on a GPU takes longer than a phase."""
+        slot = self._slot(key, array)
+        self._write(slot, array)
+        return slot
+
+    def keep(self, old: Handle, new: Handle) -> Handle:
+        if self._graphs is None or new is old:
+            return new
+        self._copy(old, new)
+        return old
+
+    def zero(self, handles: Sequence[Handle]) -> None:
+        if self._graphs is None or not handles:
+            self._fill(handles)
+            return
+        fill = self._replayed("zero", self._fill)
+
+        def body() -> Made:
+            fill(handles)
+            return {}
+
+        given = {("zero", str(n)): handle for n, handle in enumerate(handles)}
+        self._graphs.repeat(("zero",), given, lambda: None, body)
+
+    def trips(self, count: int, fed: Sequence[tuple[int, int]]) -> Iterator[Handle]:
+        recording = self._graphs.recording if self._graphs else None
+        if recording is not None:
+            slot = self._slot(TRIP, np.array(0, np.int64))
+            return Alternating(recording, fed, self._copy).numbers(slot, count)
+        return (self.place(TRIP, np.array(n, np.int64)) for n in range(count))
+
+    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
+        return self._graphs.repeat(key, env, look, body) if self._graphs else body()

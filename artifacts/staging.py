@@ -1,0 +1,100 @@
+"""Page-locked memory between the arrays of the host and a GPU.
+
+Of memory that is not page-locked CUDA says only that a copy *might* be over when the call returns, and its driver waits
+for all that the stream has to do before it stages such a copy itself. Here each copy is staged in memory that the GPU
+reads and writes by itself: a copy to the GPU is a matter of the stream from then on, and one from it is waited for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+import numpy as np
+from attrs import define, field
+
+CHUNK = 4 * 2**20  # bytes of a piece of page-locked memory: a copy of as many takes some 0.2 ms
+CHUNKS = 2  # the GPU copies one while the host fills, or empties, the other
+ALIGNMENT = 16  # of what is staged one behind the other
+
+
+class Work(Protocol):
+    """What is asked of a stream: ``cudart.Stream`` is one."""
+
+    def page_locked(self, nbytes: int) -> int: ...
+    def event(self) -> int: ...
+    def record(self, event: int) -> None: ...
+    def wait_for(self, event: int) -> None: ...
+    def to_device(self, to: int, source: int, nbytes: int) -> None: ...
+    def to_host(self, to: int, source: int, nbytes: int) -> None: ...
+
+
+@define
+class Chunk:
+    """``size`` bytes at ``address``, of which ``used`` belong to copies that were asked for; once it is ``left``,
+    ``event`` is the end of these."""
+
+    address: int
+    event: int
+    size: int
+    used: int = 0
+    left: bool = False
+
+
+@define
+class Staging:
+    """Chunks, one after the other. A chunk is used again when the last copy that was asked for of it is over."""
+
+    stream: Work
+    chunks: list[Chunk] = field(factory=list)
+
+    def _room(self, nbytes: int) -> Chunk:
+        """The chunk in use if it has room for ``nbytes``, else the next one, all of it."""
+        if not self.chunks:
+            self.chunks = [Chunk(self.stream.page_locked(CHUNK), self.stream.event(), CHUNK) for _ in range(CHUNKS)]
+        chunk = self.chunks[0]
+        if chunk.used + nbytes <= chunk.size:
+            return chunk
+        self.stream.record(chunk.event)
+        chunk.left = True
+        self.chunks = [*self.chunks[1:], chunk]
+        chunk = self.chunks[0]
+        if chunk.left:
+            self.stream.wait_for(chunk.event)
+        chunk.used, chunk.left = 0, False
+        return chunk
+
+    def _taken(self, nbytes: int) -> int:
+        """The address of ``nbytes`` that no copy uses any more."""
+        chunk = self._room(nbytes)
+        address = chunk.address + chunk.used
+        chunk.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return address
+
+    def write(self, to: int, array: np.ndarray) -> None:
+        """Copy ``array``, which is contiguous, to the GPU's address ``to``. It may be changed at once."""
+        for at in range(0, array.nbytes, CHUNK):
+            size = min(CHUNK, array.nbytes - at)
+            place = self._taken(size)
+            ctypes.memmove(place, array.ctypes.data + at, size)
+            self.stream.to_device(to + at, place, size)
+
+    def read(self, source: int, out: np.ndarray) -> None:
+        """Fill ``out``, which is contiguous, with what lies at the GPU's address ``source`` when all is done that was
+        asked for before."""
+        under_way: list[tuple[int, int, int, int]] = []  # of each copy: to, from, bytes, what to wait for
+        for at in range(0, out.nbytes, CHUNK):
+            size = min(CHUNK, out.nbytes - at)
+            place = self._taken(size)
+            event = self.chunks[0].event
+            self.stream.to_host(place, source + at, size)
+            self.stream.record(event)
+            under_way.append((out.ctypes.data + at, place, size, event))
+            if len(under_way) == CHUNKS:
+                self._emptied(*under_way.pop(0))
+        for copy in under_way:
+            self._emptied(*copy)
+
+    def _emptied(self, to: int, place: int, size: int, event: int) -> None:
+        self.stream.wait_for(event)
+        ctypes.memmove(to, place, size)
