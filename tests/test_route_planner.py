@@ -48,7 +48,8 @@ def test_whole_steps_are_those_of_the_interpreter(small: Path) -> None:
         compiled, oracle = CpuDevice(artifact, 2), interpreted(artifact, plan_of("small.sx"))
         made, wanted = (generated(artifact, d, FOLDER) for d in (compiled, oracle))
         got, want = (steps(artifact, d, FOLDER, 3) for d in (compiled, oracle))
-    drawn, tour, length = made
+    drawn, tour, length, undrawn = made
+    assert undrawn == 0
     assert drawn.tobytes() == wanted[0].tobytes() and tour.tobytes() == wanted[1].tobytes()
     np.testing.assert_allclose(length, wanted[2], rtol=1e-6)  # a sum of eight legs
     assert got.keys() == want.keys()

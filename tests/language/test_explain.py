@@ -50,9 +50,9 @@ def test_the_memory_of_the_run_and_of_each_phase() -> None:
 def test_a_histogram_shows_the_commonest_operators() -> None:
     value = b.input("x", TensorType((4,), "f32"))
     assert histogram(graph(value)) == "its inputs as they are"
-    for op in ("exp", "exp", "sin", "cos", "tanh", "sqrt", "erf", "log", "floor"):
+    for op in ("exp", "exp", "sin", "cos", "tanh", "sqrt", "erf", "log"):
         value = b(op, value)
-    assert histogram(graph(value)).startswith("2 exp 1 ") and histogram(graph(value)).count(" ") == 15
+    assert histogram(graph(value)).startswith("2 exp 1 ") and histogram(graph(value)).count(" ") == 13
     assert histogram(graph(b("ceil", value))).endswith(" ...")
 
 
