@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 1200  # nested evaluations
 RECURSION = 16_000  # Python frames: about nine a nested evaluation, and room
 MAX_STEPS = 3_000_000  # evaluations in one graph
+FAULTY_STEPS = 100_000  # from which on a graph is no longer looked at, where a fault was found already
 
 
 class TooFar(UserError):
@@ -150,6 +151,8 @@ class Tracer:
         if self.depth > MAX_DEPTH or self.steps > MAX_STEPS:
             what = "nests" if self.depth > MAX_DEPTH else "expands"
             raise TooFar(codes.FORM_LIMIT, form.span, f"evaluation {what} too far: does this call itself?")
+        if self.steps > FAULTY_STEPS and self.world.report:
+            raise Reported
         self.depth += 1
         self.steps += 1
         try:

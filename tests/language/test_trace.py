@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sexpgpu.interpret import run
+from sexpgpu.trace import Tracer
 from tests.support import faults, plan_of, plan_text, run_text
 
 
@@ -168,6 +169,15 @@ def test_a_wide_expansion_that_makes_no_value_is_a_diagnostic(monkeypatch: pytes
     monkeypatch.setattr("sexpgpu.trace.MAX_STEPS", 5000)
     text = run_text(model=wide("x", 9) + "\n(defmodel m (x) (linear (f9 x) :out 2))")
     assert {(e.code.name, "expands" in e.message) for e in plan_text(text)[1].errors} == {("E-FORM-005", True)}
+
+
+def test_a_graph_with_a_fault_is_looked_at_so_far_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, evaluate = [], Tracer.evaluate_seq
+    monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 500)
+    monkeypatch.setattr(Tracer, "evaluate_seq", lambda *args: looked.append(1) or evaluate(*args))
+    text = run_text(model=wide("x", 9) + "\n(defmodel m (x) (linear (+ nope (f9 x)) :out 2))")
+    assert [e.code.name for e in plan_text(text)[1].errors] == ["E-NAME-001"]
+    assert len(looked) < 4 * 500
 
 
 @pytest.mark.parametrize("limit, place", [(12, "1:17"), (22, "-")])
