@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 1200  # nested evaluations
 RECURSION = 16_000  # Python frames: about nine a nested evaluation, and room
 MAX_STEPS = 3_000_000  # evaluations in one graph
-FAULTY_STEPS = 100_000  # from which on a graph is no longer looked at, where a fault was found already
+FAULTY_STEPS = 40_000  # from which on a graph is no longer looked at, where a fault was found already
 
 
 class TooFar(UserError):
