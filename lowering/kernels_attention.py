@@ -12,6 +12,7 @@ from tvm import te, tirx
 from sexpgpu.types import TensorType
 
 from .kernels import kernel
+from .kernels_elementwise import is_finite
 from .kernels_reduce import dtype_of, widened
 from .kernels_rows import total
 
@@ -139,10 +140,6 @@ def finite(x: Any) -> Any:
     """``x`` with 0 in the place of infinities and NaN, by a stage that stays one of its own: products read it often."""
     element = lambda *at: tirx.Select(is_finite(x(*at)), x(*at), tirx.const(0, dtype_of(x)))  # noqa: E731
     return te.compute(x.shape, element, "finite", attrs={"kept": True})
-
-
-def is_finite(value: Any) -> Any:
-    return tirx.abs(value) < tirx.const(math.inf, dtype_of(value))
 
 
 def not_finite(x: Any) -> Any:

@@ -140,11 +140,16 @@ def is_zero(x: Any) -> Any:
     return widened(x) == num(0, widened(x))
 
 
+def is_finite(x: Any) -> Any:
+    """Whether a float is neither infinite nor NaN."""
+    wide = widened(x)
+    return tirx.abs(wide) < num(float("inf"), wide)
+
+
 @pointwise("finite")
 def finite(x: Any, out: TensorType) -> Any:
     """``x``, 0 in the place of infinities and NaN."""
-    wide = widened(x)
-    return tirx.Select(tirx.abs(wide) < num(float("inf"), wide), x, num(0, x))
+    return tirx.Select(is_finite(x), x, num(0, x))
 
 
 def is_nan(x: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .cotangents import scaled
-from .reduce import HALVES, halves_in_f32, in_wide, widening
+from .reduce import halves_in_f32, in_f32, in_wide, widening
 from .rules import FLOATS, need, unary
 from .spec import op, tensor
 from .stacking import pointwise
@@ -35,16 +35,9 @@ def floats_only(f: Callable[..., Any]) -> Callable[..., Any]:
     return expand
 
 
-def all_in_f32(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``relax`` column that computes bf16 and f16 in f32 and rounds the result once. ``f`` has variables."""
-
-    def relax(r: Any, *xs: Any) -> Any:
-        dtype = r.dtype(xs[0])
-        if dtype not in HALVES:
-            return f(r, *map(r.bound, xs))
-        return r.astype(f(r, *(r.bound(r.astype(x, "float32")) for x in xs)), r.dt(dtype))
-
-    return relax
+def bound(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``relax`` column of one argument for ``f``, which takes a variable."""
+    return in_f32(lambda r, x: f(r, r.bound(x)))
 
 
 def relu(b: Any, x: Any) -> Any:
@@ -117,10 +110,10 @@ def activation(name: str, doc: str, value: Any, value_ref: Any, slope: Any, slop
     """A row of f32 arithmetic, and the row of its derivative."""
     common: Any = {"group": "neural", "elementwise": True, "stack": pointwise, "args": X, "cases": FLOAT_CASES,
                    "type": unary(FLOATS, hint=HINT)}  # fmt: skip
-    op(name, doc, ref=halves_in_f32(value_ref), relax=all_in_f32(value),
+    op(name, doc, ref=halves_in_f32(value_ref), relax=bound(value),
        vjp=widening(lambda b, dy, y, x: scaled(b, dy, b(f"{name}-slope", x))), **common)
     op(f"{name}-slope", f"The derivative of {name}.", internal=True, ref=halves_in_f32(slope_ref),
-       relax=all_in_f32(slope), vjp=None, **common)  # a run has one backward pass, and nothing differentiates it
+       relax=bound(slope), vjp=None, **common)  # a run has one backward pass, and nothing differentiates it
 
 
 op("relu", "x where it is positive, else 0. The gradient at 0 is 0.",

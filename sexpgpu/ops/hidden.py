@@ -5,7 +5,6 @@ A hidden key weighs exactly 0, but 0 times an infinity or NaN would be NaN, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from .rules import FLOATS, unary
@@ -20,14 +19,12 @@ def seen_mask(b: Any, n: int, mask: Any, causal: bool) -> Any:
     return b("and", earlier, mask) if mask else earlier
 
 
-def guarded(b: Any, rows: Sequence[Any], queries: int, mask: Any, causal: bool) -> tuple[Sequence[Any], Any]:
-    """``rows``, keys or values, with 0 in the place of what is not finite; and what is to be added to each query, or
-    to what it makes: [.. q 1], NaN for one that sees such a row, else 0. Rows as they are, and None, where nothing is
-    hidden."""
+def guarded(b: Any, v: Any, queries: int, mask: Any, causal: bool) -> tuple[Any, Any]:
+    """The values ``v`` with 0 in the place of what is not finite; and what is to be added to each query: [.. q 1], NaN
+    for one that sees such a value, else 0. Values as they are, and None, where nothing is hidden."""
     if mask is None and not causal:
-        return rows, None
-    each = [not_finite(b, b("stop-gradient", x)) for x in rows]
-    poison = each[0] if len(each) == 1 else b("+", *each)
+        return v, None
+    poison = not_finite(b, b("stop-gradient", v))
     rank = poison.type.rank
     if mask is None:
         poison = b("cumsum", poison, axis=rank - 2)
@@ -35,7 +32,7 @@ def guarded(b: Any, rows: Sequence[Any], queries: int, mask: Any, causal: bool) 
         across = b("transpose", poison, perm=(*range(rank - 2), rank - 1, rank - 2))
         seen = b("where", seen_mask(b, queries, mask, causal), across, b.const(0, poison.type.dtype))
         poison = b("sum", seen, axes=(seen.type.rank - 1,), keepdims=True)
-    return [b("finite", x) for x in rows], poison
+    return b("finite", v), poison
 
 
 def not_finite(b: Any, x: Any) -> Any:

@@ -144,14 +144,13 @@ def attention(b: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = F
     heads = broadcast(broadcast(q.type.shape[:-2], k.type.shape[:-2]), v.type.shape[:-2])
     q, k, v = (of_heads(b, x, heads or (1,)) for x in (q, k, v))
     queries, poison = q.type.shape[-2], None
-    if queries == 1:  # the kernel looks at each value itself
+    if queries == 1:
         causal = False
-    elif q.type.dtype not in HALVES:  # and here what is hidden from some
-        pass
-    elif whole := of_all_queries(b, mask, v, causal):
-        v = whole
-    else:
-        (v,), poison = guarded(b, (v,), queries, mask, causal)
+    elif q.type.dtype in HALVES:  # of others the kernel sees to what is hidden, and of one query
+        if whole := of_all_queries(b, mask, v, causal):
+            v = whole
+        else:
+            v, poison = guarded(b, v, queries, mask, causal)
     y = b("attend", b("+", q, poison) if poison else q, k, v, *([mask] if mask else []), causal=causal)
     return y if heads else b("reshape", y, shape=y.type.shape[1:])
 
