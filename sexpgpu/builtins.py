@@ -13,11 +13,11 @@ from .graph import Value
 from .opcall import ABSENT, as_tensor, build, convert
 from .ops import OPS
 from .ops.spec import attr
-from .parameters import Parameter, digest
+from .parameters import Parameter, digest, same_init
 from .special import parameter_name
 from .step_mean import clashes
 from .step_mean import mean_over_step as step_mean
-from .trace import Tracer, World
+from .trace import Tracer
 from .types import TensorType
 from .values import (
     BUILTINS,
@@ -34,6 +34,7 @@ from .values import (
     describe,
     is_number,
 )
+from .world import World
 
 MAX_LIST = 100_000  # elements of a list
 MAX_TEXT = 100_000  # characters of a text
@@ -301,7 +302,7 @@ def param(t: Tracer, call: Call) -> Any:
     type = TensorType(convert(attr("shape", "shape"), call.args[1], call.spans[1]), "f32")
     made = Parameter(name, type, call.args[3], "", t.scope.model.is_frozen, call.span)
     known = t.world.parameters.found.get(name)
-    if known is None or known.init is not made.init:
+    if known is None or not same_init(known.init, made.init):
         value = initial(t.world, made)
         if value is POISON:
             return POISON

@@ -12,9 +12,10 @@ from .forms import Form
 from .graph import Value
 from .settings import Reader, Settings, trips_of
 from .source import Span
-from .trace import Tracer, World
+from .trace import Tracer
 from .training import COUNT, SCALAR, UNDRAWN_GENERATOR, TrainGraph, batch, ctx
 from .values import POISON, Closure, Key, describe, is_poison, plist, sound
+from .world import World
 
 
 @frozen(eq=False)

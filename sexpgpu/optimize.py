@@ -15,10 +15,11 @@ from .graph import Builder, Value
 from .settings import Settings
 from .source import Span
 from .step_mean import SCALAR, STEP_WEIGHT, weighed
-from .trace import Tracer, World
+from .trace import Tracer
 from .training import TrainGraph, check_plist, ctx, known_counters
 from .types import TensorType
 from .values import FUNCTIONS, Key, Reported, describe, is_number, is_poison, plist, sound
+from .world import World
 
 LARGEST = (2 - 2**-23) * 2.0**127  # the largest f32
 KEYS = ("state", "update", "clip-norm", "rate", "groups")

@@ -26,10 +26,11 @@ from .parameters import Parameter
 from .runfile import RunFile
 from .settings import Loader, Reader, Settings, read_settings
 from .simplify import simplify
-from .trace import RECURSION, Tracer, World
+from .trace import RECURSION, Tracer
 from .training import TrainGraph, trace_pass, trace_train
 from .types import TensorType
 from .verify import verify
+from .world import World
 
 PORT_KINDS = (
     "param",

@@ -15,9 +15,10 @@ from .precision import PRECISIONS
 from .runfile import RunFile, Top
 from .source import NOWHERE, Span
 from .syntax import head_of, parse
-from .trace import Tracer, World
+from .trace import Tracer
 from .types import DTYPES, ShapeFault, TensorType, check_shape
 from .values import POISON, Indices, Key, Model, Reported, describe, sound
+from .world import World
 
 MAX_COUNT = 2**31 - 1
 

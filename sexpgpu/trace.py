@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from . import codes
-from .diagnostics import Report, UserError
+from .diagnostics import UserError
 from .draws import DrawBuilder, places
 from .forms import Absent, Form, Keyword, Literal, Seq, Symbol
 from .graph import Builder, GraphFull, Value
 from .names import known_names, unknown
 from .opcall import bind, call_operator
 from .ops import OPS
-from .parameters import Parameters
 from .source import Span
 from .special import SPECIAL
 from .syntax import Params
@@ -34,7 +33,6 @@ from .values import (
     Closure,
     Env,
     Key,
-    Marker,
     Model,
     Operator,
     Poisoned,
@@ -44,39 +42,20 @@ from .values import (
     describe,
     is_poison,
 )
+from .world import World
 
 if TYPE_CHECKING:
-    from .runfile import Definition, RunFile
+    from .runfile import Definition
 
 MAX_DEPTH = 1200  # nested evaluations
 RECURSION = 16_000  # Python frames: about nine a nested evaluation, and room
 MAX_STEPS = 3_000_000  # evaluations in one graph
-FAULTY_STEPS = 40_000  # from which on a graph is no longer looked at, where a fault was found already
+FAULTY_STEPS = 25_000  # in all graphs, once there is a fault: then no more is looked at; the largest example has 8,000
+OPERATORS = {name: Operator(row) for name, row in OPS.items() if not row.internal}
 
 
 class TooFar(UserError):
     """No more of this graph is looked at: it would go too far again, and again."""
-
-
-@define(eq=False)
-class World:
-    """What all graphs of a run share."""
-
-    run: RunFile
-    report: Report
-    parameters: Parameters = field(factory=Parameters)
-    model: Model | Marker | None = None  # what defrun binds to `model`; POISON where that has a fault
-    precision: str = "f32"  # what model code runs in
-    counters: tuple[str, ...] = ()  # what prepare declared, once train is traced
-    counts_undrawn: bool = False  # does the generator hand on how many draws had no distribution? once it is traced
-    sound: dict[int, Any] = field(factory=dict)  # lists without POISON, by id
-    told: dict[tuple[str, str], str] = field(factory=dict)  # code and place of a fault -> the graph that had it first
-
-    def fault(self, error: UserError, form: str) -> None:
-        """Report a fault of the graph ``form``, unless another graph met one of that code at that place: a fault of a
-        model is told once, whoever calls it, and with batches of whatever size."""
-        if self.told.setdefault((error.code.name, error.where), form) == form:
-            self.report.add(error)
 
 
 @define(eq=False)
@@ -122,39 +101,48 @@ class Tracer:
 
     def attempt(self, form: Form, env: Env | None) -> Any:
         """The form's value, or POISON with its fault in the report. A prelude fault goes on to the user's call."""
-        return self.guarded(form.span, self.evaluate, form, env)
+        try:
+            return self.evaluate(form, env)
+        except UserError as error:
+            return self.found(error, form.span)
 
     def guarded(self, span: Span, make: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
         """``make(*args)``, or POISON with its fault in the report; in the prelude, the fault goes on."""
-        if in_prelude(span):
-            return make(*args, **more)
         try:
             return make(*args, **more)
         except UserError as error:
-            self.world.fault(error, self.form)
-            if isinstance(error, TooFar):
-                raise Reported from None
-            return POISON
+            return self.found(error, span)
+
+    def found(self, error: UserError, span: Span) -> Any:
+        """POISON for what has the fault ``error`` and stands at ``span``; to be called where that is handled."""
+        if in_prelude(span):
+            raise error
+        self.world.fault(error, self.form)
+        if isinstance(error, TooFar):
+            raise Reported from None
+        return POISON
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
     def evaluate(self, form: Form, env: Env | None) -> Any:
-        if isinstance(form, Absent) or self.world.report.is_spoilt(form):
+        world = self.world
+        if isinstance(form, Absent) or id(form) in world.report.spoilt:
             return POISON
+        if isinstance(form, Symbol):
+            return self.lookup(form, env)
         if isinstance(form, Literal):
             return form.value
         if isinstance(form, Keyword):
             return Key(form.name)
-        if isinstance(form, Symbol):
-            return self.lookup(form, env)
         assert isinstance(form, Seq)
         if self.depth > MAX_DEPTH or self.steps > MAX_STEPS:
             what = "nests" if self.depth > MAX_DEPTH else "expands"
             raise TooFar(codes.FORM_LIMIT, form.span, f"evaluation {what} too far: does this call itself?")
-        if self.steps > FAULTY_STEPS and self.world.report:
+        if world.steps > FAULTY_STEPS and world.report:
             raise Reported
         self.depth += 1
         self.steps += 1
+        world.steps += 1
         try:
             return self.evaluate_seq(form, env)
         finally:
@@ -170,9 +158,9 @@ class Tracer:
         if isinstance(head, Symbol) and head.name in SPECIAL:  # syntax.py lets nothing else have such a name
             return SPECIAL[head.name](self, form, env)
         function = self.evaluate(head, env)
-        args = tuple(self.attempt(item, env) for item in rest)
+        args = tuple([self.attempt(item, env) for item in rest])
         name = head.name if isinstance(head, Symbol) else "the function"
-        return self.apply(function, Call(name, form.span, args, tuple(item.span for item in rest)))
+        return self.apply(function, Call(name, form.span, args, tuple([item.span for item in rest])))
 
     def lookup(self, symbol: Symbol, env: Env | None) -> Any:
         local = env.find(symbol.name) if env else MISSING
@@ -194,8 +182,8 @@ class Tracer:
             return self.world.model
         if name in BUILTINS:
             return BUILTINS[name]
-        if name in OPS and not OPS[name].internal:
-            return Operator(OPS[name])
+        if name in OPERATORS:
+            return OPERATORS[name]
         if not self.world.report:  # else names.py has told it, or what defines it has a fault
             local = env.all_names() if env else ()
             self.world.fault(unknown(symbol, {*known_names(self.world.run), *local} - {name}), self.form)
@@ -208,8 +196,7 @@ class Tracer:
         if definition.kind == "defmodel":
             return self.world.parameters.model(definition)
         if definition.kind == "defun":
-            assert definition.params
-            return Closure(definition.name, definition.params, definition.body, None, None, form.span)
+            return self.world.function(definition)
         self.globals[definition.name] = MISSING  # until it is known: what needs it before that needs itself
         with self.in_scope(None):  # a def stands outside every model, whoever reads it first
             return self.attempt(definition.body[-1], None)

@@ -16,9 +16,10 @@ from .runfile import Top
 from .settings import Loader, Pass, Settings
 from .source import NOWHERE, Span
 from .step_mean import STEP_WEIGHT, Loss, loss_of, reported, value_of
-from .trace import Tracer, World
+from .trace import Tracer
 from .types import TensorType
 from .values import CTX_KEYS, MISSING, POISON, Closure, Lookup, Reported, StepMean, describe, is_poison, plist, sound
+from .world import World
 
 SCALAR = TensorType((), "i64")
 COUNT = TensorType((), "f32")  # of draws that had no distribution

@@ -84,19 +84,20 @@ def listed(numbers: Iterable[int]) -> str:
 def check_shape(shape: Iterable[int]) -> tuple[int, ...]:
     """``shape`` as a tuple, if a tensor may have it; ShapeFault otherwise."""
     shape = tuple(shape)
-    text = listed(shape)
     if len(shape) > MAX_RANK:
-        raise ShapeFault(f"{text} has rank {len(shape)}; the limit is {MAX_RANK}")
+        raise ShapeFault(f"{listed(shape)} has rank {len(shape)}; the limit is {MAX_RANK}")
     for n in shape:
         if not 1 <= n <= MAX_DIM:
-            raise ShapeFault(f"{text} has the dimension {n}; a dimension is 1 to {MAX_DIM}")
+            raise ShapeFault(f"{listed(shape)} has the dimension {n}; a dimension is 1 to {MAX_DIM}")
     if math.prod(shape) > MAX_ELEMENTS:
-        raise ShapeFault(f"{text} has {math.prod(shape)} elements; the limit is {MAX_ELEMENTS}")
+        raise ShapeFault(f"{listed(shape)} has {math.prod(shape)} elements; the limit is {MAX_ELEMENTS}")
     return shape
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape all ``shapes`` broadcast to, as in NumPy; ShapeFault when there is none."""
+    if len(set(shapes)) == 1:  # most of all
+        return shapes[0]
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
     out = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sexpgpu.builtins import initial
 from sexpgpu.interpret import run
 from sexpgpu.trace import Tracer
 from tests.support import faults, plan_of, plan_text, run_text
@@ -171,13 +172,65 @@ def test_a_wide_expansion_that_makes_no_value_is_a_diagnostic(monkeypatch: pytes
     assert {(e.code.name, "expands" in e.message) for e in plan_text(text)[1].errors} == {("E-FORM-005", True)}
 
 
-def test_a_graph_with_a_fault_is_looked_at_so_far_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("passes", [0, 1, 8])
+def test_graphs_with_a_fault_are_looked_at_so_far_and_no_further_all_together(
+    monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
     looked, evaluate = [], Tracer.evaluate_seq
     monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 500)
     monkeypatch.setattr(Tracer, "evaluate_seq", lambda *args: looked.append(1) or evaluate(*args))
-    text = run_text(model=wide("x", 9) + "\n(defmodel m (x) (linear (+ nope (f9 x)) :out 2))")
+    text = run_text(
+        model=wide("x", 9) + "\n(defmodel m (x) (linear (+ nope (f9 x)) :out 2))",
+        passes="\n".join(f"(defpass p{n} :loader d :every 1)" for n in range(passes)),
+    )
     assert [e.code.name for e in plan_text(text)[1].errors] == ["E-NAME-001"]
-    assert len(looked) < 4 * 500
+    assert len(looked) == 501
+
+
+def test_a_graph_without_a_fault_is_looked_at_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 10)
+    assert plan_of(passes="(defpass p :loader d :every 1)")
+
+
+TWICE = "(defobjective (inputs ctx) (mean (+ (model (getf inputs :x)) (model (* 2.0 (getf inputs :x))))))"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "(defmodel m (x) (linear x :out 2))",
+        "(defmodel m (x) (linear x :out 2 :init (normal 0.02)))",
+        "(defmodel m (x) (let ((sd [1 2.0])) (linear x :out 2 :init (lambda (shape) (* (first sd) (ones shape))))))",
+        "(defmodel m (x) (* (dim x 0) (param :w [2] :init 0.5) (param :v [2] :init ones)))",
+        "(defmodel m (x) (scope :a (* (dim x 0) (param :w [2] :init (uniform 0.0 1.0)))))",
+    ],
+)
+def test_an_init_is_made_once_however_often_its_parameter_is_met(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    made: list[str] = []
+    monkeypatch.setattr("sexpgpu.builtins.initial", lambda world, p: made.append(p.name) or initial(world, p))
+    plan = plan_of(model=model, objective=TWICE, passes="(defpass p :loader d :every 1)")
+    assert sorted(made) == [p.name for p in plan.parameters]
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("(normal 0.1)", "(normal 0.2)"),
+        ("(uniform -1.0 0.0)", "(uniform -1.0 0.5)"),
+        ("(filled 0.0)", "(filled -0.0)"),
+        ("(filled (ones [2]))", "(filled (zeros [2]))"),
+        ("(nested 1.0)", "(nested 2.0)"),
+        ("(filled (first [1.0 2.0]))", "(filled (first [2.0 1.0]))"),
+        ("zeros", "ones"),
+        ("0.0", "-0.0"),
+    ],
+)
+def test_inits_that_differ_in_what_they_close_over_clash(one: str, other: str) -> None:
+    model = f"""(defun filled (value) (lambda (shape) (+ value (zeros shape))))
+(defun nested (value) (filled (+ value 1.0)))
+(defmodel m (x) (+ (layer x {one}) (layer x {other})))
+(defun layer (x init) (linear x :out 2 :bias false :init init))"""
+    assert [f.split()[0] for f in faults(model=model)] == ["E-PARAM-002"]
 
 
 @pytest.mark.parametrize("limit, place", [(12, "1:17"), (22, "-")])
