@@ -23,6 +23,11 @@ class Span:
     start: int
     end: int
 
+    @property
+    def text(self) -> str:
+        """What stands there."""
+        return self.source.text[self.start : self.end]
+
     def line_column(self) -> tuple[int, int]:
         """1-based line and 1-based column of the first character."""
         text = self.source.text

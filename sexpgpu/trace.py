@@ -259,10 +259,19 @@ class Tracer:
             raise type(error)(error.code, call.span, error.message, note, *error.notes, hint=error.hint) from None
 
     def body(self, forms: Sequence[Form], env: Env | None) -> Any:
-        """Every form in turn; the value of the last."""
+        """Every form in turn; the value of the last. What is said again to no effect is passed over."""
+        idle = None
         for form in forms[:-1]:
-            self.attempt(form, env)
+            if form.span.text != idle:
+                left = self.left()
+                self.attempt(form, env)
+                idle = form.span.text if self.left() == left else None
         return self.evaluate(forms[-1], env)
+
+    def left(self) -> tuple[int, ...]:
+        """Changes with all that evaluation leaves behind but values, parameters and inputs, which may be met again."""
+        reported = (self.metrics, self.diagnostics, self.counters, self.builder.undrawn, self.world.report.errors)
+        return (*map(len, reported), self.builder.last, self.regions)
 
     @contextmanager
     def in_scope(self, scope: Scope | None):

@@ -192,6 +192,44 @@ def test_a_graph_without_a_fault_is_looked_at_as_a_whole(monkeypatch: pytest.Mon
     assert plan_of(passes="(defpass p :loader d :every 1)")
 
 
+@pytest.mark.parametrize("again", ["(model (getf inputs :x))", "(let ((a 1)) (model (getf inputs :x)) (f9 a))"])
+def test_what_a_body_says_again_to_no_effect_is_looked_at_once(monkeypatch: pytest.MonkeyPatch, again: str) -> None:
+    looked, evaluate = [], Tracer.evaluate_seq
+    monkeypatch.setattr(Tracer, "evaluate_seq", lambda *args: looked.append(1) or evaluate(*args))
+    counts = []
+    for n in (1, 50):
+        looked.clear()
+        plan_of(
+            model=wide("x", 5) + "\n(defun f9 (x) (f5 x))\n(defmodel m (x) (linear (f1 x) :out 2))",
+            objective=f"(defobjective (inputs ctx) {again * n} (mean (model (getf inputs :x))))",
+        )
+        counts.append(len(looked))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    "body, codes",
+    [
+        ("(metric :a 1.0) (metric :a 1.0)", ["E-CONTRACT-004"]),
+        ("(error :no) (error :no)", ["E-CALL-005"] * 2),
+        ("(zeros [1]) (zeros [1.0])", ["E-CALL-004"]),
+        ("(zeros [1.0]) (zeros [1.0])", ["E-CALL-004"] * 2),
+        ("(diagnostic :a nope) (diagnostic :a nope)", ["E-NAME-001"] * 2),
+    ],
+)
+def test_what_a_body_says_again_has_its_faults_again(body: str, codes: list[str]) -> None:
+    objective = f"(defobjective (inputs ctx) {body} (mean (model (getf inputs :x))))"
+    assert [f.split()[0] for f in faults(objective=objective)] == codes
+
+
+def test_what_a_body_draws_again_is_drawn_again() -> None:
+    """So the draws after it keep their places."""
+    body = "(defobjective (inputs ctx) {} (mean (* (random-normal [4 2]) (model (getf inputs :x)))))"
+    plans = [plan_of(objective=body.format("(random-normal [3]) " * n)) for n in (0, 1, 2)]
+    draws = [[v.attrs["place"] for v in p.phase("train").graph.values() if v.op == "philox"] for p in plans]
+    assert len({tuple(each) for each in draws}) == 3
+
+
 TWICE = "(defobjective (inputs ctx) (mean (+ (model (getf inputs :x)) (model (* 2.0 (getf inputs :x))))))"
 
 
