@@ -48,6 +48,18 @@ def head_of(form: Form) -> str:
     return ""
 
 
+def symbols(forms: list[Form]) -> set[str]:
+    """Every name that stands in ``forms``, which is left empty."""
+    found: set[str] = set()
+    while forms:
+        form = forms.pop()
+        if isinstance(form, Symbol):
+            found.add(form.name)
+        elif isinstance(form, Seq):
+            forms += form.items
+    return found
+
+
 def split_body(items: Sequence[Form]) -> tuple[str | None, tuple[Form, ...]]:
     """The docstring, which stands first in a body of several forms, and the forms."""
     if len(items) > 1 and isinstance(items[0], Literal) and isinstance(items[0].value, str):

@@ -9,7 +9,8 @@ from attrs import define, field, frozen
 
 from . import codes
 from .diagnostics import UserError
-from .forms import Form, Literal, Seq, Symbol
+from .forms import Literal
+from .formtools import symbols
 from .graph import Value, order
 from .source import Span
 from .types import TensorType
@@ -80,18 +81,6 @@ def same_init(one: Any, other: Any) -> bool:
     envs = [c.env or Env({}) for c in (one, other)]
     forms = [*one.body, *(default for _, default in one.params.keys if default is not None)]
     return all(same_value(*(env.find(name) for env in envs)) for name in symbols(forms))
-
-
-def symbols(forms: list[Form]) -> set[str]:
-    """Every name that stands in ``forms``, which is left empty."""
-    found: set[str] = set()
-    while forms:
-        form = forms.pop()
-        if isinstance(form, Symbol):
-            found.add(form.name)
-        elif isinstance(form, Seq):
-            forms += form.items
-    return found
 
 
 def same_value(a: Any, b: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import codes
 from .diagnostics import UserError
 from .forms import Form, Seq, Symbol
+from .formtools import symbols
 from .graph import Value
 from .ops import OPS
 from .source import Span
@@ -42,8 +43,13 @@ def let(t: Tracer, form: Seq, env: Env | None) -> Any:
 
 @special("let*")
 def let_star(t: Tracer, form: Seq, env: Env | None) -> Any:
+    idle = None
     for s, value in bindings(form):
-        env = Env({s.name: t.attempt(value, env)}, env)
+        said = (s.name, value.span.text)
+        if said != idle or s.name in symbols([value]):  # else it is what it is, as in a body (trace.py)
+            left = t.left()
+            env = Env({s.name: t.attempt(value, env)}, env)
+            idle = said if t.left() == left else None
     return t.body(split_body(form.items[2:])[1], env)
 
 
@@ -142,11 +148,8 @@ def thread(t: Tracer, form: Seq, env: Env | None) -> Any:
         head, rest = (
             (stage.items[0], stage.items[1:]) if isinstance(stage, Seq) and stage.bracket == "(" else (stage, ())
         )
-        name = head.name if isinstance(head, Symbol) else "the function"
         function = t.attempt(head, env)
-        args = (value, *(t.attempt(item, env) for item in rest))
-        call = Call(name, stage.span, args, (stage.span, *(item.span for item in rest)))
-        value = t.guarded(stage.span, t.apply, function, call)
+        value = t.guarded(stage.span, t.call_form, function, stage, rest, env, value)
     return value
 
 

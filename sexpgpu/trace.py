@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from . import codes
+from .counts import check_count, most, unread
 from .diagnostics import UserError
 from .draws import DrawBuilder, places
 from .forms import Absent, Form, Keyword, Literal, Seq, Symbol
+from .formtools import head_of
 from .graph import Builder, GraphFull, Value
 from .names import known_names, unknown
 from .opcall import bind, call_operator
@@ -51,6 +53,7 @@ MAX_DEPTH = 1200  # nested evaluations
 RECURSION = 16_000  # Python frames: about nine a nested evaluation, and room
 MAX_STEPS = 3_000_000  # evaluations in one graph
 FAULTY_STEPS = 25_000  # in all graphs, once there is a fault: then no more is looked at; the largest example has 8,000
+FEW = 16  # arguments, that are looked at even if they are too many
 OPERATORS = {name: Operator(row) for name, row in OPS.items() if not row.internal}
 
 
@@ -158,9 +161,18 @@ class Tracer:
         if isinstance(head, Symbol) and head.name in SPECIAL:  # syntax.py lets nothing else have such a name
             return SPECIAL[head.name](self, form, env)
         function = self.evaluate(head, env)
-        args = tuple([self.attempt(item, env) for item in rest])
-        name = head.name if isinstance(head, Symbol) else "the function"
-        return self.apply(function, Call(name, form.span, args, tuple([item.span for item in rest])))
+        return self.call_form(function, form, rest, env)
+
+    def call_form(self, function: Any, form: Form, items: Sequence[Form], env: Env | None, *first: Any) -> Any:
+        """``function`` on ``first`` and the values of ``items``, by the call ``form``. That they are too many is told
+        before they are looked at: with a fault known, that goes so far and no further."""
+        name = head_of(form) or (form.name if isinstance(form, Symbol) else "the function")
+        spans = (*[form.span for _ in first], *[item.span for item in items])
+        too_many = len(spans) > FEW and len(spans) > most(function)
+        if too_many:
+            self.guarded(form.span, self.apply, function, Call(name, form.span, (*first, *map(unread, items)), spans))
+        args = (*first, *[self.attempt(item, env) for item in items])
+        return POISON if too_many else self.apply(function, Call(name, form.span, args, spans))
 
     def lookup(self, symbol: Symbol, env: Env | None) -> Any:
         local = env.find(symbol.name) if env else MISSING
@@ -323,14 +335,6 @@ class Tracer:
                 value = self.evaluate(default, made) if default is not None else None
                 made = Env({symbol.name: value}, made)
         return made
-
-
-def check_count(function: Builtin, call: Call) -> Any:
-    """E-CALL-001 for the wrong number of arguments; the answer is POISON, for a call that goes no further."""
-    n = len(call.args)
-    if n < function.least or (function.most is not None and n > function.most):
-        raise UserError(codes.CALL_COUNT, call.span, f"{function.name} got {n} arguments", hint=function.signature)
-    return POISON
 
 
 def in_prelude(span: Span) -> bool:

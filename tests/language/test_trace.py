@@ -187,13 +187,56 @@ def test_graphs_with_a_fault_are_looked_at_so_far_and_no_further_all_together(
     assert len(looked) == 501
 
 
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        ("(cross-entropy {})", "cross-entropy has too many arguments"),
+        ("(reshape {} :shape [2])", "reshape has too many arguments"),
+        ("(-> x (exp) (sqrt {}))", "sqrt has too many arguments"),
+        ("(dim {})", "dim got 100 arguments"),
+        ("(f0 {})", "f0 takes 1 arguments and got 100"),
+        ("(model {})", "m takes 1 arguments and got 100"),
+        ("((lambda (x) x) {})", "lambda takes 1 arguments and got 100"),
+    ],
+)
+def test_that_arguments_are_far_too_many_is_told_before_they_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, call: str, message: str
+) -> None:
+    looked, evaluate = [], Tracer.evaluate_seq
+    monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 500)
+    monkeypatch.setattr(Tracer, "evaluate_seq", lambda *args: looked.append(1) or evaluate(*args))
+    text = run_text(
+        model=wide("x", 5) + "\n(defmodel m (x) (linear x :out 2))",
+        objective=f"(defobjective (inputs ctx) (let ((x (getf inputs :x))) {call.format('(f5 x) ' * 100)}))",
+    )
+    assert [e.message for e in plan_text(text)[1].errors] == [message]
+    assert len(looked) == 501
+
+
+def test_arguments_that_are_too_many_have_their_own_faults() -> None:
+    names = " ".join(f"n{i}" for i in range(20))
+    objective = f"(defobjective (inputs ctx) (dim {names}))"
+    assert sorted(f.split()[0] for f in faults(objective=objective)) == ["E-CALL-001"] + ["E-NAME-001"] * 20
+    objective = "(defobjective (inputs ctx) (dim " + "(getf 1 :a) " * 20 + "))"
+    assert sorted(f.split()[0] for f in faults(objective=objective)) == ["E-CALL-001"] + ["E-CALL-004"] * 20
+
+
 def test_a_graph_without_a_fault_is_looked_at_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 10)
     assert plan_of(passes="(defpass p :loader d :every 1)")
 
 
-@pytest.mark.parametrize("again", ["(model (getf inputs :x))", "(let ((a 1)) (model (getf inputs :x)) (f9 a))"])
-def test_what_a_body_says_again_to_no_effect_is_looked_at_once(monkeypatch: pytest.MonkeyPatch, again: str) -> None:
+@pytest.mark.parametrize(
+    "body, again",
+    [
+        ("{} (mean (model (getf inputs :x)))", "(model (getf inputs :x))"),
+        ("{} (mean (model (getf inputs :x)))", "(let ((a 1)) (model (getf inputs :x)) (f9 a))"),
+        ("(let* ({}) (mean a))", "(a (model (getf inputs :x)))"),
+    ],
+)
+def test_what_is_said_again_to_no_effect_is_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch, body: str, again: str
+) -> None:
     looked, evaluate = [], Tracer.evaluate_seq
     monkeypatch.setattr(Tracer, "evaluate_seq", lambda *args: looked.append(1) or evaluate(*args))
     counts = []
@@ -201,7 +244,7 @@ def test_what_a_body_says_again_to_no_effect_is_looked_at_once(monkeypatch: pyte
         looked.clear()
         plan_of(
             model=wide("x", 5) + "\n(defun f9 (x) (f5 x))\n(defmodel m (x) (linear (f1 x) :out 2))",
-            objective=f"(defobjective (inputs ctx) {again * n} (mean (model (getf inputs :x))))",
+            objective=f"(defobjective (inputs ctx) {body.format(again * n)})",
         )
         counts.append(len(looked))
     assert counts[0] == counts[1]
@@ -220,6 +263,10 @@ def test_what_a_body_says_again_to_no_effect_is_looked_at_once(monkeypatch: pyte
 def test_what_a_body_says_again_has_its_faults_again(body: str, codes: list[str]) -> None:
     objective = f"(defobjective (inputs ctx) {body} (mean (model (getf inputs :x))))"
     assert [f.split()[0] for f in faults(objective=objective)] == codes
+
+
+def test_a_binding_of_itself_is_made_again() -> None:
+    assert value("(let* ((a 1) (a (+ a a)) (a (+ a a)) (a (+ a a))) a)") == 8
 
 
 def test_what_a_body_draws_again_is_drawn_again() -> None:
