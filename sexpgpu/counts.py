@@ -10,6 +10,8 @@ from .diagnostics import UserError
 from .forms import Form, Keyword
 from .values import POISON, Builtin, Call, Closure, Key, Model, Operator
 
+FEW = 16  # arguments, that are looked at even if they are too many
+
 
 def check_count(function: Builtin, call: Call) -> Any:
     """E-CALL-001 for the wrong number of arguments; the answer is POISON, for a call that goes no further."""
@@ -28,6 +30,11 @@ def most(function: Any) -> float:
     if isinstance(function, Closure | Model) and not function.params.keys and function.params.rest is None:
         return len(function.params.names)
     return math.inf
+
+
+def are_too_many(function: Any, count: int) -> bool:
+    """Is it certain, before any is looked at, that ``count`` arguments, and not just a few, are too many?"""
+    return count > FEW and count > most(function)
 
 
 def unread(item: Form) -> Key | None:

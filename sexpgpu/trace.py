@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from . import codes
-from .counts import check_count, most, unread
+from .counts import are_too_many, check_count, unread
 from .diagnostics import UserError
 from .draws import DrawBuilder, places
 from .forms import Absent, Form, Keyword, Literal, Seq, Symbol
@@ -53,7 +53,6 @@ MAX_DEPTH = 1200  # nested evaluations
 RECURSION = 16_000  # Python frames: about nine a nested evaluation, and room
 MAX_STEPS = 3_000_000  # evaluations in one graph
 FAULTY_STEPS = 25_000  # in all graphs, once there is a fault: then no more is looked at; the largest example has 8,000
-FEW = 16  # arguments, that are looked at even if they are too many
 OPERATORS = {name: Operator(row) for name, row in OPS.items() if not row.internal}
 
 
@@ -168,7 +167,7 @@ class Tracer:
         before they are looked at: with a fault known, that goes so far and no further."""
         name = head_of(form) or (form.name if isinstance(form, Symbol) else "the function")
         spans = (*[form.span for _ in first], *[item.span for item in items])
-        too_many = len(spans) > FEW and len(spans) > most(function)
+        too_many = are_too_many(function, len(spans))
         if too_many:
             self.guarded(form.span, self.apply, function, Call(name, form.span, (*first, *map(unread, items)), spans))
         args = (*first, *[self.attempt(item, env) for item in items])
@@ -282,8 +281,9 @@ class Tracer:
 
     def left(self) -> tuple[int, ...]:
         """Changes with all that evaluation leaves behind but values, parameters and inputs, which may be met again."""
-        reported = (self.metrics, self.diagnostics, self.counters, self.builder.undrawn, self.world.report.errors)
-        return (*map(len, reported), self.builder.last, self.regions)
+        report, drawn = self.world.report, self.builder
+        grown = (self.metrics, self.diagnostics, self.counters, drawn.undrawn, report.errors, report.warnings)
+        return (*map(len, grown), drawn.last, self.regions)
 
     @contextmanager
     def in_scope(self, scope: Scope | None):

@@ -1,4 +1,4 @@
-"""What all graphs of a run share: the report, the parameters, the functions, and how much was evaluated."""
+"""What the graphs of one run have in common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class World:
-    """See the module."""
+    """The report, the parameters and the functions of a run, and how much was evaluated for all its graphs."""
 
     run: RunFile
     report: Report
