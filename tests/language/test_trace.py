@@ -172,13 +172,19 @@ def test_a_wide_expansion_that_makes_no_value_is_a_diagnostic(monkeypatch: pytes
     assert {(e.code.name, "expands" in e.message) for e in plan_text(text)[1].errors} == {("E-FORM-005", True)}
 
 
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each evaluation."""
+    found, evaluate = [], Tracer.evaluate_seq
+    monkeypatch.setattr(Tracer, "evaluate_seq", lambda *args: found.append(1) or evaluate(*args))
+    return found
+
+
 @pytest.mark.parametrize("passes", [0, 1, 8])
 def test_graphs_with_a_fault_are_looked_at_so_far_and_no_further_all_together(
-    monkeypatch: pytest.MonkeyPatch, passes: int
+    monkeypatch: pytest.MonkeyPatch, looked: list[int], passes: int
 ) -> None:
-    looked, evaluate = [], Tracer.evaluate_seq
     monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 500)
-    monkeypatch.setattr(Tracer, "evaluate_seq", lambda *args: looked.append(1) or evaluate(*args))
     text = run_text(
         model=wide("x", 9) + "\n(defmodel m (x) (linear (+ nope (f9 x)) :out 2))",
         passes="\n".join(f"(defpass p{n} :loader d :every 1)" for n in range(passes)),
@@ -200,11 +206,9 @@ def test_graphs_with_a_fault_are_looked_at_so_far_and_no_further_all_together(
     ],
 )
 def test_that_arguments_are_far_too_many_is_told_before_they_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch, call: str, message: str
+    monkeypatch: pytest.MonkeyPatch, looked: list[int], call: str, message: str
 ) -> None:
-    looked, evaluate = [], Tracer.evaluate_seq
     monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 500)
-    monkeypatch.setattr(Tracer, "evaluate_seq", lambda *args: looked.append(1) or evaluate(*args))
     text = run_text(
         model=wide("x", 5) + "\n(defmodel m (x) (linear x :out 2))",
         objective=f"(defobjective (inputs ctx) (let ((x (getf inputs :x))) {call.format('(f5 x) ' * 100)}))",
@@ -234,11 +238,7 @@ def test_a_graph_without_a_fault_is_looked_at_as_a_whole(monkeypatch: pytest.Mon
         ("(let* ({}) (mean a))", "(a (model (getf inputs :x)))"),
     ],
 )
-def test_what_is_said_again_to_no_effect_is_looked_at_once(
-    monkeypatch: pytest.MonkeyPatch, body: str, again: str
-) -> None:
-    looked, evaluate = [], Tracer.evaluate_seq
-    monkeypatch.setattr(Tracer, "evaluate_seq", lambda *args: looked.append(1) or evaluate(*args))
+def test_what_is_said_again_to_no_effect_is_looked_at_once(looked: list[int], body: str, again: str) -> None:
     counts = []
     for n in (1, 50):
         looked.clear()
