@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from .canonical import Malformed
 from .contract import check_type, need, need_name, need_unique
-from .manifest import MOVING, Loader, Manifest, Phase, Port, stacked_name
+from .manifest import MOVING, UNDRAWN, Loader, Manifest, Phase, Port, stacked_name
 
 CTX = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
 NAMELESS = ("trip", "seed")  # kinds of which there is one
@@ -21,7 +21,7 @@ GENERATOR = ("generate.init", "generate.step", FINISH)
 _NUMBERS = ("ctx", "counter", "seed")
 # role -> the kinds of its inputs, which the loop has for it, and of its outputs, which the loop looks for.
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "init": (("seed",), ("param", "optimizer")),
+    "init": (("seed",), ("param", "optimizer", "metric")),
     "generate.init": (("param", "field", *_NUMBERS), ("state",)),
     "generate.step": (("param", "state", "trip", *_NUMBERS), ("state",)),
     FINISH: (("param", "state", *_NUMBERS), ("generated",)),
@@ -79,8 +79,9 @@ def _check_reports(phase: Phase) -> None:
 
 
 def _check_init(manifest: Manifest) -> None:
-    """Every tensor of a checkpoint is there from the start, and nothing else."""
+    """Every tensor of a checkpoint is there from the start, and nothing else but counts of draws."""
     made = {port.key for phase in manifest.phases if phase.name == "init" for port in phase.outputs}
+    made = {(kind, name) for kind, name in made if kind != "metric" or not name.startswith(UNDRAWN)}
     wanted = {("param", p.name) for p in manifest.parameters} | {("optimizer", o.name) for o in manifest.optimizer}
     for kind, name in sorted(made ^ wanted):
         raise Malformed(f"phase init: {kind} {name} is {'not made' if (kind, name) in wanted else 'not declared'}")

@@ -65,8 +65,10 @@ class Loop:
         self._made: dict[Key, tuple[Number, Handle]] = {}  # the number that was last wanted, and its tensor
 
     def initial(self) -> State:
-        """The state before the first step: parameters and optimizer entries from the seed."""
+        """The state before the first step: parameters and optimizer entries from the seed. E-NUM-002 as in a
+        step."""
         made = self._phases["init"](self._fixed)
+        _check_draws(_reports(self._values(made), 1), "before step 1")
         return State(state.start(self.manifest), of_kind(made, "param"), of_kind(made, "optimizer"))
 
     def left(self, cursor: Cursor) -> bool:
@@ -177,7 +179,8 @@ class Loop:
     def _update(
         self, now: State, counters: dict[str, int], gradients: dict[str, Handle], batch: int
     ) -> dict[str, float]:
-        """Run ``update`` and put its results into ``now``; E-NUM-001 if the gradient's norm is not finite."""
+        """Run ``update`` and put its results into ``now``. E-NUM-001 where the gradient's norm is not finite, E-NUM-002
+        where a draw had no distribution."""
         env = self._env(now, now.cursor.ctx(0, batch), counters)
         env.update((("gradient", name), handle) for name, handle in gradients.items())
         env.update((("optimizer", name), handle) for name, handle in now.optimizer.items())
@@ -185,6 +188,7 @@ class Loop:
         (ends,) = _reports(self._values(made), 1)
         if not math.isfinite(ends["grad_norm"]):
             raise self._not_finite(now, "update", "grad_norm", ends["grad_norm"], gradients)
+        _check_draws([ends], f"step {now.cursor.step + 1}")
         now.params = self._kept(now.params, of_kind(made, "param"))
         now.optimizer = self._kept(now.optimizer, of_kind(made, "optimizer"))
         return ends

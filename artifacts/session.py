@@ -187,14 +187,17 @@ class Session:
                 "continue them with --resume, or choose another --out",
             )
         loaded = self._resumed(bool(present))
+        now = self._restore(loaded) if loaded else self._started()
         self.store.prepare(nbytes, locked)
         if locked:
             files.sweep(self.options.out)
         forms.keep(self.options.out, self.forms, self.console.warn, begins=loaded is None)
         for name in self.store.strangers():
             self.console.detail(f"not a checkpoint, left alone: {self.store.folder}/{name}")
-        if loaded:
-            return self._restore(loaded)
+        return now
+
+    def _started(self) -> State:
+        """The state before the first step. Nothing is written before it is known to be sound."""
         now = self.loop.initial()
         if self.options.fork:
             self._fork(now, self.options.fork)

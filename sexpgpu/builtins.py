@@ -10,6 +10,7 @@ from attrs import evolve
 from . import codes, precision
 from .diagnostics import UserError
 from .graph import Value
+from .inits import init_tracer, initial
 from .opcall import ABSENT, as_tensor, build, convert
 from .ops import OPS
 from .ops.spec import attr
@@ -303,7 +304,7 @@ def param(t: Tracer, call: Call) -> Any:
     made = Parameter(name, type, call.args[3], "", t.scope.model.is_frozen, call.span)
     known = t.world.parameters.found.get(name)
     if known is None or not same_init(known.init, made.init):
-        value = initial(t.world, made)
+        value = initial(init_tracer(t.world, name), made)
         if value is POISON:
             return POISON
         made = evolve(made, digest=digest(value))
@@ -312,27 +313,6 @@ def param(t: Tracer, call: Call) -> Any:
     kept = t.world.parameters.declare(made)
     master = t.port("param", kept.name, kept.type)
     return precision.parameter(t.builder, master) if t.in_bf16 else master
-
-
-def initial(world: World, parameter: Parameter, inputs: dict[tuple[str, str], Value] | None = None) -> Any:
-    """The parameter's first value, or POISON. Its draws are keyed by its name, so no edit elsewhere moves them.
-
-    ``inputs``: of the graph it is a part of; None: traced alone.
-    """
-    own = Tracer(world, f"param/{parameter.name}", "init", {} if inputs is None else inputs)
-    init, span, shape = parameter.init, parameter.span, parameter.type.shape
-    value = own.call(init, shape, span=span) if isinstance(init, FUNCTIONS) else init
-    if value is POISON:
-        return POISON
-    if is_number(value):
-        value = own.builder.const(float(value), "f32")
-    if isinstance(value, Value) and value.type.rank == 0:
-        value = own.builder("broadcast", value, shape=shape)
-    if not isinstance(value, Value) or value.type != parameter.type:
-        raise UserError(
-            codes.PARAM_INIT, span, f"the init of {parameter.name} gives {describe(value)}, not {parameter.type}"
-        )
-    return value
 
 
 @builtin("(mean-over-step x :weights w)", 1, 3)

@@ -8,10 +8,14 @@ from typing import Any
 
 from attrs import frozen
 
-from . import codes
-from .builtins import initial  # its import also fills BUILTINS, before anything is traced
+from . import (
+    builtins,  # noqa: F401 (fills BUILTINS, before anything is traced)
+    codes,
+)
 from .diagnostics import UserError
+from .draws import UNDRAWN
 from .graph import Builder, Value
+from .inits import init_tracer, initial
 from .settings import Settings
 from .source import Span
 from .step_mean import SCALAR, STEP_WEIGHT, weighed
@@ -23,6 +27,8 @@ from .world import World
 
 LARGEST = (2 - 2**-23) * 2.0**127  # the largest f32
 KEYS = ("state", "update", "clip-norm", "rate", "groups")
+UNDRAWN_OPTIMIZER, UNDRAWN_STATE = UNDRAWN + "the optimizer", UNDRAWN + "the optimizer's :state"
+UNDRAWN_INIT = UNDRAWN + "the :init of "  # before the name of a parameter
 
 
 @frozen
@@ -50,8 +56,9 @@ def trace_update(world: World, settings: Settings, trained: tuple[str, ...], is_
 
     param, optimizer and gradient ports to the next param and optimizer, with grad_norm and, if stated, lr.
 
-    Gradients are scaled by 1/microbatches or 1/weight, then by min(1, clip / norm). A norm that is not finite leaves
-    everything as it was: the runner sees it in grad_norm and stops with the state of the last finished step.
+    Gradients are scaled by 1/microbatches or 1/weight, then by min(1, clip / norm). A norm that is not finite, or a
+    draw from no distribution, leaves everything as it was: the runner sees it in grad_norm or in the count of such
+    draws, and stops with the state of the last finished step.
     """
     t = Tracer(world, "update", "update")
     top = world.run.optimizer
@@ -67,8 +74,7 @@ def trace_update(world: World, settings: Settings, trained: tuple[str, ...], is_
     context = ctx(t, known_counters(t, world))
     metrics = [("metric", "lr", rate(t, whole["rate"], context, span))] if whole.get("rate") is not None else []
     grads, norm = scaled_gradients(t, settings, trained, is_weighed, whole, span)
-    finite = t.builder("<", norm, t.builder.const(float("inf"), "f32"))
-    outputs: list[tuple[str, str, Value]] = []
+    moved: list[tuple[str, str, Value, Value]] = []  # of each output also what it was
     entries: list[OptimizerEntry] = []
     for name in trained:
         before, own = len(world.report.errors), group_of(whole, name)
@@ -77,8 +83,19 @@ def trace_update(world: World, settings: Settings, trained: tuple[str, ...], is_
             raise Reported  # once for all parameters
         entries += [OptimizerEntry(name, k, v.type) for k, v in state.items()]
         old = {("param", name): t.inputs["param", name], **{("optimizer", f"{name}/{k}"): v for k, v in state.items()}}
-        outputs += [(kind, n, t.builder("where", finite, following[kind, n], v)) for (kind, n), v in old.items()]
-    return UpdateGraph(t, (("metric", "grad_norm", norm), *metrics, *outputs), trained, entries=tuple(entries))
+        moved += [(kind, n, following[kind, n], v) for (kind, n), v in old.items()]
+    odd = undrawn(t, UNDRAWN_OPTIMIZER)
+    is_sound = t.builder("<", norm, t.builder.const(float("inf"), "f32"))
+    for _, _, count in odd:
+        is_sound = t.builder("and", is_sound, t.builder("=", count, t.builder.const(0.0, "f32")))
+    outputs = [(kind, n, t.builder("where", is_sound, new, old)) for kind, n, new, old in moved]
+    return UpdateGraph(t, (("metric", "grad_norm", norm), *metrics, *odd, *outputs), trained, entries=tuple(entries))
+
+
+def undrawn(t: Tracer, name: str) -> list[tuple[str, str, Value]]:
+    """How many draws of ``t`` had no distribution, as a metric of that name; nothing where there are no such draws."""
+    count = t.builder.undrawn_after()
+    return [] if count is None else [("metric", name, count)]
 
 
 def check_optimizer(value: Any, span: Span) -> dict[str, Any]:
@@ -211,17 +228,20 @@ def rate(t: Tracer, value: Any, context: Any, span: Span) -> Value:
 
 
 def trace_init(world: World, entries: tuple[OptimizerEntry, ...]) -> TrainGraph:
-    """seed -> every parameter and every optimizer entry."""
+    """seed -> every parameter and every optimizer entry, and how many draws had no distribution."""
     t = Tracer(world, "init", "init")
     values: dict[str, Value] = {}
     outputs: list[tuple[str, str, Value]] = []
+    odd: list[tuple[str, str, Value]] = []
     for name in sorted(world.parameters.found):
-        values[name] = initial(world, world.parameters.found[name], t.inputs)
+        own = init_tracer(world, name, t.inputs)
+        values[name] = initial(own, world.parameters.found[name])
         outputs.append(("param", name, values[name]))
+        odd += undrawn(own, UNDRAWN_INIT + name)
     assert world.run.optimizer
     form = world.run.optimizer.body[0]
     whole = check_optimizer(t.evaluate(form, None), form.span)
     for name in dict.fromkeys(e.parameter for e in entries):
         state = first_state(world, group_of(whole, name), values[name], form.span, t)
         outputs += [("optimizer", f"{name}/{k}", v) for k, v in state.items()]
-    return TrainGraph(t, tuple(outputs))
+    return TrainGraph(t, (*outputs, *odd, *undrawn(t, UNDRAWN_STATE)))

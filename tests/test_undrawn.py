@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,28 @@ ODD = {
 PLACES = {
     "init": "the generator", "step": "the generator", "the last trip": "the generator", "finish": "the generator",
     "prepare": "prepare or objective", "objective": "prepare or objective", "a pass": "prepare or objective",
+    "update": "the optimizer", "rate": "the optimizer",
 }  # fmt: skip
+ROWS = {"step": 2, "update": 2, "rate": 3}  # both trips draw, both parameters' updates, and what is logged as the rate
+FIRST = {"init": "the :init of m/drawn", "state": "the optimizer's :state"}  # what draws before there is a step
+PLAIN = "(- p (* 0.1 g))"
+OPTIMIZER = "(defoptimizer (list :state (lambda (p) {state}) :update (lambda (p g s ctx) (list :param {new}{more}))))"
+
+
+NUMBERS = "(broadcast (cast (getf ctx :step) :f32) [4 3])"
 
 
 def draw(logits: str, x: str) -> str:
     return f"(random-categorical {logits.format(x=x)} :salt (getf ctx :step))"
+
+
+def first_text(place: str, logits: str) -> str:
+    """A run file whose ``init`` phase draws from ``logits``, for a parameter or for the state of two."""
+    drawn = f"(mean (cast (random-categorical {logits.format(x='(random-normal [4 3])')}) :f32))"
+    if place == "state":
+        return run_text(optimizer=OPTIMIZER.format(state=f"(list :n {drawn})", new=PLAIN, more=" :n (getf s :n)"))
+    init = f"(lambda (shape) {drawn})"
+    return run_text(model=f"(defmodel m (x) (+ (linear x :out 3) (param :drawn [3] :init {init})))")
 
 
 def text_of(place: str, logits: str) -> str:
@@ -52,6 +70,11 @@ def text_of(place: str, logits: str) -> str:
     parts = {"model": MODEL, "run": TWO, "passes": passing()}
     if place in made:
         parts |= {"generate": made[place], "prepare": prepare(y="(field batch :own)")}
+    elif place == "rate":
+        parts |= {"optimizer": f"(defoptimizer (sgd :lr (lambda (ctx) (mean (cast {draw(logits, NUMBERS)} :f32)))))"}
+    elif place == "update":
+        mean = draw(logits, "(broadcast (mean p) [4 3])")
+        parts |= {"optimizer": OPTIMIZER.format(state="(list)", new=f"(* p (mean (cast {mean} :f32)))", more="")}
     elif place == "prepare":
         parts |= {"prepare": prepare(y=draw(logits, X)), "passes": ""}
     elif place == "objective":
@@ -65,7 +88,7 @@ def text_of(place: str, logits: str) -> str:
 @pytest.mark.parametrize(
     ("place", "when", "stack"),
     [(place, 2 if place == "a pass" else 1, 1) for place in PLACES]
-    + [("step", 2, 1), ("step", 1, 2), ("prepare", 1, 2)],
+    + [("step", 2, 1), ("step", 1, 2), ("prepare", 1, 2), ("update", 1, 2)],
 )
 def test_a_draw_from_no_distribution_ends_the_run(
     place: str, when: int, stack: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -76,9 +99,34 @@ def test_a_draw_from_no_distribution_ends_the_run(
     assert case.go(out) == 6
     text = one_error(capsys.readouterr().err, "E-NUM-002")
     where = "pass p at step 2" if when == 2 else "step 2"
-    rows = 2 if place == "step" else 1  # both trips draw from it
+    rows = ROWS.get(place, 1)
     assert f"{where}: random-categorical drew in {PLACES[place]} from rows" in text and f": {rows} of them" in text
     assert steps(out)[-1] == when and str(checkpoint(out, when)) in text
+    if PLACES[place] == "the optimizer":  # no pass draws, and the step was all but done
+        assert case.go(tmp_path / "short", "--steps", "1") == 0
+        assert tensors(out, 1) == tensors(tmp_path / "short", 1)
+
+
+def tensors(out: Path, step: int) -> list[bytes]:
+    """The bytes of the parameters and of the optimizer's state after that step."""
+    return [(checkpoint(out, step) / f"{name}.safetensors").read_bytes() for name in ("params", "optim")]
+
+
+@pytest.mark.parametrize("place", FIRST)
+@pytest.mark.parametrize("odd", ["NaN", "nothing but -inf", "one row"])
+def test_a_draw_from_no_distribution_before_the_first_step_leaves_nothing(
+    place: str, odd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even a directory. A run that forks draws too: what its parameters are replaced by is not its optimizer's."""
+    other = Case.of(tmp_path, first_text(place, FINE), "other.tar")
+    case = Case.of(tmp_path, first_text(place, ODD[odd]))
+    assert other.go(tmp_path / "other") == 0
+    rows = (1 if odd == "one row" else 4) * (2 if place == "state" else 1)
+    for options in ((), ("--resume=auto",), ("--fork", str(tmp_path / "other"))):
+        assert case.go(tmp_path / "out", *options) == 6
+        text = one_error(capsys.readouterr().err, "E-NUM-002")
+        assert f"before step 1: random-categorical drew in {FIRST[place]} from rows" in text
+        assert f": {rows} of them" in text and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -120,22 +168,64 @@ def test_the_words_of_a_draw_are_those_that_they_were(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first.made["state:own"], np.argmax(logits - np.log(-np.log(u)), 1))
 
 
-@pytest.mark.build
-def test_a_draw_from_no_distribution_ends_a_compiled_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One artifact on three sets of data: the logits are logarithms of its numbers."""
-    log = "(random-categorical (log (getf state :s)) :salt trip)"
-    parts = {
-        "model": "(defmodel m (x) (linear x :out 3))",
-        "generate": generate(
-            2, "(list :s (field batch :x) :own (field batch :y))", f"(list :s (getf state :s) :own {log})"
+def compiled_text(init: str = "zeros") -> str:
+    """A run whose generator draws from the logarithms of its data, and whose optimizer fails in the fourth step, when
+    a GPU replays what it captured. Both draw what is of no consequence, so that all steps before are alike."""
+    drawn = draw(f"(where (= (getf ctx :step) 3) {ODD['nothing but -inf']} {FINE})", "(broadcast (mean p) [4 3])")
+    return run_text(
+        model=f"(defmodel m (x) (+ (linear x :out 3) (param :drawn [3] :init {init})))",
+        generate=generate(
+            2,
+            "(list :s (field batch :x) :own (field batch :y))",
+            "(list :s (getf state :s) :own (random-categorical (log (getf state :s)) :salt trip))",
         ),
-        "prepare": prepare(y="(field batch :own)"),
-    }
-    (tmp_path / "run.sx").write_text(run_text(**parts))
+        prepare=prepare(y="(field batch :own)"),
+        optimizer=OPTIMIZER.format(state="(list)", new=f"(- {PLAIN} (* 0.1 (mean (cast {drawn} :f32))))", more=""),
+        run=TWO.replace(":steps 2", ":steps 5"),
+    )
+
+
+def compiled_data(folder: Path, x: tuple[float, float, float]) -> tuple[object, ...]:
+    """The runner's option for data whose every row is ``x``."""
+    folder.mkdir()
+    np.savez(folder / "d.npz", **{**records(22, 1), "x": np.tile(np.array(x, "f4"), (22, 1))})  # type: ignore[arg-type]
+    return "--data", folder
+
+
+DATA = {"NaN": (-1, 1, 2), "a later NaN": (1, 2, -1), "nothing": (0, 0, 0)}
+
+
+def check_compiled(folder: Path, artifact: Path, go: Callable[..., tuple[int, str]]) -> None:
+    """What every device does. ``go``: (artifact, options) -> the exit status, and what was said on stderr."""
+    for name, x in DATA.items():
+        status, said = go(artifact, "--out", folder / f"out {name}", *compiled_data(folder / name, x))
+        assert (status, "step 1: random-categorical drew in the generator" in said) == (6, True), name
+    sound = compiled_data(folder / "sound", (0, 1, 2))  # a choice is ruled out
+    status, said = go(artifact, "--out", folder / "whole", *sound)
+    assert status == 6 and "E-NUM-002]: step 4: random-categorical drew in the optimizer from rows" in said
+    assert go(artifact, "--out", folder / "short", "--steps", 3, *sound) == (0, "")
+    assert tensors(folder / "whole", 3) == tensors(folder / "short", 3)
+
+
+def check_compiled_init(folder: Path, artifact: Path, go: Callable[..., tuple[int, str]]) -> None:
+    status, said = go(artifact, "--out", folder / "out", *compiled_data(folder / "data", (0, 1, 2)))
+    assert status == 6 and "before step 1: random-categorical drew in the :init of m/drawn from rows" in said
+    assert not (folder / "out").exists()
+
+
+ODD_INIT = "(lambda (shape) (cast (random-categorical (log (* 0.0 (random-normal [3 3])))) :f32))"
+COMPILED = [("zeros", check_compiled), (ODD_INIT, check_compiled_init)]
+
+
+@pytest.mark.build
+@pytest.mark.parametrize(("init", "check"), COMPILED, ids=("in steps", "in init"))
+def test_a_draw_from_no_distribution_ends_a_compiled_run(
+    init: str, check: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.sx").write_text(compiled_text(init))
     artifact = build(tmp_path / "run.sx", tmp_path / "run.tar")
-    data = records(22, 1)
-    for name, x in {"some ruled out": [0, 1, 2], "NaN": [-1, 1, 2], "nothing": [0, 0, 0]}.items():
-        np.savez(tmp_path / "d.npz", **{**data, "x": np.tile(np.array(x, "f4"), (22, 1))})  # type: ignore[arg-type]
-        status = runner.main([str(artifact), "--out", str(tmp_path / name), "--data", str(tmp_path), "-q"])
-        told = "E-NUM-002]: step 1: random-categorical drew in the generator" in capsys.readouterr().err
-        assert (status, told) == ((0, False) if name == "some ruled out" else (6, True)), name
+
+    def go(*arguments: object) -> tuple[int, str]:
+        return runner.main([*map(str, arguments), "-q"]), capsys.readouterr().err
+
+    check(tmp_path, artifact, go)

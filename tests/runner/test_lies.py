@@ -95,6 +95,7 @@ REFUSED = {
     "a seed with a name": lambda made: renamed(made, "init", "inputs", toy.seed, name="x"),
     "an input of another kind": lambda made: renamed(made, "train", "inputs", toy.w, kind="optimizer", name="net/w/m"),
     "a parameter that init does not make": lambda made: changed(made, "init", outputs=(toy.w, toy.m_)),
+    "a number that init reports": lambda made: changed(made, "init", outputs=(toy.w, toy.t, toy.m_, toy.loss)),
     "a generated name that finish does not make": lambda made: with_step(made, generated=("sample", "more")),
     "a generated name without a generator": lambda made: with_step(made, trips=None),
     "an in-place pair of a parameter in training": lambda made: changed(made, "train", in_place=((3, 5), (0, 0))),
