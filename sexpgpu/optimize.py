@@ -8,10 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from . import (
-    builtins,  # noqa: F401 (fills BUILTINS, before anything is traced)
-    codes,
-)
+from . import builtins, codes  # noqa: F401 (builtins fills BUILTINS, before anything is traced)
 from .diagnostics import UserError
 from .draws import UNDRAWN
 from .graph import Builder, Value
