@@ -226,8 +226,8 @@ NUM_LOSS = code(
 NUM_DRAW = code(
     "E-NUM-002",
     "a draw is from no distribution",
-    "Look for NaN, infinity or a row of nothing but -infinity in the logits of random-categorical; the last finished "
-    "step is kept.",
+    "Look for NaN, infinity or a row of nothing but -infinity in the logits of random-categorical, and for NaN or "
+    "infinity in the probabilities of random-bernoulli; the last finished step is kept.",
     6,
 )
 

@@ -274,8 +274,8 @@ def _check_draws(reports: Sequence[dict[str, float]], where: str) -> None:
         for name in [n for n in report if n.startswith(UNDRAWN)]:
             if count := report.pop(name):
                 part = name.removeprefix(UNDRAWN)
-                what = f"random-categorical drew in {part} from rows that have no distribution: {count:.0f} of them"
-                raise RunError(NUM_DRAW, what, where)
+                what = f"random-bernoulli or random-categorical drew in {part} from rows that have no distribution"
+                raise RunError(NUM_DRAW, f"{what}: {count:.0f} of them", where)
 
 
 def _means(reports: list[dict[str, float]]) -> dict[str, float]:

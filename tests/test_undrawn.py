@@ -30,6 +30,7 @@ ODD = {
     "NaN in bf16": "(cast (log (neg (exp {x}))) :bf16)",
     "one row": "(where (= (iota [4 1] :axis 0) 3) (log (* 0.0 {x})) {x})",
 }
+DREW = "random-bernoulli or random-categorical drew in"
 PLACES = {
     "init": "the generator", "step": "the generator", "the last trip": "the generator", "finish": "the generator",
     "prepare": "prepare or objective", "objective": "prepare or objective", "a pass": "prepare or objective",
@@ -100,7 +101,7 @@ def test_a_draw_from_no_distribution_ends_the_run(
     text = one_error(capsys.readouterr().err, "E-NUM-002")
     where = "pass p at step 2" if when == 2 else "step 2"
     rows = ROWS.get(place, 1)
-    assert f"{where}: random-categorical drew in {PLACES[place]} from rows" in text and f": {rows} of them" in text
+    assert f"{where}: {DREW} {PLACES[place]} from rows" in text and f": {rows} of them" in text
     assert steps(out)[-1] == when and str(checkpoint(out, when)) in text
     if PLACES[place] == "the optimizer":  # no pass draws, and the step was all but done
         assert case.go(tmp_path / "short", "--steps", "1") == 0
@@ -125,7 +126,7 @@ def test_a_draw_from_no_distribution_before_the_first_step_leaves_nothing(
     for options in ((), ("--resume=auto",), ("--fork", str(tmp_path / "other"))):
         assert case.go(tmp_path / "out", *options) == 6
         text = one_error(capsys.readouterr().err, "E-NUM-002")
-        assert f"before step 1: random-categorical drew in {FIRST[place]} from rows" in text
+        assert f"before step 1: {DREW} {FIRST[place]} from rows" in text
         assert f": {rows} of them" in text and not (tmp_path / "out").exists()
 
 
@@ -134,6 +135,18 @@ def test_what_is_no_distribution(odd: str, tmp_path: Path, capsys: pytest.Captur
     assert Case.of(tmp_path, text_of("prepare", ODD[odd])).go(tmp_path / "out") == 6
     rows = 1 if odd == "one row" else 4
     assert f"no distribution: {rows} of them" in one_error(capsys.readouterr().err, "E-NUM-002")
+
+
+@pytest.mark.parametrize(("p", "count"), [("(log (neg (exp {x})))", 12), (ODD["+inf"], 4), ("(* 100.0 {x})", 0)])
+def test_a_probability_that_is_not_finite(
+    p: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One below 0 is as 0, one above 1 as 1."""
+    hits = f"(cast (random-bernoulli [4 3] {p.format(x=X)} :salt (getf ctx :step)) :f32)"
+    case, out = Case.of(tmp_path, run_text(prepare=prepare(x=hits))), tmp_path / "out"
+    assert case.go(out) == (6 if count else 0)
+    shown = capsys.readouterr().err
+    assert not count or f"no distribution: {count} of them" in one_error(shown, "E-NUM-002")
 
 
 @pytest.mark.parametrize("place", ["the last trip", "prepare"])
@@ -199,17 +212,17 @@ def check_compiled(folder: Path, artifact: Path, go: Callable[..., tuple[int, st
     """What every device does. ``go``: (artifact, options) -> the exit status, and what was said on stderr."""
     for name, x in DATA.items():
         status, said = go(artifact, "--out", folder / f"out {name}", *compiled_data(folder / name, x))
-        assert (status, "step 1: random-categorical drew in the generator" in said) == (6, True), name
+        assert (status, f"step 1: {DREW} the generator" in said) == (6, True), name
     sound = compiled_data(folder / "sound", (0, 1, 2))  # a choice is ruled out
     status, said = go(artifact, "--out", folder / "whole", *sound)
-    assert status == 6 and "E-NUM-002]: step 4: random-categorical drew in the optimizer from rows" in said
+    assert status == 6 and f"E-NUM-002]: step 4: {DREW} the optimizer from rows" in said
     assert go(artifact, "--out", folder / "short", "--steps", 3, *sound) == (0, "")
     assert tensors(folder / "whole", 3) == tensors(folder / "short", 3)
 
 
 def check_compiled_init(folder: Path, artifact: Path, go: Callable[..., tuple[int, str]]) -> None:
     status, said = go(artifact, "--out", folder / "out", *compiled_data(folder / "data", (0, 1, 2)))
-    assert status == 6 and "before step 1: random-categorical drew in the :init of m/drawn from rows" in said
+    assert status == 6 and f"before step 1: {DREW} the :init of m/drawn from rows" in said
     assert not (folder / "out").exists()
 
 

@@ -112,7 +112,8 @@ def normal(b: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
 
 def bernoulli(b: Any, p: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> Any:
     """bool of ``shape``, true where a uniform draw is below ``p``, which has to broadcast to ``shape``. The draw is
-    known to 2^-56 below 2^-8, and to 2^-24 above."""
+    known to 2^-56 below 2^-8, and to 2^-24 above. A probability that is not finite is none, and counted; one beyond
+    [0, 1] is as the end that it is beyond, which roundings reach."""
     need(FLOATS, p.type, hint="a probability is a float")
     p = p if p.type.dtype == "f32" else b("cast", p, dtype="f32")
     words = bits(b, salt, shape)
@@ -120,6 +121,8 @@ def bernoulli(b: Any, p: Any, salt: Any = None, shape: tuple[int, ...] = ()) -> 
     out = b("<", u, p)
     if out.type.shape != tuple(shape):
         raise ShapeFault(f"p is {p.type}, which does not broadcast to {listed(shape)}")
+    if p.op != "full":
+        b.undrawn.append(not_finite(b, p))
     return out
 
 
@@ -144,8 +147,12 @@ def undrawn(b: Any, logits: Any, drawn: Any) -> Any:
     """How many rows of the logits have no distribution, a scalar f32: those with a NaN or +inf, which argmax picks
     first, and those of nothing but -inf. In each of them, and in no other, the logit that was drawn is not finite."""
     picked = b("take-along", logits, b("reshape", drawn, shape=(*drawn.type.shape, 1)))
-    picked = picked if picked.type.dtype == "f32" else b("cast", picked, dtype="f32")
-    is_finite = b("<", b("abs", picked), b.const(math.inf, "f32"))
+    return not_finite(b, picked if picked.type.dtype == "f32" else b("cast", picked, dtype="f32"))
+
+
+def not_finite(b: Any, x: Any) -> Any:
+    """How many elements of the f32 ``x`` are NaN or an infinity, a scalar f32."""
+    is_finite = b("<", b("abs", x), b.const(math.inf, "f32"))
     odd = b("where", is_finite, b.const(0.0, "f32"), b.const(1.0, "f32"))
     return b("sum", odd, axes=tuple(range(odd.type.rank)), keepdims=False)
 
@@ -174,7 +181,8 @@ op("random-normal", "f32 of mean 0 and variance 1 (Box-Muller).",
    group="draws", args=(SHAPE, SALT), expand=normal, ref=no_ref, cases=SHAPES)
 
 op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape; small ones hold, to "
-   "2^-56. Without a `:salt` that changes it is the same in every step, and `check` warns of it.",
+   "2^-56; one that is NaN or infinite ends the run with `E-NUM-002`. Without a `:salt` that changes it is the same in "
+   "every step, and `check` warns of it.",
    group="draws", precision="f32", args=(SHAPE, index("p", number="f32"), SALT), expand=bernoulli, ref=no_ref,
    cases=(([("f32", (3,), 0.0, 1.0)], {"shape": (40, 3)}), ([("f64", (), 0.0, 1.0), ("i64", ())], {"shape": (9,)})))
 
