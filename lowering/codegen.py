@@ -18,7 +18,7 @@ from . import device, elementary, flatten, pipeline
 from .device import Device
 from .passes import products
 from .passes.in_place import Pair
-from .passes.memory import Workspace, workspaces
+from .passes.memory import STACK, Workspace, Workspaces
 from .passes.schedule import Kernel, Scheduler, schedule
 from .pipeline import Lowered
 from .room import need_room
@@ -127,17 +127,18 @@ def compile_part(
     module: Any = from_json_graph_str(part)  # load_json first writes it anew, as older versions need
     with target, tvm.transform.PassContext(config=CONFIG):
         module, told = schedule(module, target, scheduler)
-        needed = workspaces(module, 1) if target.kind.name == "cuda" else workspaces(module)
         if dump is not None:
             _write(module, Path(dump))
         scheduled = time.process_time()
         unbound = device.unbound(module) if target.kind.name == "cuda" else ()
         launches = _audited(module, audit, told) if audit is not None and not unbound else {}
+    needed = Workspaces(1 if target.kind.name == "cuda" else STACK)
+    with target, tvm.transform.PassContext(config=CONFIG, instruments=[needed]):
         data, kernels = (b"", None) if unbound else _build(module, target)
     if dump is not None and kernels is not None:
         (Path(dump) / f"{kernels.key}.cu").write_text(kernels.source, encoding="utf-8")
     seconds = {"schedule": scheduled - started, "compile": time.process_time() - scheduled}
-    return Part(data, told, needed, seconds, kernels, unbound, launches)
+    return Part(data, told, needed.found, seconds, kernels, unbound, launches)
 
 
 def _audited(module: tvm.IRModule, audit: Audit, told: Told) -> dict[str, tuple[Mapping[str, Any], ...]]:

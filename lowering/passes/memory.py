@@ -9,19 +9,13 @@ from typing import Any
 
 import tvm
 from attrs import frozen
-from tvm import relax, s_tir, tirx
-from tvm.s_tir import SBlock
+from tvm import relax, tirx
 
 STORAGE = "relax.memory.alloc_storage"  # planned, shared by intermediates whose lives do not overlap
 TENSOR = "relax.builtin.alloc_tensor"  # an output: never planned
 GLOBAL = ("", "global")  # storage scopes
 STACK = 1024  # bytes from which TVM's CPU runtime takes a kernel's own buffer from the heap
-COMPACT = (
-    s_tir.transform.LowerInitBlock(),
-    s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
-    s_tir.transform.ConvertBlocksToOpaque(),
-    s_tir.transform.CompactBufferAllocation(),
-)
+JOINED = "tirx.StorageRewrite"  # TVM's pass after which a program's buffers are those that it asks for
 
 
 @frozen
@@ -90,43 +84,40 @@ def constants(module: tvm.IRModule) -> tuple[int, ...]:
 
 
 def _tensor_bytes(shape: Any, dtype: Any) -> int:
-    return math.prod(int(n) for n in shape) * ((tvm.DataType(str(dtype)).bits + 7) // 8)
+    kind = tvm.DataType(str(dtype))
+    return math.prod(int(n) for n in shape) * kind.lanes * ((kind.bits + 7) // 8)
 
 
-def workspaces(module: tvm.IRModule, least: int = STACK) -> dict[str, Workspace]:
-    """Program -> the buffers of ``least`` bytes or more that it allocates for itself, each cut down to what is needed
-    at once. A GPU's launches share no stack: what one leaves for the next is memory of the card, whatever its size."""
-    programs = {gv: f for gv, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
-    if not programs:
-        return {}
-    small = tvm.ir.transform.Sequential(COMPACT)(tvm.IRModule(programs))
-    return {gv.name_hint: _workspace(func.body, least) for gv, func in small.functions_items()}
+@tvm.ir.instrument.pass_instrument
+class Workspaces:
+    """``found``: program -> the buffers of ``least`` bytes or more that it takes for itself, of the programs that are
+    compiled with this among the instruments of the pass context. They are looked at where TVM has cut each down to what
+    of it is needed at once, and made one of those that are not needed at the same time. A GPU's launches share no
+    stack: what one leaves for the next is memory of the card, whatever its size."""
+
+    def __init__(self, least: int = STACK) -> None:
+        self.least = least
+        self.found: dict[str, Workspace] = {}
+
+    def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
+        if info.name == JOINED:
+            programs = {gv.name_hint: f for gv, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
+            self.found |= {name: _workspace(func.body, self.least) for name, func in programs.items()}
 
 
 def _workspace(stmt: Any, least: int) -> Workspace:
     """Of ``stmt``: what it allocates stands beside the largest of its parts, which follow one another."""
-    taken = _taken(stmt, least)
+    taken: list[int] = []
     inner: list[Workspace] = []
     for part in parts_of(stmt):
-        if isinstance(part, tirx.AllocBuffer):
-            taken += _taken(part, least)
-        else:
+        if not isinstance(part, tirx.AllocBuffer):
             inner.append(_workspace(part, least))
+        elif part.buffer.scope() in GLOBAL and (size := _buffer_bytes(part.buffer)) >= least:
+            taken.append(size)
     own, task = most(w.own for w in inner), most(w.task for w in inner)
     if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
         return Workspace((), (*taken, *own, *task))
     return Workspace((*taken, *own), task)
-
-
-def _taken(stmt: Any, least: int) -> list[int]:
-    """Bytes of each buffer that ``stmt`` itself takes from the heap; a schedule's smaller ones are on the stack, and
-    those that a GPU's threads share or have for themselves are not there."""
-    if isinstance(stmt, SBlock):
-        return [_buffer_bytes(buffer) for buffer in stmt.alloc_buffers if buffer.scope() in GLOBAL]
-    if isinstance(stmt, tirx.AllocBuffer):
-        size = _buffer_bytes(stmt.buffer)
-        return [size] if size >= least and stmt.buffer.scope() in GLOBAL else []
-    return []
 
 
 def parts_of(stmt: Any) -> list[Any]:

@@ -21,7 +21,7 @@ class Kernel:
     rule:     the schedule rule that was used, "" for none
     failures: what went wrong in rules that were tried
     calls:    function symbol -> how many times one call of it runs this kernel
-    workspace: bytes it allocates for itself on the heap, before the compiler shrinks them
+    workspace: bytes it allocates for itself on the heap
     launches: on a GPU: what each launch asks of it, as the audit says
     """
 

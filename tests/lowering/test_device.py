@@ -24,7 +24,6 @@ from tvm.script import tirx as TS  # noqa: E402
 
 import schedules  # noqa: E402
 from lowering import codegen, device, emit, export, imports, pipeline  # noqa: E402
-from lowering.passes.memory import workspaces  # noqa: E402
 
 pytestmark = pytest.mark.build
 HERE = Path(__file__).parent
@@ -272,48 +271,3 @@ def test_cuda_stays_text_on_a_machine_that_has_cuda(monkeypatch: pytest.MonkeyPa
     with device.as_text():
         assert os.environ[device.PLAIN] == "1"
     assert os.environ[device.PLAIN] == "0"
-
-
-@TS.prim_func(s_tir=True)
-def two_launches(x: TS.Buffer((2048,), "float32"), y: TS.Buffer((2048,), "float32")):
-    between = TS.sblock_alloc_buffer((2048,), "float32")
-    for _ in TS.thread_binding(1, thread="blockIdx.x"):
-        with TS.sblock("whole"):
-            held = TS.sblock_alloc_buffer((2048,), "float32", scope="shared")
-            for t in TS.thread_binding(1024, thread="threadIdx.x"):
-                for v in range(2):
-                    with TS.sblock("first"):
-                        i = TS.axis.spatial(2048, t * 2 + v)
-                        held[i] = x[i] * x[i]
-            for t in TS.thread_binding(1024, thread="threadIdx.x"):
-                for v in range(2):
-                    with TS.sblock("second"):
-                        i = TS.axis.spatial(2048, t + v * 1024)
-                        between[i] = held[2047 - i]
-    for t in TS.thread_binding(1024, thread="threadIdx.x"):
-        for v in range(2):
-            with TS.sblock("third"):
-                i = TS.axis.spatial(2048, t + v * 1024)
-                y[i] = between[i] + between[2047 - i]
-
-
-@TS.prim_func(s_tir=True)
-def one_number_between(x: TS.Buffer((32,), "float32"), y: TS.Buffer((32,), "float32")):
-    between = TS.alloc_buffer((1,), "float32")
-    for _ in TS.thread_binding(1, thread="threadIdx.x"):
-        with TS.sblock("first"):
-            between[0] = x[0]
-    for t in TS.thread_binding(32, thread="threadIdx.x"):
-        with TS.sblock("second"):
-            y[t] = between[0]
-
-
-def test_on_a_gpu_a_workspace_counts_whatever_its_size() -> None:
-    """A small one of a CPU is on the stack."""
-    module = tvm.IRModule({"f": one_number_between})
-    assert workspaces(module)["f"].own == () and workspaces(module, 1)["f"].own == (4,)
-
-
-def test_what_one_launch_leaves_for_the_next_is_workspace_and_what_threads_share_is_not() -> None:
-    found = workspaces(tvm.IRModule({"two": two_launches}))["two"]
-    assert (found.own, found.task) == ((4 * 2048,), ())

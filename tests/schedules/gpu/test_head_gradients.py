@@ -15,9 +15,9 @@ pytest.importorskip("tvm")
 import tvm
 from tvm import tirx
 
-from lowering import emit, pipeline
+import schedules
+from lowering import codegen, emit, pipeline
 from lowering.kernels import KERNELS
-from lowering.passes.memory import workspaces
 from schedules.cpu.emit import shape_of
 from schedules.cpu.tree import collect
 from schedules.gpu import head_memory
@@ -27,7 +27,7 @@ from sexpgpu.types import TensorType
 
 from ..kernels import V3, numbers, program, runs_here
 from ..test_heads import attend_grad
-from .both import same, scheduled
+from .both import GPU, same, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -102,8 +102,9 @@ def test_what_launches_hand_on_is_reckoned_where_the_last_piece_of_the_queries_i
     found = gradients(b, b("sum", b("*", y, ins[3]), axes=(0, 1, 2, 3), keepdims=False), ins[:3])
     graph = Graph("train", (*ins, mask), tuple(zip("yabc", (y, *found), strict=True)))
     func = pipeline.lower(emit.emit([graph])).programs["attend_grad"]
-    made = workspaces(tvm.IRModule({"attend_grad": scheduled(func, "heads")}))
-    assert made["attend_grad"].own == (heads * 4 * q * 4,) * 3
+    part, aimed = tvm.ir.save_json(tvm.IRModule({"attend_grad": func})), schedules.TARGETS[GPU]
+    made = codegen.compile_part(part, aimed.tvm, lambda func, _: schedules.first(func, aimed))
+    assert made.workspaces["attend_grad"].own == (heads * 4 * q * 4,) * 3
 
 
 def test_no_row_is_too_long() -> None:
