@@ -2,7 +2,8 @@
 
 The loop decides how long a tensor lives, and the runtime keeps what it was given back, by size: so the loop itself is
 run, for some steps and rounds of every pass, on a device that counts what the runtime would ask the system for. For a
-GPU that is one with captures, made by the code that makes a GPU's: what they hold is counted as it is held.
+GPU that is one with captures, made by the code that makes a GPU's: what they hold is counted as it is held. A pass that
+first comes late in a run finds all that came before it captured, and so it does here.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from .data import Batch, Records, Training
 from .device import Call, Plain
 from .graphs import Graphs
 from .loop import Loop
-from .manifest import Field, Loader, Manifest, Port
+from .manifest import Field, Loader, Manifest, Pass, Port
 from .replaying import Replaying
 from .trips import Number
 
 PAGE = 4096  # the runtime's allocator and its workspaces round up to it
-BESIDE = 128  # bytes that the C library's allocator and the alignment add to each
+BESIDE = 128  # bytes that the C library's allocator and the alignment add to each on a CPU
 FEW = 3  # after the second trip, or call of a step, each is like the one before; of two graphs the last is the same
-ROUNDS = 3  # of a step and every pass: call by call, captured, and captured anew, since the first pass was new then
+ROUNDS = 3  # of a step and its passes: call by call, captured, and captured anew, since the first pass was new then
 
 
 @frozen
@@ -73,12 +74,18 @@ def rehearse(
         device.pool.take(size)
     passes: dict[str, Records] = {p.loader: _Blank.of(manifest.loader(p.loader)) for p in manifest.step.passes}
     loop = Loop(manifest, device, _Blanks(manifest), passes, lambda: None)
-    now, results = loop.initial(), {}
-    for _ in range(ROUNDS):
-        results["step"] = loop.step(now)
-        for one in manifest.step.passes:
-            results[one.name] = loop.evaluate(now, one)
+    now, last = loop.initial(), []
+    for due in _rounds(manifest.step.passes):
+        last[:] = [loop.step(now)]  # a session holds what a step reports until the next one is taken
+        for one in due:
+            loop.evaluate(now, one)
     return Taken(device.pool.taken + device.direct.most + device.own.taken, device.task.taken)
+
+
+def _rounds(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
+    """The passes after each step: first those of every step, then those of the next cadence too, and so on."""
+    for every in sorted({1, *(one.every for one in passes)}):
+        yield from [[one for one in passes if one.every <= every]] * ROUNDS
 
 
 Give = Callable[[], None]
@@ -87,8 +94,9 @@ Give = Callable[[], None]
 @define
 class _Pool:
     """The runtime's allocator: blocks by size, kept when they are given back; the last one is the first to be taken
-    again. ``free``: the places of these, by size; ``most``: how many there are."""
+    again. ``beside``: bytes that each takes more; ``free``: their places, by size; ``most``: how many there are."""
 
+    beside: int
     free: dict[int, list[int]] = field(factory=dict)
     most: Counter[int] = field(factory=Counter)
     places: Iterator[int] = field(factory=itertools.count)
@@ -105,22 +113,24 @@ class _Pool:
 
     @property
     def taken(self) -> int:
-        return sum((size + BESIDE) * count for size, count in self.most.items())
+        return sum((size + self.beside) * count for size, count in self.most.items())
 
 
 @define
 class _Direct:
-    """Memory that goes back to the system."""
+    """Memory that goes back to the system; ``beside``: bytes that each block takes more."""
 
+    beside: int
     held: int = 0
     most: int = 0
 
     def take(self, size: int) -> tuple[int, Give]:
-        self.held += size + BESIDE
+        size += self.beside
+        self.held += size
         self.most = max(self.most, self.held)
 
         def give() -> None:
-            self.held -= size + BESIDE
+            self.held -= size
 
         return -1, give
 
@@ -128,8 +138,9 @@ class _Direct:
 @define
 class _Workspaces:
     """One thread's workspaces, as the runtime keeps them: a request takes the smallest free one that it fits in; if
-    none is large enough, the largest free one is replaced."""
+    none is large enough, the largest free one is replaced. ``beside``: bytes that each takes more."""
 
+    beside: int
     free: list[int] = field(factory=list)
 
     def run(self, sizes: Sequence[int]) -> None:
@@ -144,7 +155,7 @@ class _Workspaces:
 
     @property
     def taken(self) -> int:
-        return sum(size + BESIDE for size in self.free)
+        return sum(size + self.beside for size in self.free)
 
 
 def _rounded(size: int) -> int:
@@ -166,12 +177,14 @@ class _Sized:
 
 
 class _Counting(Plain):
-    """A device that holds sizes."""
+    """A device that holds sizes. ``BESIDE``: bytes that the system adds to each block; a GPU's are by the page."""
+
+    BESIDE = BESIDE
 
     def __init__(self, manifest: Manifest, asked: Mapping[str, Asked]) -> None:
         self._manifest, self._asked = manifest, asked
-        self.pool, self.direct = _Pool(), _Direct()
-        self.own, self.task = _Workspaces(), _Workspaces()
+        self.pool, self.direct = _Pool(self.BESIDE), _Direct(self.BESIDE)
+        self.own, self.task = _Workspaces(self.BESIDE), _Workspaces(self.BESIDE)
 
     def tensor(self, array: np.ndarray) -> _Sized:
         return _Sized(array.shape, tensors.dtype_name(array), self.direct.take)
@@ -206,6 +219,8 @@ class _Counting(Plain):
 
 class _CountingGpu(_Counting, Replaying):
     """One that keeps tensors in their places, and makes captures."""
+
+    BESIDE = 0
 
     def __init__(self, manifest: Manifest, asked: Mapping[str, Asked], graphs: bool) -> None:
         super().__init__(manifest, asked)
