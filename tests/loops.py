@@ -20,12 +20,13 @@ from sexpgpu.stack import stacked
 
 
 class Watched(Loop):
-    """A loop that shows the gradients of its last step, of one microbatch too, which nothing sums."""
+    """A loop that shows the gradients of its last step, of one microbatch too, which nothing sums. They are copies: a
+    tensor that is held would be memory that a run does not take."""
 
-    gradients: dict[str, Any]
+    gradients: dict[str, np.ndarray]
 
     def _keep(self, gradients: dict[str, Any]) -> None:
-        self.gradients = gradients
+        self.gradients = {name: np.array(self.device.numpy(tensor)) for name, tensor in gradients.items()}
         super()._keep(gradients)
 
 
@@ -74,7 +75,7 @@ def steps(
             reports = {**reports, **now.cursor.counters}
             out |= {f"{n} {name}": np.array(value) for name, value in reports.items() if value is not None}
             out |= {f"{n} {name}": np.array(device.numpy(tensor)) for name, tensor in result.diagnostics.items()}
-        out |= {f"gradient {name}": np.array(device.numpy(tensor)) for name, tensor in loop.gradients.items()}
+        out |= {f"gradient {name}": value for name, value in loop.gradients.items()}
         for p in manifest.step.passes:
             held = loop.evaluate(now, evolve(p, batches=batches))
             out |= {f"{p.name} {name}": np.array(value) for name, value in {"loss": held.loss, **held.metrics}.items()}
