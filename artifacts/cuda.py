@@ -6,7 +6,6 @@ the library, whose kernels were compiled when the artifact was built: nothing is
 
 from __future__ import annotations
 
-import itertools
 import platform
 import re
 from collections.abc import Callable, Sequence
@@ -24,7 +23,6 @@ from .graphs import Graphs
 from .library import CPU, POOLED, LibraryDevice, first_line, load_shared
 from .manifest import Manifest, Target
 from .replaying import Replaying
-from .staging import ALIGNMENT, CHUNK
 from .tarball import Artifact
 
 CUDA = 2  # DLPack's device type
@@ -103,7 +101,6 @@ class CudaDevice(LibraryDevice, Replaying):
         self._arch = arch or driver.served(target.archs, driver.survey(number).capability) or target.archs[0]
         super().__init__(artifact, target, "cuda", number)
         self._replaying(Graphs(self._stream) if (target.graphs if graphs is None else graphs) else None)
-        self._packed: Handle = None  # bytes in which ``read`` puts several tensors together
 
     def _load_device(self, artifact: Artifact, target: Target) -> None:
         self._stream = cudart.Stream(cudart.load(artifact.path), self._number)
@@ -146,15 +143,13 @@ class CudaDevice(LibraryDevice, Replaying):
 
     def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
         """Put together on the GPU, then one copy."""
-        starts = list(itertools.accumulate((-(-_nbytes(h) // ALIGNMENT) * ALIGNMENT for h in handles), initial=0))
-        if len(handles) < 2 or starts[-1] > CHUNK:
+        starts, place = self._together([_nbytes(handle) for handle in handles])
+        if place is None:
             return [self.numpy(handle) for handle in handles]
         packed = np.empty(starts[-1], np.uint8)
-        if self._packed is None or _nbytes(self._packed) < packed.nbytes:
-            self._packed = self._empty(packed)
         for handle, at in zip(handles, starts, strict=False):
-            self._stream.on_device(self._packed.data_ptr() + at, handle.data_ptr(), _nbytes(handle))
-        self._stream.staging.read(self._packed.data_ptr(), packed)
+            self._stream.on_device(place.data_ptr() + at, handle.data_ptr(), _nbytes(handle))
+        self._stream.staging.read(place.data_ptr(), packed)
         return [_array(packed[at:], *_kind(handle)) for handle, at in zip(handles, starts, strict=False)]
 
     def phase(self, name: str) -> Call:

@@ -166,8 +166,8 @@ class _Sized:
     """A tensor without values: ``give`` is called when nothing holds it any more."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str, take: Callable[[int], tuple[int, Give]]) -> None:
-        self.shape, self.dtype = shape, dtype
-        self._place, self._give = take(math.prod(shape) * tensors.DTYPES[dtype][2])
+        self.shape, self.dtype, self.nbytes = shape, dtype, math.prod(shape) * tensors.DTYPES[dtype][2]
+        self._place, self._give = take(self.nbytes)
 
     def data_ptr(self) -> int:
         return self._place
@@ -229,6 +229,10 @@ class _CountingGpu(_Counting, Replaying):
     def phase(self, name: str) -> Call:
         plain = super().phase(name)
         return self._replayed(name, plain) if self._graphs else plain
+
+    def read(self, handles: Sequence[_Sized]) -> list[np.ndarray]:
+        self._together([handle.nbytes for handle in handles])
+        return super().read(handles)
 
     def _empty(self, array: np.ndarray) -> _Sized:
         return self.tensor(array)

@@ -5,12 +5,14 @@ A GPU is one such device (cuda.py), a rehearsal for one another (rehearsal.py), 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
 from .device import Body, Call, Env, Handle, Look, Made, Plain
 from .graphs import Graphs
+from .staging import ALIGNMENT, CHUNK
 from .trips import Alternating
 
 TRIP = ("trip", "")  # the key of the number of a trip
@@ -21,6 +23,7 @@ class Replaying(Plain):
 
     _graphs: Graphs | None
     _slots: dict[Hashable, Handle]
+    _packed: tuple[int, Handle]  # bytes in which ``read`` puts several tensors together: how many, and they
 
     def _empty(self, array: np.ndarray) -> Handle:
         raise NotImplementedError
@@ -35,7 +38,7 @@ class Replaying(Plain):
         raise NotImplementedError
 
     def _replaying(self, graphs: Graphs | None) -> None:
-        self._graphs, self._slots = graphs, {}
+        self._graphs, self._slots, self._packed = graphs, {}, (0, None)
 
     def _replayed(self, name: str, plain: Call) -> Call:
         """``plain``, a phase's function, as calls that may be captured."""
@@ -49,6 +52,16 @@ class Replaying(Plain):
         if key not in self._slots:
             self._slots[key] = self._empty(array)
         return self._slots[key]
+
+    def _together(self, sizes: Sequence[int]) -> tuple[list[int], Handle]:
+        """Where tensors of ``sizes`` bytes begin and end that are put together to be read, and the bytes that these are
+        put in; None where it is better to read one by one."""
+        starts = list(itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
+        if len(sizes) < 2 or starts[-1] > CHUNK:
+            return starts, None
+        if self._packed[0] < starts[-1]:
+            self._packed = starts[-1], self._empty(np.empty(starts[-1], np.uint8))
+        return starts, self._packed[1]
 
     def place(self, key: Hashable, array: np.ndarray) -> Handle:
         """The same tensor each time, written anew: allocating on a GPU takes longer than a phase."""

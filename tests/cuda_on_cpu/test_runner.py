@@ -258,7 +258,7 @@ def test_a_run_takes_no_more_memory_than_its_plan(go: Go, built: Path, tmp_path:
     with tarball.open(str(built / "run.tar")) as artifact:
         target = attrs.evolve(artifact.manifest.targets[0], graphs=graphs == "auto")
         plan = cuda.wanted(artifact.manifest, target) - cuda.OVERHEAD
-    # Blocks of a page each, as here, are reckoned with 3 % more; without captures the run takes what these hold less.
+    # Without captures the run takes what these hold less.
     assert plan / (1.05 if graphs == "auto" else 1.15) < counted(tmp_path / "out")["most"] <= plan
 
 

@@ -45,11 +45,11 @@ def test_results_that_live_are_beside_the_blocks_of_their_size() -> None:
     assert again > 4 * 10**6  # a block of its own, as none is free
 
 
-def widened(*kinds: str, role: str = "") -> m.Manifest:
-    """The toy with a million numbers in each port of these kinds, of one phase or of all."""
+def widened(*kinds: str, role: str = "", count: int = 10**6) -> m.Manifest:
+    """The toy with ``count`` numbers in each port of these kinds, of one phase or of all."""
 
     def of(port: m.Port) -> m.Port:
-        return attrs.evolve(port, shape=(10**6,)) if port.kind in kinds else port
+        return attrs.evolve(port, shape=(count,)) if port.kind in kinds else port
 
     def wide(phase: m.Phase) -> m.Phase:
         if role not in ("", phase.role):
@@ -79,6 +79,12 @@ def test_a_state_that_trips_cannot_write_in_turn_is_there_once_more() -> None:
 def test_a_step_s_diagnostics_stay_until_the_next_one_has_its_own_and_a_pass_s_go_with_it() -> None:
     """A session keeps the numbers of a pass alone. The tensors of a batch stay until those of the next are there."""
     assert wider(("diagnostic",), None) == wider(("diagnostic",), False) == 1 + 2
+
+
+def test_what_is_read_together_is_put_together_on_a_gpu() -> None:
+    """Two metrics and a counter, each from a multiple of 16 bytes on; up to a thousand numbers are a page anyway."""
+    for graphs, more in ((True, 2 * (4000 - 16)), (False, 2 * (4000 - 16)), (None, 0)):
+        assert taken(widened("metric", count=1000), graphs) - taken(toy.manifest(), graphs) == more
 
 
 def alone(manifest: m.Manifest, every: int) -> m.Manifest:
