@@ -98,9 +98,12 @@ class CpuDevice(LibraryDevice):
 
     def tensor(self, array: np.ndarray) -> Any:
         out = self._empty(array)
-        array = np.ascontiguousarray(array)
-        ctypes.memmove(out.data_ptr(), array.ctypes.data, array.nbytes)
+        self.write(out, array)
         return out
+
+    def write(self, handle: Any, array: np.ndarray) -> None:
+        array = np.ascontiguousarray(array)
+        ctypes.memmove(handle.data_ptr(), array.ctypes.data, array.nbytes)
 
     def numpy(self, handle: Any) -> np.ndarray:
         """A view of the tensor's memory, which it keeps alive."""

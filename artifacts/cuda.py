@@ -121,10 +121,10 @@ class CudaDevice(LibraryDevice, Replaying):
 
     def tensor(self, array: np.ndarray) -> Handle:
         out = self._empty(array)
-        self._write(out, array)
+        self.write(out, array)
         return out
 
-    def _write(self, handle: Handle, array: np.ndarray) -> None:
+    def write(self, handle: Handle, array: np.ndarray) -> None:
         self._stream.staging.write(handle.data_ptr(), np.ascontiguousarray(array))
 
     def _copy(self, to: Handle, source: Handle) -> None:

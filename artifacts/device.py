@@ -32,6 +32,10 @@ class Device(Protocol):
         """The values of a tensor: valid until the tensor is written or dropped."""
         ...
 
+    def write(self, handle: Handle, array: np.ndarray) -> None:
+        """Give a tensor the values of ``array``, of its shape and dtype; the array may be reused at once."""
+        ...
+
     def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
         """The values of several tensors, of some numbers each, as ``numpy`` gives them: all by one wait."""
         ...
@@ -86,6 +90,9 @@ class Plain:
     def numpy(self, handle: Handle) -> np.ndarray:
         raise NotImplementedError
 
+    def write(self, handle: Handle, array: np.ndarray) -> None:
+        raise NotImplementedError
+
     def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
         return [self.numpy(handle) for handle in handles]
 
@@ -129,6 +136,9 @@ class HostDevice(Plain):
 
     def numpy(self, handle: np.ndarray) -> np.ndarray:
         return handle
+
+    def write(self, handle: np.ndarray, array: np.ndarray) -> None:
+        handle[...] = array
 
     def zero(self, handles: Sequence[np.ndarray]) -> None:
         for handle in handles:

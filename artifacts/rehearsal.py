@@ -237,7 +237,7 @@ class _CountingGpu(_Counting, Replaying):
     def _empty(self, array: np.ndarray) -> _Sized:
         return self.tensor(array)
 
-    def _write(self, handle: _Sized, array: np.ndarray) -> None:
+    def write(self, handle: _Sized, array: np.ndarray) -> None:
         pass
 
     def _copy(self, to: _Sized, source: _Sized) -> None:

@@ -28,9 +28,6 @@ class Replaying(Plain):
     def _empty(self, array: np.ndarray) -> Handle:
         raise NotImplementedError
 
-    def _write(self, handle: Handle, array: np.ndarray) -> None:
-        raise NotImplementedError
-
     def _copy(self, to: Handle, source: Handle) -> None:
         raise NotImplementedError
 
@@ -66,7 +63,7 @@ class Replaying(Plain):
     def place(self, key: Hashable, array: np.ndarray) -> Handle:
         """The same tensor each time, written anew: allocating on a GPU takes longer than a phase."""
         slot = self._slot(key, array)
-        self._write(slot, array)
+        self.write(slot, array)
         return slot
 
     def keep(self, old: Handle, new: Handle) -> Handle:

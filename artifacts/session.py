@@ -224,10 +224,11 @@ class Session:
         )
 
     def _fork(self, now: State, folder: str) -> None:
-        """Replace the parameters of ``now`` by those of another run."""
+        """Replace the values of the parameters of ``now`` by those of another run: new tensors would be beside them."""
         loaded = store.find(folder, self.options.strict, self.console.warn)
         checkpoint.check_fit(loaded.params, self.manifest.parameters, loaded.path)
-        now.params = {name: self.loop.device.tensor(array) for name, array in loaded.params.items()}
+        for name, array in loaded.params.items():
+            self.loop.device.write(now.params[name], array)
         self.stamp = evolve(self.stamp, origin=loaded.params_sha256)
         self.console.line(f"forked from {loaded.path}", {"forked": loaded.path})
 

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import numpy as np
@@ -21,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts import canonical, checkpoint, files, identity, lock, manifest, state, store
+from artifacts.device import HostDevice
 from artifacts.errors import RunError
 
 from . import toy
@@ -324,6 +326,22 @@ def test_what_is_not_identity_may_change(artifact: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "held.npz", **toy.records(12, 9))
     path = toy.write(tmp_path, toy.manifest(name="other", steps=8, log_every=1, checkpoint_every=3), "other.tar")
     assert go(path, tmp_path / "o", "-q", "--resume") == 0 and steps(tmp_path / "o")[-1] == 8
+
+
+def test_a_forks_weights_take_the_place_of_the_seeds(
+    artifact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside them they would take memory that is in no plan."""
+
+    def made(*more: str) -> int:
+        """Tensors that a run of a step makes of arrays."""
+        tensor = mock.Mock(side_effect=HostDevice(toy.manifest(), {}).tensor)
+        monkeypatch.setattr(HostDevice, "tensor", tensor)
+        assert go(artifact, tmp_path / str(len(more)), "-q", "--steps", "1", *more) == 0
+        monkeypatch.undo()
+        return tensor.call_count
+
+    assert 0 < made() == made("--fork", str(tmp_path / "0"))
 
 
 def test_row_56_fork_starts_a_new_run_from_the_weights(

@@ -172,7 +172,7 @@ class Gpu(Replaying):
     def _empty(self, array: np.ndarray) -> Tensor:
         return Tensor(self.pool, array.shape, tensors.dtype_name(array))
 
-    def _write(self, handle: Tensor, array: np.ndarray) -> None:
+    def write(self, handle: Tensor, array: np.ndarray) -> None:
         assert self.stream.captured is None
         handle.array[...] = array
 
