@@ -20,6 +20,7 @@ from .formtools import closest
 from .generate import Generator, trace_generator
 from .graph import Graph, Value
 from .identity import identity
+from .looked_up import looked_up
 from .names import check_names, diagnostics_named
 from .optimize import OptimizerEntry, trace_init, trace_update
 from .parameters import Parameter
@@ -198,6 +199,8 @@ def finish(name: str, made: TrainGraph) -> Phase:
     symbol = re.sub(r"[^A-Za-z0-9]", "_", name)
     graph = Graph(symbol, tuple(t.inputs[k] for k in keys), tuple((f"{kind}:{n}", v) for kind, n, v in outputs))
     verify(graph, f"tracing {name}")
+    graph = looked_up(graph)
+    verify(graph, f"looking rows up in {name}")
     graph = simplify(graph)
     verify(graph, f"simplifying {name}")
     needed = used(graph)

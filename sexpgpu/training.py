@@ -12,6 +12,7 @@ from .draws import UNDRAWN, places
 from .formtools import closest
 from .grad import gradients
 from .graph import Value
+from .looked_up import rewritten
 from .runfile import Top
 from .settings import Loader, Pass, Settings
 from .source import NOWHERE, Span
@@ -163,7 +164,8 @@ def trace_train(
     trained = trained_parameters(world, t, place_of(objective))
     t.builder.region = 0
     several = settings.microbatches > 1
-    grads = gradients(t.builder, loss.total if several else loss.value, [t.inputs["param", n] for n in trained])
+    (total,) = rewritten([loss.total if several else loss.value], halves=False)
+    grads = gradients(t.builder, total, [t.inputs["param", n] for n in trained])
     sums = dict(zip(trained, grads, strict=True))
     if several and loss.weight is not None:
         sums[STEP_WEIGHT] = loss.weight
