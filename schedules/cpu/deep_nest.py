@@ -14,7 +14,7 @@ from tvm import tirx
 from .emit import Expr, Stmt, i64, load, loop, scratch, seq, store, unravel
 from .nests import block, dynamic_loop, parallel, vectors
 from .panels import pack
-from .product_jobs import Blocks, Job, read_b
+from .product_jobs import Blocks, Job, fewer, read_b
 from .product_tile import Spans, Vectors, each_sum, end_row, in_order, multiply, spans_of, sums_of
 
 
@@ -28,10 +28,10 @@ def deep_nest(job: Job, work: float) -> Stmt:
 
 def _task(job: Job, blocks: Blocks, b: Expr, columns: Expr, group: Expr) -> Stmt:
     """A group of row tiles against ``blocks.panels`` panels."""
-    sums = scratch([job.each * job.tile.mr, blocks.panels * job.tile.panel], job.dtype, "sums")
-    first, tile0 = columns * blocks.panels, group * job.each
-    panels = _fewer(blocks.panels, job.count, first)
-    tiles = _fewer(job.each, job.row_tiles, tile0)
+    sums = scratch([job.shares.each * job.tile.mr, blocks.panels * job.tile.panel], job.dtype, "sums")
+    first, tile0 = columns * blocks.panels, job.shares.first(group)
+    panels = fewer(blocks.panels, job.count, first)
+    tiles = job.shares.count(group)
     mine = scratch([blocks.panels, blocks.depth, job.tile.panel], job.dtype, "panels")
 
     def clear(row: Expr) -> Stmt:
@@ -65,10 +65,18 @@ def _task(job: Job, blocks: Blocks, b: Expr, columns: Expr, group: Expr) -> Stmt
     done = [loop(full, lambda o: some(o * blocks.depth, blocks.depth), name="block")]
     done += [some(i64(full * blocks.depth), rest)] if rest else []
 
-    rows = _fewer(job.each * job.tile.mr, job.one.m, tile0 * job.tile.mr)
+    rows = _rows_of(job, tiles, tile0)
     ends = dynamic_loop(rows, lambda r: _end(job, b, sums, (tile0 * job.tile.mr, r), first, panels), "row")
     own = [sums, *([mine] if job.packed != "none" else [])]
-    return block([loop(job.each * job.tile.mr, clear, name="row"), *done, ends], own)
+    return block([loop(job.shares.each * job.tile.mr, clear, name="row"), *done, ends], own)
+
+
+def _rows_of(job: Job, tiles: Expr, tile0: Expr) -> Expr:
+    """The rows of ``tiles`` tiles from ``tile0`` on, of which the last may have fewer than a tile."""
+    most, first = job.shares.each * job.tile.mr, tile0 * job.tile.mr
+    if job.shares.is_spread:
+        return tirx.min(tiles * job.tile.mr, i64(job.one.m) - first)
+    return fewer(most, job.one.m, first)
 
 
 def _end(job: Job, b: Expr, sums: Any, row: tuple[Expr, Expr], first: Expr, panels: Expr) -> Stmt:
@@ -80,11 +88,6 @@ def _end(job: Job, b: Expr, sums: Any, row: tuple[Expr, Expr], first: Expr, pane
         return end_row(job, b, row[0] + row[1], jo * job.tile.panel, spans_of(job, width), value)
 
     return dynamic_loop(panels, lambda j: job.by_width(first + j, lambda jo, width: one(j, jo, width)), "panel")
-
-
-def _fewer(each: int, all_: int, first: Expr) -> Expr:
-    """How many of ``all_`` are there from ``first`` on, at most ``each``."""
-    return i64(each) if all_ % each == 0 else tirx.min(i64(each), i64(all_) - first)
 
 
 def _tile(job: Job, b: Expr, tile: tuple[Expr, Expr], kept: Any, column: Expr, spans: Spans,

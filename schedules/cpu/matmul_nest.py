@@ -73,15 +73,17 @@ def _panel(job: Job, b: Expr, jo: Expr, group: Expr, width: int) -> Stmt:
 
 
 def _rows(job: Job, b: Expr, start: Expr, group: Expr, spans: Spans, walk: Walk) -> Stmt:
-    """The row tiles of a group; the last group may have fewer, but has one."""
-    full, rest = divmod(job.row_tiles, job.each)
+    """The row tiles of a group; some groups have fewer than the others, but none has none."""
+    shares = job.shares
+    each, first = shares.each, shares.first(group)
 
     def some(count: int) -> Stmt:
-        return loop(count, lambda t: _tile(job, b, group * job.each + t, start, spans, walk), name="tile")
+        return loop(count, lambda t: _tile(job, b, first + t, start, spans, walk), name="tile")
 
-    if not rest:
-        return some(job.each)
-    return tirx.IfThenElse(group < i64(full), some(job.each), some(rest))
+    if shares.is_spread:
+        return tirx.IfThenElse(shares.count(group) < i64(each), some(each - 1), some(each))
+    full, rest = divmod(shares.tiles, each)
+    return tirx.IfThenElse(group < i64(full), some(each), some(rest)) if rest else some(each)
 
 
 def _tile(job: Job, b: Expr, tile: Expr, start: Expr, spans: Spans, walk: Walk) -> Stmt:

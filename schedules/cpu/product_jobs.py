@@ -20,6 +20,7 @@ from .turn import FOUR
 TASKS = 8  # tasks that two to eight threads can share out
 LONG, REUSED = 64, 4  # depth and panels from which copying an A that walks along rows pays
 RUN = 16  # elements of 4 bytes in a cache line
+FEW = 16  # a lack of row tiles in one group that is worth spreading: one in so many
 SHARE, SHARED = 4, 16  # row tiles of a task with a cut depth, at least: that read B in place, that copy it
 DEEPEST = 512  # turns of the depth in a block: so many of a tile's rows of A stay in the first cache
 LARGEST = 32 * 1024  # bytes of a panel, for each lane of the target, from which the depth is cut
@@ -35,6 +36,35 @@ class Blocks:
     depth: int
     panels: int
     near: bool = False
+
+
+@attrs.frozen
+class Shares:
+    """``tiles`` row tiles in ``groups`` groups, of which none is empty."""
+
+    tiles: int
+    groups: int
+
+    @property
+    def each(self) -> int:
+        """Tiles of a group, at most."""
+        return -(-self.tiles // self.groups)
+
+    @property
+    def is_spread(self) -> bool:
+        """Do several groups have one tile less, spread among the others? Else the last one has all that is lacking.
+        Threads take neighbours, of which they so have equal shares; of many tiles they have them anyway."""
+        return FEW * (self.each * self.groups - self.tiles) > self.tiles
+
+    def first(self, group: Expr) -> Expr:
+        """The first tile of a group."""
+        return tirx.floordiv(group * self.tiles, i64(self.groups)) if self.is_spread else group * self.each
+
+    def count(self, group: Expr) -> Expr:
+        """How many tiles a group has."""
+        if self.is_spread:
+            return self.first(group + 1) - self.first(group)
+        return fewer(self.each, self.tiles, group * self.each)
 
 
 @attrs.frozen(eq=False)
@@ -88,9 +118,8 @@ class Job:
         return -(-self.one.m // self.tile.mr)
 
     @property
-    def each(self) -> int:
-        """Row tiles of a group, of which the last may have fewer."""
-        return -(-self.row_tiles // self.groups)
+    def shares(self) -> Shares:
+        return Shares(self.row_tiles, self.groups)
 
     def by_width(self, jo: Expr, body: Callable[[Expr, int], Stmt]) -> Stmt:
         """``body(number, columns)`` of panel ``jo``, which may be the narrower last one."""
@@ -127,12 +156,17 @@ def plan_product(
 
 
 def _groups(tiles: int, least: int, others: int) -> int:
-    """Groups of ``least`` row tiles or more, so that there are TASKS tasks with ``others`` of each; an even number of
-    groups where that of the others is odd, and two threads would have unequal shares of them."""
-    wanted = -(-TASKS // others)
-    wanted = min(tiles // least, wanted + wanted * others % 2)
-    each = -(-tiles // max(1, wanted))
-    return -(-tiles // each)  # rounding each up may leave fewer groups than were asked for, and no group may be empty
+    """Groups of ``least`` row tiles or more, so that there are TASKS tasks with ``others`` of each. One group more where
+    the tasks are odd in number, and two threads would have unequal shares of them; three or more of these may so have
+    a few tiles less than ``least``."""
+    wanted = min(tiles // least, -(-TASKS // others))
+    most = tiles if wanted > 1 else tiles // least
+    return max(1, min(most, wanted + wanted * others % 2))
+
+
+def fewer(each: int, all_: int, first: Expr) -> Expr:
+    """How many of ``all_`` are there from ``first`` on, at most ``each``."""
+    return i64(each) if all_ % each == 0 else tirx.min(i64(each), i64(all_) - first)
 
 
 def _blocks(of: Sizes, tile: Tile, count: int, rows: bool) -> Blocks | None:

@@ -15,6 +15,7 @@ pytest.importorskip("tvm")
 
 import schedules
 from schedules.cpu import product_jobs
+from schedules.cpu.emit import i64
 from schedules.cpu.product_price import ANY, COLUMNS, DEPTH, RATE, Sizes, Tile, choose_tile, copies, price, tiles
 from schedules.cpu.product_price import ROWS as ROWS_FAST
 
@@ -111,12 +112,37 @@ def test_two_threads_have_equal_shares_of_the_writers_tasks(one: tuple[str, int,
     of = sizes(*one)
     tile = chosen(of, target)
     panels, row_tiles = -(-of.n // tile.panel), -(-of.m // tile.mr)
-    groups = product_jobs._groups(row_tiles, 1, panels)
-    each = -(-row_tiles // groups)
     tasks = [
-        min(each, row_tiles - g * each) * min(tile.panel, of.n - j * tile.panel)
-        for g in range(groups)
+        count * min(tile.panel, of.n - j * tile.panel)
+        for count in counts(row_tiles, product_jobs._groups(row_tiles, 1, panels))
         for j in range(panels)
     ]
     first = sum(tasks[: -(-len(tasks) // 2)])
     assert len(tasks) >= product_jobs.TASKS and 0.47 <= first / sum(tasks) <= 0.53
+
+
+def counts(row_tiles: int, groups: int) -> list[int]:
+    """The row tiles of each group, which take all of them in order."""
+    shares = product_jobs.Shares(row_tiles, groups)
+    found = [int(shares.count(i64(g))) for g in range(groups)]
+    assert [int(shares.first(i64(g))) for g in range(groups)] == [sum(found[:g]) for g in range(groups)]
+    assert sum(found) == row_tiles and 1 <= min(found) <= max(found) == shares.each
+    if shares.is_spread:
+        assert min(found) == shares.each - 1
+    return found
+
+
+@pytest.mark.parametrize("least", [1, product_jobs.SHARE, product_jobs.SHARED])
+def test_two_threads_have_equal_shares_of_any_number_of_row_tiles(least: int) -> None:
+    """Within one tile, or one in sixteen where there are many; 13 tiles as 3 groups were 10 and 3. With three panels
+    of columns a group's may be cut in the middle."""
+    for panels in (1, 2, 3, 5, 8):
+        for row_tiles in (*range(1, 60), 76, 203, 1216, 1622):
+            found = counts(row_tiles, product_jobs._groups(row_tiles, least, panels))
+            tasks = [count for count in found for _ in range(panels)]
+            half = -(-len(tasks) // 2)
+            apart = abs(sum(tasks[:half]) - sum(tasks[half:]))
+            if len(tasks) % 2 == 0:
+                assert apart <= max(panels, panels * row_tiles / product_jobs.FEW), (panels, row_tiles, found)
+            else:
+                assert len(found) == 1 or set(found) == {1}, "nothing left to cut"
