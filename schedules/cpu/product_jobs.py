@@ -156,9 +156,9 @@ def plan_product(
 
 
 def _groups(tiles: int, least: int, others: int) -> int:
-    """Groups of ``least`` row tiles or more, so that there are TASKS tasks with ``others`` of each. One group more where
-    the tasks are odd in number, and two threads would have unequal shares of them; three or more of these may so have
-    a few tiles less than ``least``."""
+    """Groups of ``least`` row tiles or more, so that there are TASKS tasks with ``others`` of each. One more where
+    the tasks are odd in number, and two threads would have unequal shares of them: groups, where there are several,
+    may so have a few tiles less than ``least``."""
     wanted = min(tiles // least, -(-TASKS // others))
     most = tiles if wanted > 1 else tiles // least
     return max(1, min(most, wanted + wanted * others % 2))
