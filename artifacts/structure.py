@@ -49,15 +49,21 @@ def _join(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
 
 
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """What an annotation is made of, and whether it is one of our classes; a manifest asks a thousand times."""
+    return get_origin(hint), get_args(hint), attrs.has(hint)
+
+
 def _value(hint: Any, value: Any, at: str) -> Any:
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args, is_ours = _parts(hint)
     if origin in (Union, types.UnionType):
         return None if value is None else _value(args[0], value, at)
     if origin is tuple:
         return _tuple(args, value, at)
     if origin in (dict, Mapping):
         return _mapping(args[1], value, at)
-    if attrs.has(hint):
+    if is_ours:
         return build(hint, value, at)
     if type(value) is not hint:
         raise Malformed(f"{at} is {_kind(value)}; it should be {_WORDS[hint]}")

@@ -33,16 +33,14 @@ def signature(row: Op) -> str:
 def call_operator(t: Tracer, row: Op, call: Call) -> Any:
     """The result of ``row`` on ``call``'s arguments: a number if all are numbers, else a tensor or a tuple of them."""
     bound, spans = bind(row, call)
-    operands = [a for a in row.args if a.kind in ("tensor", "tensors")]
-    flat = [v for a in operands for v in operand(a, bound) if v is not None or a.default is not None]
+    flat = [v for a in row.operands for v in operand(a, bound) if v is not None or a.default is not None]
     if row.number and all(is_number(v) or isinstance(v, bool) for v in flat):
         return on_numbers(row, flat, bound, call.span)
     attrs = {
         a.name: convert(a, bound[a.name], spans[a.name][0]) if a.name in spans else a.default
-        for a in row.args
-        if a not in operands
+        for a in row.settings
     }
-    values = tensors(t.builder, row, operands, bound, spans, call.span)
+    values = tensors(t.builder, row, bound, spans, call.span)
     check_domain(row, values, call.span)
     check_mask(t, row.name, bound, call.span)
     if t.in_bf16 and (narrow := precision.operands(t.builder, row, values)) is not None:
@@ -74,7 +72,7 @@ def bind(row: Op, call: Call) -> tuple[dict[str, Any], Spans]:
     bound: dict[str, Any] = {}
     spans: Spans = {}
     at = 0
-    for arg in (a for a in row.args if not a.key):
+    for arg in row.places:
         if arg.kind == "tensors":
             end = next((i for i in range(at, len(call.args)) if isinstance(call.args[i], Key)), len(call.args))
             if end > at:
@@ -83,7 +81,8 @@ def bind(row: Op, call: Call) -> tuple[dict[str, Any], Spans]:
         elif at < len(call.args):
             bound[arg.name], spans[arg.name] = call.args[at], (call.spans[at],)
             at += 1
-    bind_keywords(row, call, at, bound, spans)
+    if at < len(call.args):
+        bind_keywords(row, call, at, bound, spans)
     for arg in row.args:
         if arg.name not in bound:
             if arg.default is ...:
@@ -98,14 +97,13 @@ def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: Sp
     E-CALL-001 where a keyword should stand, E-CALL-002 for one that is unknown or has no value, E-FORM-003 for
     one twice.
     """
-    names = {a.name for a in row.args if a.key}
     while at < len(call.args):
         word = call.args[at]
         if word is POISON:
             raise Poisoned
         if not isinstance(word, Key):
             raise UserError(codes.CALL_COUNT, call.spans[at], f"{row.name} has too many arguments", hint=signature(row))
-        if word.name not in names:
+        if word.name not in row.keywords:
             raise UserError(
                 codes.CALL_KEYWORD, call.spans[at], f"{row.name} does not take :{word.name}", hint=signature(row)
             )
@@ -125,7 +123,7 @@ def bind_keywords(row: Op, call: Call, at: int, bound: dict[str, Any], spans: Sp
 def on_numbers(row: Op, flat: list[Any], bound: dict[str, Any], span: Span) -> Any:
     """The row's meaning on plain numbers; E-CALL-004 where it has none, or one that is not finite or not of 64 bits."""
     assert row.number
-    rest = [bound[a.name] for a in row.args if a.kind not in ("tensor", "tensors")]
+    rest = [bound[a.name] for a in row.settings]
     try:
         out = fold_numbers(row, flat) if row.folds else row.number(*flat, *rest)
     except (ValueError, ZeroDivisionError, OverflowError, TypeError) as fault:
@@ -200,12 +198,12 @@ WORDS = {
 }
 
 
-def tensors(b: Builder, row: Op, operands: list[Arg], bound: dict[str, Any], spans: Spans, span: Span) -> list[Value]:
+def tensors(b: Builder, row: Op, bound: dict[str, Any], spans: Spans, span: Span) -> list[Value]:
     """The tensor arguments in order; numbers take the joined dtype, or the one the argument states."""
     b.span = span
-    joined = {v.type.dtype for a in operands if a.joins for v in operand(a, bound) if isinstance(v, Value)}
+    joined = {v.type.dtype for a in row.operands if a.joins for v in operand(a, bound) if isinstance(v, Value)}
     out: list[Value] = []
-    for arg in operands:
+    for arg in row.operands:
         if bound[arg.name] is None and arg.default is None:
             continue
         dtype = min(joined, default=None) if arg.joins else arg.number

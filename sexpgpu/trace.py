@@ -41,8 +41,8 @@ from .values import (
     Reported,
     Scope,
     StepMean,
+    any_poison,
     describe,
-    is_poison,
 )
 from .world import World
 
@@ -152,7 +152,7 @@ class Tracer:
 
     def evaluate_seq(self, form: Seq, env: Env | None) -> Any:
         if form.bracket == "[":
-            values = tuple(self.attempt(item, env) for item in form.items)
+            values = tuple([self.attempt(item, env) for item in form.items])  # a generator takes twice as long
             return POISON if POISON in values else values
         if not form.items:
             return ()
@@ -218,7 +218,7 @@ class Tracer:
         """The value of ``function`` on the evaluated arguments of ``call``."""
         self.builder.span = call.span
         try:
-            if self.world.report and (function is POISON or any(is_poison(a, self.world.sound) for a in call.args)):
+            if self.world.report and (function is POISON or any_poison(call.args, self.world.sound)):
                 return self.apply_to_poison(function, call)
             return self.dispatch(function, call)
         except GraphFull as fault:
@@ -259,15 +259,17 @@ class Tracer:
         return function.call(self, call)
 
     def run_body(self, function: Closure | Model, call: Call, env: Env | None, scope: Scope | None) -> Any:
-        local = self.bind(function, call, env)
+        local, kept = self.bind(function, call, env), self.scope
+        self.scope = scope
         try:
-            with self.in_scope(scope):
-                return self.body(function.body, local)
+            return self.body(function.body, local)
         except UserError as error:
             if error.span is None or not in_prelude(error.span) or in_prelude(call.span):
                 raise
             note = (error.span, f"{call.name} does it here")
             raise type(error)(error.code, call.span, error.message, note, *error.notes, hint=error.hint) from None
+        finally:
+            self.scope = kept
 
     def body(self, forms: Sequence[Form], env: Env | None) -> Any:
         """Every form in turn; the value of the last. What is said again to no effect is passed over."""

@@ -3,7 +3,7 @@ and the classes here; a tensor is a graph.Value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
@@ -166,6 +166,14 @@ def is_poison(value: Any, known: dict[int, Any] | None = None) -> bool:
             todo += [x for x in one if x is POISON or isinstance(x, tuple)]
     if known is not None:
         known |= seen
+    return False
+
+
+def any_poison(values: Iterable[Any], known: dict[int, Any]) -> bool:
+    """Is one of ``values`` poison? Few are lists, which alone are gone through."""
+    for value in values:  # noqa: SIM110  (a generator takes twice as long)
+        if value is POISON or (isinstance(value, tuple) and is_poison(value, known)):
+            return True
     return False
 
 

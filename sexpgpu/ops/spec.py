@@ -134,9 +134,21 @@ class Op:
     elementwise: bool = False
     shares: str = ""
     internal: bool = False  # made by gradients and the simplifier only; no name in the language
+    operands: tuple[Arg, ...] = field(init=False, repr=False, eq=False)  # the arguments that are tensors
+    settings: tuple[Arg, ...] = field(init=False, repr=False, eq=False)  # those that are not
+    places: tuple[Arg, ...] = field(init=False, repr=False, eq=False)  # those given by position
+    keywords: frozenset[str] = field(init=False, repr=False, eq=False)  # the names of the others
 
     def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "elementwise", self.elementwise or self.group in ("arithmetic", "logic"))
+        tensor = ("tensor", "tensors")
+        for name, value in (
+            ("elementwise", self.elementwise or self.group in ("arithmetic", "logic")),
+            ("operands", tuple(a for a in self.args if a.kind in tensor)),
+            ("settings", tuple(a for a in self.args if a.kind not in tensor)),
+            ("places", tuple(a for a in self.args if not a.key)),
+            ("keywords", frozenset(a.name for a in self.args if a.key)),
+        ):
+            object.__setattr__(self, name, value)
 
 
 def ZERO_GRAD(b: Any, dy: Any, y: Any, *xs: Any, **attrs: Any) -> tuple[None, ...]:
