@@ -73,8 +73,13 @@ def trace_update(world: World, settings: Settings, trained: tuple[str, ...], is_
     grads, norm = scaled_gradients(t, settings, trained, is_weighed, whole, span)
     moved: list[tuple[str, str, Value, Value]] = []  # of each output also what it was
     entries: list[OptimizerEntry] = []
+    tried: set[tuple[int, int, TensorType]] = set()
     for name in trained:
         before, own = len(world.report.errors), group_of(whole, name)
+        alike = (id(own["state"]), id(own["update"]), world.parameters.found[name].type)
+        if world.report and alike in tried:
+            continue  # no plan comes of it, and one parameter after another would have no other faults
+        tried.add(alike)
         state, following = update_one(t, own, name, grads[name], context, span)
         if following is None or len(world.report.errors) > before:
             raise Reported  # once for all parameters

@@ -28,6 +28,8 @@ for _ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, s
     if signal.getsignal(_ignored) is signal.SIG_IGN:
         signal.signal(_ignored, signal.default_int_handler if _ignored is signal.SIGINT else signal.SIG_DFL)
 
+gc.disable()  # until all tests are collected: hardly anything of that is garbage
+
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
 COMPILE = ("tests/lowering", "tests/schedules", "tests/cuda_on_cpu")  # every test in here compiles
@@ -115,6 +117,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             import tvm  # noqa: F401
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

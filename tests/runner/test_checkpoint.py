@@ -128,9 +128,11 @@ def test_row_78_killed_at_every_call_of_a_save(tmp_path: Path) -> None:
             saved.save(entry(step), PARAMS, OPTIM)
         pid = os.fork()
         if pid == 0:
-            with at_call(k, lambda: os.kill(os.getpid(), signal.SIGKILL)):
-                saved.save(entry(300), PARAMS, OPTIM)
-            os._exit(0)
+            try:
+                with at_call(k, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+                    saved.save(entry(300), PARAMS, OPTIM)
+            finally:
+                os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
         found = whole(folder)
         assert 200 in found and found in ([100, 200], [100, 200, 300], [200, 300])

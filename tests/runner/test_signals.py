@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from artifacts import signals
 from artifacts.clock import Clock
 
+from . import toy
 from .support import arguments, child, contents, environment, forked, go, metrics, steps, toy_digest
 
 Captured = pytest.CaptureFixture[str]
@@ -25,11 +28,13 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("name", [number.name for number in signals.HANDLED])
-def test_row_76_each_signal_stops_cleanly(artifact: str, tmp_path: Path, name: str) -> None:
+def test_row_76_each_signal_stops_cleanly(
+    artifact: str, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
-    done = child(artifact, out, "-q", env={"TOY_SIGNAL": f"generate.step:15:{name}"})
-    assert done.returncode == 128 + getattr(signal, name)
-    assert f"stopped by {name} after step 2" in done.stderr and "--resume" in done.stderr and steps(out) == [2]
+    assert forked(artifact, out, f"generate.step:15:{name}") == 128 + getattr(signal, name)
+    said = capfd.readouterr().err
+    assert f"stopped by {name} after step 2" in said and "--resume" in said and steps(out) == [2]
     assert go(artifact, out, "--resume", "-q") == 0
     assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
 
@@ -49,7 +54,7 @@ def test_row_76_each_signal_stops_cleanly(artifact: str, tmp_path: Path, name: s
 def test_row_76_in_every_phase(
     artifact: str, tmp_path: Path, plan: str, step: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """In this process, which the runner's handlers are to leave alive; the test above has one of its own."""
+    """In this process, which the runner's handlers are to leave alive; the test above has a copy of it."""
     out = tmp_path / "out"
     monkeypatch.setenv("TOY_SIGNAL", f"{plan}:SIGTERM")
     assert go(artifact, out, "-q") == 143 and len(capsys.readouterr().err.splitlines()) == 1
@@ -92,7 +97,7 @@ sys.exit(main(sys.argv[1:], device=toy.device))
 """
 
 
-@pytest.mark.parametrize("limit", [(2, 2), (2, 30)])
+@pytest.mark.parametrize("limit", [(2, 2), (1, 30)])
 def test_a_limit_of_processor_time_leaves_a_checkpoint(artifact: str, out: Path, limit: tuple[int, int]) -> None:
     """With one value for both, as ``ulimit -t`` sets them, the system would kill."""
     argv = arguments(artifact, out, "-q", "--steps", "100000")
@@ -126,16 +131,49 @@ sys.exit(main(sys.argv[3:], device=toy.device))
 """
 
 
+@dataclasses.dataclass
+class Job:
+    """A program in the process group of a job of a shell's, which is suspended; ``seconds``: how long it took."""
+
+    process: subprocess.Popen[str]
+    out: Path
+    began: float = dataclasses.field(default_factory=time.monotonic)
+
+    def end(self) -> tuple[str, str, float]:
+        """Standard output, standard error, and the seconds since its start; it ended well."""
+        said, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, err
+        return said, err, time.monotonic() - self.began
+
+
+@pytest.fixture(scope="module")
+def suspended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
+    """All programs that are suspended for seconds, started together, so that all of it is waited for once."""
+    jobs: dict[str, Job] = {}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    try:
+        for name in ("SIGSTOP", "SIGTSTP", "waiting"):
+            folder = tmp_path_factory.mktemp(name)
+            argv = [sys.executable, "-c", WAITING]
+            if name != "waiting":
+                argv = arguments(toy.write(folder), folder / "out", "--output-format", "json")
+                argv[2:3] = [SUSPENDED, name, "1.5"]
+            process = subprocess.Popen(argv, env=environment(), process_group=0, **streams)
+            jobs[name] = Job(process, folder / "out")
+        yield jobs
+    finally:
+        for job in jobs.values():
+            job.process.kill()
+            job.process.communicate()
+
+
 @pytest.mark.parametrize("name", ["SIGSTOP", "SIGTSTP"])
-def test_no_time_has_the_seconds_of_a_suspension(artifact: str, out: Path, name: str) -> None:
+def test_no_time_has_the_seconds_of_a_suspension(suspended: dict[str, Job], name: str) -> None:
     """Three of 1.5 s each: in a trip, a training call and a pass."""
-    argv = arguments(artifact, out, "--output-format", "json")
-    argv[2:3] = [SUSPENDED, name, "1.5"]
-    began = time.monotonic()
-    how = {"capture_output": True, "text": True, "timeout": 60, "process_group": 0}  # the group of a job of a shell's
-    done = subprocess.run(argv, env=environment(), **how)
-    assert done.returncode == 0 and time.monotonic() - began > 4.5, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    out = suspended[name].out
+    said, err, took = suspended[name].end()
+    assert took > 4.5, err
+    lines = [json.loads(line) for line in said.splitlines()]
     assert lines[-1]["latency"] < 1.4 and lines[-1]["seconds"] < 4.4
     logged = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()[1:]]
     assert all(line["seconds"] < 1.4 for line in logged)
@@ -164,11 +202,10 @@ with Clock(ticks=True) as clock:
 """
 
 
-def test_waiting_beside_a_suspension_is_counted() -> None:
+def test_waiting_beside_a_suspension_is_counted(suspended: dict[str, Job]) -> None:
     """As a build waits for its compiling processes: of 4.6 s at least 1.1, and none of the 3."""
-    argv = [sys.executable, "-c", WAITING]
-    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=60, process_group=0)
-    assert done.returncode == 0 and 1.1 < float(done.stdout) < 3, done
+    said, err, _ = suspended["waiting"].end()
+    assert 1.1 < float(said) < 3, (said, err)
 
 
 def test_row_76_while_starting() -> None:
