@@ -35,7 +35,6 @@ from .values import (
     describe,
     is_number,
 )
-from .world import World
 
 MAX_LIST = 100_000  # elements of a list
 MAX_TEXT = 100_000  # characters of a text

@@ -29,6 +29,12 @@ class Params:
         """Whether a call with ``count`` positional arguments and nothing else fits."""
         return len(self.names) == count or (len(self.names) < count and self.rest is not None)
 
+    def signature(self, name: str) -> str:
+        """A call of the function of that name: ``(linear x name out &key bias init)``."""
+        keys = "".join(f" {s.name}" for s, _ in self.keys)
+        rest = f" &rest {self.rest.name}" if self.rest else ""
+        return f"({' '.join([name, *(s.name for s in self.names)])}{' &key' + keys if keys else ''}{rest})"
+
 
 @frozen
 class Parts:

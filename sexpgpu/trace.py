@@ -259,17 +259,15 @@ class Tracer:
         return function.call(self, call)
 
     def run_body(self, function: Closure | Model, call: Call, env: Env | None, scope: Scope | None) -> Any:
-        local, kept = self.bind(function, call, env), self.scope
-        self.scope = scope
+        local = self.bind(function, call, env)
         try:
-            return self.body(function.body, local)
+            with self.in_scope(scope):
+                return self.body(function.body, local)
         except UserError as error:
             if error.span is None or not in_prelude(error.span) or in_prelude(call.span):
                 raise
             note = (error.span, f"{call.name} does it here")
             raise type(error)(error.code, call.span, error.message, note, *error.notes, hint=error.hint) from None
-        finally:
-            self.scope = kept
 
     def body(self, forms: Sequence[Form], env: Env | None) -> Any:
         """Every form in turn; the value of the last. What is said again to no effect is passed over."""
@@ -308,7 +306,7 @@ class Tracer:
                 call.span,
                 f"{name} takes {n} arguments and got {len(call.args)}",
                 (function.span, f"{name} is defined here"),
-                hint=shown(name, p),
+                hint=p.signature(name),
             )
         names: dict[str, Any] = {s.name: v for s, v in zip(p.names, call.args, strict=False)}
         if p.rest is not None:
@@ -323,10 +321,11 @@ class Tracer:
                 raise Poisoned
             if not isinstance(word, Key) or word.name not in takes:
                 raise UserError(
-                    codes.CALL_KEYWORD, call.spans[at], f"{name} does not take {describe(word)}", hint=shown(name, p)
+                    codes.CALL_KEYWORD, call.spans[at], f"{name} does not take {describe(word)}", hint=p.signature(name)
                 )
             if at + 1 == len(call.args):
-                raise UserError(codes.CALL_KEYWORD, call.spans[at], f":{word.name} has no value", hint=shown(name, p))
+                what = f":{word.name} has no value"
+                raise UserError(codes.CALL_KEYWORD, call.spans[at], what, hint=p.signature(name))
             if word.name in names:
                 raise UserError(codes.FORM_DUPLICATE, call.spans[at], f":{word.name} is given twice")
             names[word.name] = call.args[at + 1]
@@ -342,10 +341,3 @@ class Tracer:
 def in_prelude(span: Span) -> bool:
     """Is it a place in the language's own files? A fault there is reported at the call in the user's file."""
     return span.source.name.startswith("prelude/")
-
-
-def shown(name: str, p: Params) -> str:
-    """``(linear x name out &key bias init)``."""
-    keys = "".join(f" {s.name}" for s, _ in p.keys)
-    rest = f" &rest {p.rest.name}" if p.rest else ""
-    return f"({' '.join([name, *(s.name for s in p.names)])}{' &key' + keys if keys else ''}{rest})"

@@ -28,8 +28,6 @@ for _ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, s
     if signal.getsignal(_ignored) is signal.SIG_IGN:
         signal.signal(_ignored, signal.default_int_handler if _ignored is signal.SIGINT else signal.SIG_DFL)
 
-gc.disable()  # until all tests are collected: hardly anything of that is garbage
-
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
 COMPILE = ("tests/lowering", "tests/schedules", "tests/cuda_on_cpu")  # every test in here compiles
@@ -46,6 +44,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not compiles and collection_path.suffix == ".py":
         compiles = ALL_COMPILE.search(collection_path.read_text(encoding="utf-8")) is not None
     return True if compiles else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Without the collector of garbage: hardly anything is any, of what five thousand tests are made of."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 # Those with the longest tests: what is left at the end should be short.
@@ -117,7 +125,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             import tvm  # noqa: F401
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    gc.enable()
 
 
 @pytest.fixture(scope="session")

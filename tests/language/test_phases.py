@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sexpgpu import optimize
 from sexpgpu.bounds import Bounds
 from sexpgpu.interpret import run
 from sexpgpu.phases import Phase, Plan
@@ -631,3 +632,22 @@ def test_a_loader_of_training_and_of_a_pass_has_the_tighter_bound(size: int, bou
         passes=f"(defpass p :loader d :every 2 :objective {own})",
     )
     assert plan.bounds == {("d", "id"): Bounds(0, bound)}
+
+
+def test_where_there_is_a_fault_the_optimizer_is_tried_on_one_parameter_of_each_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No plan comes of it, and its faults over others would be the same. Without a fault, each has its update."""
+    tried: list[str] = []
+    update_one = optimize.update_one
+    monkeypatch.setattr(optimize, "update_one", lambda t, own, name, *rest: (
+        tried.append(name) or update_one(t, own, name, *rest)
+    ))  # fmt: skip
+    model = "(defmodel m (x) (-> x (linear :a 3) (linear :b 3) (linear :c 3)))"
+    names = [f"m/{layer}/{part}" for layer in "abc" for part in ("bias", "weight")]
+    groups = '(defoptimizer (sgd :lr 0.1 :groups (list (list :match "m/b/*" :optimizer (sgd :lr 0.2)))))'
+    assert plan_of(model=model, optimizer=groups) and tried == names
+    tried.clear()
+    wrong = "(defprepare (batch ctx) (list :x (field batch :x) :y (field batch :y) :z (field batch :none)))"
+    assert faults(model=model, optimizer=groups, prepare=wrong) == ["E-CONTRACT-006 3:87"]
+    assert tried == names[:4]  # those of c are like those of a
