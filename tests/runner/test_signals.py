@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import resource
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -131,49 +131,36 @@ sys.exit(main(sys.argv[3:], device=toy.device))
 """
 
 
-@dataclasses.dataclass
-class Job:
-    """A program in the process group of a job of a shell's, which is suspended; ``seconds``: how long it took."""
+Timed = tuple[subprocess.CompletedProcess[str], float]
 
-    process: subprocess.Popen[str]
-    out: Path
-    began: float = dataclasses.field(default_factory=time.monotonic)
 
-    def end(self) -> tuple[str, str, float]:
-        """Standard output, standard error, and the seconds since its start; it ended well."""
-        said, err = self.process.communicate(timeout=60)
-        assert self.process.returncode == 0, err
-        return said, err, time.monotonic() - self.began
+def as_a_job(argv: list[str]) -> Timed:
+    """What a program said in a process group of its own, as a shell's job has, and the seconds that it took."""
+    began = time.monotonic()
+    how = {"capture_output": True, "text": True, "timeout": 60, "process_group": 0}
+    return subprocess.run(argv, env=environment(), **how), time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
-def suspended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
-    """All programs that are suspended for seconds, started together, so that all of it is waited for once."""
-    jobs: dict[str, Job] = {}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    try:
-        for name in ("SIGSTOP", "SIGTSTP", "waiting"):
+def suspended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Future[Timed], Path]]]:
+    """All programs that are suspended for seconds, each with its folder; started together, to be waited for once."""
+    with ThreadPoolExecutor(3) as pool:
+        jobs = {"waiting": (pool.submit(as_a_job, [sys.executable, "-c", WAITING]), Path())}
+        for name in ("SIGSTOP", "SIGTSTP"):
             folder = tmp_path_factory.mktemp(name)
-            argv = [sys.executable, "-c", WAITING]
-            if name != "waiting":
-                argv = arguments(toy.write(folder), folder / "out", "--output-format", "json")
-                argv[2:3] = [SUSPENDED, name, "1.5"]
-            process = subprocess.Popen(argv, env=environment(), process_group=0, **streams)
-            jobs[name] = Job(process, folder / "out")
+            argv = arguments(toy.write(folder), folder / "out", "--output-format", "json")
+            argv[2:3] = [SUSPENDED, name, "1.5"]
+            jobs[name] = (pool.submit(as_a_job, argv), folder / "out")
         yield jobs
-    finally:
-        for job in jobs.values():
-            job.process.kill()
-            job.process.communicate()
 
 
 @pytest.mark.parametrize("name", ["SIGSTOP", "SIGTSTP"])
-def test_no_time_has_the_seconds_of_a_suspension(suspended: dict[str, Job], name: str) -> None:
+def test_no_time_has_the_seconds_of_a_suspension(suspended: dict[str, tuple[Future[Timed], Path]], name: str) -> None:
     """Three of 1.5 s each: in a trip, a training call and a pass."""
-    out = suspended[name].out
-    said, err, took = suspended[name].end()
-    assert took > 4.5, err
-    lines = [json.loads(line) for line in said.splitlines()]
+    job, out = suspended[name]
+    done, took = job.result()
+    assert done.returncode == 0 and took > 4.5, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines[-1]["latency"] < 1.4 and lines[-1]["seconds"] < 4.4
     logged = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()[1:]]
     assert all(line["seconds"] < 1.4 for line in logged)
@@ -202,10 +189,10 @@ with Clock(ticks=True) as clock:
 """
 
 
-def test_waiting_beside_a_suspension_is_counted(suspended: dict[str, Job]) -> None:
+def test_waiting_beside_a_suspension_is_counted(suspended: dict[str, tuple[Future[Timed], Path]]) -> None:
     """As a build waits for its compiling processes: of 4.6 s at least 1.1, and none of the 3."""
-    said, err, _ = suspended["waiting"].end()
-    assert 1.1 < float(said) < 3, (said, err)
+    done, _ = suspended["waiting"][0].result()
+    assert done.returncode == 0 and 1.1 < float(done.stdout) < 3, done
 
 
 def test_row_76_while_starting() -> None:
