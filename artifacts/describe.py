@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from . import forms, tarball
-from .manifest import UNDRAWN, Loader, Manifest, Phase, Port, Target
-from .memory import OVERHEAD, size, wanted
-from .structure import plain
+from .base.json_classes import plain
+from .checkpoint import identity_forms
+from .device.memory_check import OVERHEAD, size, wanted
+from .format import tarball
+from .format.manifest import UNDRAWN, Loader, Manifest, Phase, Port, Target
 
 
 def to_json(artifact: tarball.Artifact) -> dict[str, Any]:
@@ -103,11 +104,11 @@ def diff(a: tarball.Artifact, b: tarball.Artifact) -> str | None:
 
 
 def _forms(a: tarball.Artifact, b: tarball.Artifact) -> list[str]:
-    left, right = (forms.read(forms.of_artifact(side)) for side in (a, b))
+    left, right = (identity_forms.read(identity_forms.of_artifact(side)) for side in (a, b))
     if left is None or right is None:
         return []
     parts = dict.fromkeys((*left.components(), *right.components()))
-    found = [forms.differences(left, right, part, ("the first", "the second")) for part in parts]
+    found = [identity_forms.differences(left, right, part, ("the first", "the second")) for part in parts]
     return list(dict.fromkeys(text for part in found for form in part for text in form))
 
 
@@ -130,7 +131,7 @@ def _line(a: bytes, b: bytes) -> str:
     number, (x, y) = next(((n, pair) for n, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
     if not number:
         return "its line ends differ"
-    was, now = forms.around(x, y), forms.around(y, x)
+    was, now = identity_forms.around(x, y), identity_forms.around(y, x)
     return f"line {number} is {was!r} in the first, {now!r} in the second"
 
 

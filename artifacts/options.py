@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from attrs import frozen
 
 from . import __version__
-from .errors import CLI_CONFLICT, CLI_USAGE, CLI_VALUE, RunError, shown
+from .base.errors import CLI_CONFLICT, CLI_USAGE, CLI_VALUE, RunError, shown
 
 EPILOG = """\
 exit status: 0 done, 1 wrong input, 2 wrong usage, 3 the machine cannot run it, 4 artifact or checkpoint refused,

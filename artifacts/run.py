@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 from surroundings import entry
 from surroundings.streams import discard, standard
 
-from . import canonical
-from .errors import DEVICE_LOST, ENV_LIMIT, ENV_PACKAGE, IO_READ, IO_WRITE, RunError, of_os_error, printable
+from .base import canonical_json
+from .base.errors import DEVICE_LOST, ENV_LIMIT, ENV_PACKAGE, IO_READ, IO_WRITE, RunError, of_os_error, printable
 from .options import Options, parse
 
 INTERNAL, BROKEN_PIPE = 70, 141
@@ -55,7 +55,7 @@ def _guarded(options: Options, device: Callable[..., Any] | None) -> int:
             return _session(options, device, stop)
     except Stopped as stopped:
         said = f"stopped by {stopped} before the first step: nothing was to be saved"
-        _to_stderr(canonical.line({"warning": said}) if options.as_json else said)
+        _to_stderr(canonical_json.line({"warning": said}) if options.as_json else said)
         return stopped.exit
     except Exception as error:
         if os.environ.get("SEXPGPU_DEBUG") == "1":
@@ -77,7 +77,7 @@ def _session(options: Options, device: Callable[..., Any] | None, stop: Any) -> 
         what = "the current folder has been deleted, and a path that begins there names nothing"
         raise RunError(IO_READ, what, gone, "give an absolute path")
     from . import session
-    from .report import Console
+    from .reporting import Console
 
     console = Console(options.quiet, options.verbose, options.as_json)
     return session.run(options, console, stop, device)
@@ -99,7 +99,7 @@ def as_run_error(error: Exception) -> RunError | None:
 
 
 def _tell(error: RunError, as_json: bool) -> int:
-    _to_stderr(canonical.line({"error": error.to_json()}) if as_json else str(error))
+    _to_stderr(canonical_json.line({"error": error.to_json()}) if as_json else str(error))
     return error.code.exit
 
 
@@ -109,7 +109,7 @@ def _internal(error: Exception, as_json: bool) -> int:
     what = f"internal error: {type(error).__name__}: {error}{place}"
     hint = "please report it (SEXPGPU_DEBUG=1 shows the traceback)"
     data = {"error": {"code": "", "message": what, "hint": hint, "where": ""}}
-    _to_stderr(canonical.line(data) if as_json else printable(f"{what}; {hint}"))
+    _to_stderr(canonical_json.line(data) if as_json else printable(f"{what}; {hint}"))
     return INTERNAL
 
 

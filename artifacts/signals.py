@@ -10,8 +10,8 @@ import time
 from types import FrameType
 from typing import Any
 
-from . import canonical
-from .clock import Clock
+from .base import canonical_json
+from .base.clock import Clock
 
 # What a system, a scheduler or a user sends to have a process end: each by itself would end it at once. SIGQUIT does,
 # as it is for whoever wants that, and what says that the program is broken (SIGSEGV, SIGABRT ...).
@@ -66,7 +66,7 @@ class Stop:
     def _end(self, number: int) -> None:
         said = "stopped at once; the last checkpoint is kept"
         with contextlib.suppress(OSError):
-            os.write(2, ((canonical.line({"warning": said}) if self._as_json else said) + "\n").encode())
+            os.write(2, ((canonical_json.line({"warning": said}) if self._as_json else said) + "\n").encode())
         os._exit(128 + number)
 
     def __enter__(self) -> Stop:

@@ -17,14 +17,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from sexpgpu.graph import Graph, Value
+from sexpgpu.graph.core import Graph, Value
 from sexpgpu.ops import OPS
-from sexpgpu.ops.views import Views
-from sexpgpu.types import DTYPES, TensorType
+from sexpgpu.ops.strided_views import Views
+from sexpgpu.ops.types import DTYPES, TensorType
 
-from .namespace import MADE, OURS, Namespace, Programs, Strided, dtype_text
-from .numbers import as_data
-from .parts import Cut, cuts
+from .kernels.namespace import MADE, OURS, Namespace, Programs, Strided, dtype_text
+from .kernels.split_concat import Cut, cuts
+from .scalar_operands import as_data
 
 
 def tensor_type(type: TensorType) -> relax.TensorType:

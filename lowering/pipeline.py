@@ -1,5 +1,5 @@
 """From a module of graphs to its functions in the virtual machine's form and their kernels: every pass, in order, on
-this page. Nothing here knows the target; codegen.py goes on from here, once for each."""
+this page. Nothing here knows the target; ``codegen`` goes on from here, once for each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from attrs import define, field, frozen
 from tvm import relax, tirx
 from tvm.relax import transform as rt
 
-from .passes.arguments import trusted
-from .passes.in_place import Pair, in_place
+from .passes.buffer_donation import Pair, in_place
+from .passes.drop_argument_checks import trusted
+from .passes.horizontal_fusion import together
 from .passes.legalize import legalize
-from .passes.memory import Call, constants, planned
-from .passes.storages import storages
-from .passes.together import together
-from .passes.views import views
+from .passes.memory_usage import Call, constants, planned
+from .passes.reshape_views import views
+from .passes.storage_planning import storages
 
 
 @frozen

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 from tvm import tirx
 
 if TYPE_CHECKING:
-    from .targets import Target
-
-
-class Rule(Protocol):
-    """A way to schedule some kernels. ``apply`` answers None for a kernel that is not of its kind."""
-
-    @property
-    def name(self) -> str: ...
-
-    def apply(self, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None: ...
+    from .target import Target
 
 
 @attrs.frozen

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from sexpgpu import cli, runfile
-from sexpgpu.diagnostics import Report
+from sexpgpu.cli import main
+from sexpgpu.language import runfile
+from sexpgpu.language.diagnostics import Report
 
 # A test run that was started in the background or under nohup has these ignored, and so would the processes that the
 # tests start and then signal.
@@ -85,7 +86,7 @@ def called(*args: object) -> subprocess.CompletedProcess[str]:
     argv = [*map(str, args)]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            status = cli.main(argv)
+            status = main.main(argv)
         except SystemExit as done:
             status = int(done.code or 0)
     out.flush(), err.flush()

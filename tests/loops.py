@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from artifacts import tarball
-from artifacts.data import Training, open_records
-from artifacts.device import Device, HostDevice
-from artifacts.loop import Loop
-from sexpgpu.interpret import run
-from sexpgpu.phases import Plan
-from sexpgpu.stack import stacked
+from artifacts.data.loaders import Training, open_records
+from artifacts.device.interface import Device, HostDevice
+from artifacts.format import tarball
+from artifacts.loop.step import Loop
+from sexpgpu.graph.interpreter import run
+from sexpgpu.phases.plan import Plan
+from sexpgpu.planning.microbatch_stacking import stacked
 
 
 class Watched(Loop):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from sexpgpu.diagnostics import Report
-from sexpgpu.phases import Plan, trace_run
-from sexpgpu.runfile import load
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.plan import Plan
+from sexpgpu.phases.trace_run import trace_run
 
 # All but surrogates, which is Hypothesis's own default; that it finds out by encoding each, for two seconds.
 CHARACTERS = st.characters(exclude_categories=("Cs",))

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from sexpgpu.draws import place
 from sexpgpu.ops.random import bits_ref
+from sexpgpu.trace.random_draws import place
 
 FILE = Path(__file__).with_suffix(".txt")
 SHARE = 1e-3  # of all unlikely tokens together

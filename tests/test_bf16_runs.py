@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifacts import tarball
-from artifacts.cpu import CpuDevice
-from artifacts.device import Device
-from sexpgpu.diagnostics import Report
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
+from artifacts.device.cpu import CpuDevice
+from artifacts.device.interface import Device
+from artifacts.format import tarball
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import EXAMPLES, build
 from tests.loops import interpreted, loop_of, steps
 

@@ -15,10 +15,13 @@ from typing import NoReturn
 
 import pytest
 
-from artifacts import signals, tarball
-from sexpgpu import cli, interrupt, phases
-from sexpgpu.codes import ENV_MISSING
-from sexpgpu.diagnostics import UserError
+from artifacts import signals
+from artifacts.format import tarball
+from sexpgpu.build import interrupt
+from sexpgpu.cli import commands, main
+from sexpgpu.language.codes import ENV_MISSING
+from sexpgpu.language.diagnostics import UserError
+from sexpgpu.phases import trace_run
 from tests.conftest import EXAMPLES, ONE, build, called, sexpgpu
 from tests.support import run_text
 
@@ -57,7 +60,7 @@ def test_check_reports_every_fault_in_the_order_of_the_text(tmp_path: Path) -> N
 
 @pytest.mark.build
 def test_row_66_an_output_that_exists_or_is_the_input(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sexpgpu.build.compile_plan", failing(AssertionError("the work was begun")))
+    monkeypatch.setattr("sexpgpu.build.driver.compile_plan", failing(AssertionError("the work was begun")))
     taken = good.with_name("taken.tar")
     taken.write_bytes(b"mine")
     for output, more in ((taken, []), (taken, ["--force"]), (good, ["--force"])):
@@ -71,7 +74,7 @@ def test_row_66_an_output_that_exists_or_is_the_input(good: Path, monkeypatch: p
 WITHOUT_CUDA = """
 import sys
 from importlib.metadata import PackageNotFoundError
-from schedules import nvrtc
+from schedules.cuda import nvrtc
 release = sys.argv.pop(1)
 def version(package):
     if release == "none":
@@ -141,7 +144,7 @@ def test_ctrl_c_ends_a_build_whatever_becomes_of_it_inside_tvm(good: Path, swall
         "    try:\n        signal.raise_signal(signal.SIGINT)\n"
         f"    except BaseException:\n        {swallowed}\n"
         "    return kept(func, target)\n"
-        "schedules.first = first\nfrom sexpgpu.cli import main\nsys.exit(main(sys.argv[1:]))"
+        "schedules.first = first\nfrom sexpgpu.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "build", str(good), "-o", str(good.with_name("x.tar")), "--target", ONE]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -151,11 +154,11 @@ def test_ctrl_c_ends_a_build_whatever_becomes_of_it_inside_tvm(good: Path, swall
 
 def test_an_error_that_ctrl_c_became_is_told_as_ctrl_c(good: Path) -> None:
     code = (
-        "import signal, sys\nfrom sexpgpu import cli\n"
+        "import signal, sys\nfrom sexpgpu.cli import commands, main\n"
         "def run(options):\n"
         "    try:\n        signal.raise_signal(signal.SIGINT)\n"
         "    except KeyboardInterrupt:\n        raise RuntimeError('') from None\n"
-        "cli.run_check = run\nsys.exit(cli.main(sys.argv[1:]))"
+        "commands.COMMANDS['check'] = run\nsys.exit(main.main(sys.argv[1:]))"
     )
     done = subprocess.run([sys.executable, "-c", code, "check", str(good)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
@@ -174,9 +177,9 @@ def test_each_signal_ends_a_command_in_good_order(good: Path, name: str, form: s
     if pid == 0:
         os.dup2(writer, 2)
         signal.signal(getattr(signal, name), signal.SIG_DFL)  # the tests' own time limit has one
-        cli.run_check = lambda _: signal.raise_signal(getattr(signal, name))  # type: ignore[assignment]
+        commands.COMMANDS["check"] = lambda _: signal.raise_signal(getattr(signal, name))  # type: ignore
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-        os._exit(cli.main(["check", str(good), "--output-format", form]))
+        os._exit(main.main(["check", str(good), "--output-format", form]))
     os.close(writer)
     with open(reader) as said:
         text = said.read()
@@ -186,10 +189,10 @@ def test_each_signal_ends_a_command_in_good_order(good: Path, name: str, form: s
 
 def test_a_worker_that_its_limit_ended_is_told_as_that(good: Path) -> None:
     code = (
-        "import sys\nfrom sexpgpu import cli\n"
+        "import sys\nfrom sexpgpu.cli import commands, main\n"
         "class Died(RuntimeError):\n    status = -24\n"
         "def run(options):\n    raise Died('a compiling process ended')\n"
-        "cli.run_check = run\nsys.exit(cli.main(sys.argv[1:]))"
+        "commands.COMMANDS['check'] = run\nsys.exit(main.main(sys.argv[1:]))"
     )
     done = subprocess.run([sys.executable, "-c", code, "check", str(good)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (152, "stopped by SIGXCPU\n")
@@ -209,7 +212,7 @@ def test_a_kernel_without_a_rule_is_refused_when_asked(good: Path, monkeypatch: 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sexpgpu.build.compile_plan", failing(AssertionError("the work was begun")))
+    monkeypatch.setattr("sexpgpu.build.driver.compile_plan", failing(AssertionError("the work was begun")))
     (good.parent / "there").mkdir()
     for name, words in (
         ("nowhere/x.tar", "nowhere is not there (make it first)"),
@@ -221,14 +224,14 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
 
 
 def test_building_without_the_compiler_says_what_to_install(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sexpgpu import build
+    from sexpgpu.build import targets
 
-    def version(name: str, real=build.version) -> str:
+    def version(name: str, real=targets.version) -> str:
         if name == "apache-tvm":
-            raise build.PackageNotFoundError(name)
+            raise targets.PackageNotFoundError(name)
         return real(name)
 
-    monkeypatch.setattr(build, "version", version)
+    monkeypatch.setattr(targets, "version", version)
     done = called("build", good, "-o", good.with_name("x.tar"))
     assert done.returncode == 3
     assert done.stderr == "error[E-ENV-001]: apache-tvm is not installed (pip install 'sexpgpu[build]')\n"
@@ -282,7 +285,7 @@ def failing(error: BaseException) -> Callable[..., NoReturn]:
 
 
 def test_an_unforeseen_error_is_ours_and_one_line(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "trace_run", failing(RuntimeError("first\nsecond")))
+    monkeypatch.setattr(trace_run, "trace_run", failing(RuntimeError("first\nsecond")))
     monkeypatch.delenv("SEXPGPU_DEBUG", raising=False)
     done = called("check", good)
     assert (done.returncode, done.stdout) == (70, "")
@@ -293,7 +296,7 @@ def test_an_unforeseen_error_is_ours_and_one_line(good: Path, monkeypatch: pytes
 
 
 def test_ctrl_c_ends_a_check(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "trace_run", failing(KeyboardInterrupt()))
+    monkeypatch.setattr(trace_run, "trace_run", failing(KeyboardInterrupt()))
     done = called("check", good)
     assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
 
@@ -301,7 +304,7 @@ def test_ctrl_c_ends_a_check(good: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_fault_outside_the_run_file_has_its_status_and_is_data_when_asked(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phases, "trace_run", failing(UserError(ENV_MISSING, None, "what", hint="how")))
+    monkeypatch.setattr(trace_run, "trace_run", failing(UserError(ENV_MISSING, None, "what", hint="how")))
     done = called("check", good, "--output-format", "json")
     assert done.returncode == 3 and done.stdout == ""
     assert json.loads(done.stderr)["code"] == "E-ENV-001"
@@ -351,15 +354,15 @@ def test_explain_target_says_what_a_build_reports(good: Path, tmp_path: Path) ->
 def test_build_keeps_the_diagnostics_that_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, kept = tmp_path / "run.sx", []
     path.write_text(run_text(objective="(defobjective (inputs ctx) (mean (model (diagnostic :a (getf inputs :x)))))"))
-    monkeypatch.setattr("sexpgpu.build.find_targets", lambda names: ())  # which would load the compiler
-    monkeypatch.setattr("sexpgpu.build.build", lambda plan, options: kept.extend(plan.diagnostics) or sys.exit(0))
+    monkeypatch.setattr("sexpgpu.build.targets.find_targets", lambda names: ())  # which would load the compiler
+    monkeypatch.setattr("sexpgpu.build.driver.build", lambda plan, _: kept.extend(plan.diagnostics) or sys.exit(0))
     called("build", path, "-o", "x.tar", "--diagnostic", "a")
     assert kept == ["a"]
 
 
 @pytest.mark.parametrize("found, status, text", [("one byte", 1, "one byte\n"), ("", 0, "the same\n")])
 def test_diff_has_the_status_of_diff(found: str, status: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sexpgpu.build.diff", lambda one, other: found)
+    monkeypatch.setattr("sexpgpu.build.driver.diff", lambda one, other: found)
     done = called("diff", "a.tar", "b.tar")
     assert (done.returncode, done.stdout) == (status, text)
     as_json = called("diff", "a.tar", "b.tar", "--output-format", "json").stdout

@@ -18,8 +18,8 @@ pytest.importorskip("tvm", reason="needs the extra `build`")
 from tvm import te, tirx
 
 import schedules
-from schedules.cpu import maps
-from schedules.cpu.tree import rewrite
+from schedules.tir import point_writer
+from schedules.tir.rewrite import rewrite
 from scripts.fuzzing import bounds, choose, oracle, shrink, trial
 from scripts.fuzzing.child import Child
 from scripts.fuzzing.programs import Program
@@ -161,8 +161,10 @@ def test_the_script_runs_one_seed() -> None:
 
 def test_a_store_outside_of_a_buffer_of_the_kernel_s_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows of 7 that TVM leaves one row of, where all of them are reckoned to lie one behind the other."""
-    undivided = maps.undivided
-    monkeypatch.setattr(maps, "undivided", lambda stmt, known, given: undivided(stmt, known, lambda buffer: True))
+    undivided = point_writer.undivided
+    monkeypatch.setattr(
+        point_writer, "undivided", lambda stmt, known, given: undivided(stmt, known, lambda buffer: True)
+    )
 
     def function(x: Any) -> Any:
         first = te.compute(x.shape, lambda *at: te.sigmoid(x(*at)), "first")

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
-from artifacts import tarball
-from schedules import nvrtc
+from artifacts.format import tarball
+from schedules.cuda import nvrtc
 from tests.conftest import EXAMPLES, build, sexpgpu
 from tests.support import run_text
 
@@ -89,7 +89,7 @@ def test_nothing_of_the_text_the_machine_or_its_folders_is_in_it(several: Path) 
 # A build that starts processes however little there is to do, and that compiles kernels only where it may.
 BUILD = """
 import sys
-from schedules import nvrtc
+from schedules.cuda import nvrtc
 from sexpgpu import build, cli
 build.WORTH_IT = 0
 def forbidden(*args):

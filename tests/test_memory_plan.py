@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import memory, tarball
-from artifacts.manifest import Manifest
+from artifacts.device import memory_check
+from artifacts.format import tarball
+from artifacts.format.manifest import Manifest
 from tests.conftest import EXAMPLES, ONE, build, called
 from tests.support import run_text
 
@@ -64,10 +65,10 @@ def test_a_run_takes_what_is_planned(
     example: str, fixture: str, threads: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     artifact = request.getfixturevalue(fixture)
-    plan = memory.wanted(manifest(artifact), threads).total
+    plan = memory_check.wanted(manifest(artifact), threads).total
     seen = measure(artifact, EXAMPLES / example, tmp_path / "out", threads)
     assert USED * plan <= seen["growth"] <= plan + OVERHEAD, (seen, plan)
-    assert seen["all"] <= plan + memory.OVERHEAD
+    assert seen["all"] <= plan + memory_check.OVERHEAD
     again = measure(artifact, EXAMPLES / example, tmp_path / "out", threads, "--resume", "--steps", str(STEPS + 1))
     assert again["growth"] <= plan + OVERHEAD, (again, plan)
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sexpgpu.interpret import run
+from sexpgpu.graph.interpreter import run
 from tests.support import plan_of
 
 SEED = np.array([5, 0], "uint32")

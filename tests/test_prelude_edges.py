@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from sexpgpu.interpret import run
+from sexpgpu.graph.interpreter import run
 from tests.support import faults, plan_of
 
 NAN, INF = float("nan"), float("inf")

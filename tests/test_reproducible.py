@@ -60,7 +60,7 @@ def test_threads_and_reruns_leave_the_same_weights(tiny: Path, tmp_path: Path) -
 # A runner whose machine is busy at every other look: one of its two threads rests, and comes back.
 UNSTEADY = """
 import sys
-from artifacts import cpu
+from artifacts.device import cpu
 from artifacts.run import main
 
 class Crew:
@@ -90,8 +90,8 @@ def test_threads_that_come_and_go_leave_the_same_weights(tiny: Path, whole: Path
 # A runner that is told to rest a thread, and says how many there then are.
 RESTING = """
 import sys
-from artifacts import tarball
-from artifacts.cpu import CpuDevice
+from artifacts.format import tarball
+from artifacts.device.cpu import CpuDevice
 
 device = CpuDevice(tarball.open(sys.argv[1]), 2)
 threads = device._ffi.get_global_func("runtime.NumThreads")

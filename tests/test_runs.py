@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifacts import tarball
-from artifacts.cpu import CpuDevice
-from sexpgpu.diagnostics import Report
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
+from artifacts.device.cpu import CpuDevice
+from artifacts.format import tarball
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import build
 from tests.loops import generated, interpreted, steps
 

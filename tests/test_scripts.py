@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -62,18 +63,31 @@ def test_generated_pages_are_current():
 
 def test_a_stale_page_is_found(tmp_path):
     """On a copy: the generator finds its root from its own place."""
-    for name in ("scripts", "sexpgpu", "artifacts", "tests"):
+    for name in ("sexpgpu", "lowering", "schedules", "artifacts", "surroundings", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "scripts").unlink()
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "docs").mkdir()
-    copy = tmp_path / "scripts" / "generate_docs"
-    copy.write_bytes((ROOT / "scripts" / "generate_docs").read_bytes())
-    assert run(sys.executable, str(copy)).returncode == 0
-    page = tmp_path / "docs" / "errors.md"
-    page.write_text(page.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
-    done = run(sys.executable, str(copy), "--check")
-    assert (done.returncode, done.stderr) == (1, "docs/errors.md is not current: run scripts/generate_docs\n")
+    for name in ("generate_docs", "module_map.py"):
+        (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+    copy = str(tmp_path / "scripts" / "generate_docs")
+    assert run(sys.executable, copy).returncode == 0
+    for name, old, new in (("errors.md", "E-READ-001", "E-READ-000"), ("architecture.md", "`core.py`", "`gone.py`")):
+        page = tmp_path / "docs" / name
+        text = page.read_text(encoding="utf-8")
+        page.write_text(text.replace(old, new, 1), encoding="utf-8")
+        done = run(sys.executable, copy, "--check")
+        assert (done.returncode, done.stderr) == (1, f"docs/{name} is not current: run scripts/generate_docs\n")
+        page.write_text(text, encoding="utf-8")
+
+
+def test_the_map_of_modules_has_a_line_for_every_module():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for package in ("sexpgpu", "lowering", "schedules", "artifacts", "surroundings"):
+        for path in (ROOT / package).rglob("*.py"):
+            room = path.parent.relative_to(ROOT).as_posix()
+            section = text.partition(f"## `{room}`\n")[2].partition("\n###")[0]
+            line = next((line for line in section.splitlines() if line.startswith(f"| `{path.name}` |")), "")
+            assert path.name == "__init__.py" or len(line.split("|")[2].strip()) > 10, path
 
 
 def test_the_tiny_data_is_what_its_script_makes(tmp_path):

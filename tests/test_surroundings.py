@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import files
+from artifacts.base import atomic_files
 from surroundings import entry, temporary
 from tests.conftest import EXAMPLES, ONE, build, sexpgpu
 from tests.runner import toy
@@ -118,8 +118,8 @@ def test_nothing_in_the_current_folder_is_imported(
 
 WORK = """
 import sys, random, os
-from lowering.workers import Workers
-with Workers(2, ("lowering.workers", "json")) as workers:
+from lowering.codegen.workers import Workers
+with Workers(2, ("lowering.codegen.workers", "json")) as workers:
     print(*workers.map(eval, [("(__import__('random').__file__, __import__('json').__file__)[0]",)] * 2))
     print(*set(workers.map(eval, [("__import__('os').getcwd()",)] * 2)))
     print(*set(workers.map(eval, [("__import__('tempfile').gettempdir()",)] * 2)))
@@ -165,10 +165,10 @@ def test_a_pytorch_that_is_installed_is_not_loaded(tmp_path: Path, tiny: Path) -
     env = BARE | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{BARE['PYTHONPATH']}"}
     done = called("-m", "artifacts.run", tiny, "--out", tmp_path / "out", "--steps", "1", env=env)
     assert (done.returncode, done.stderr) == (0, "")
-    code = "from sexpgpu import build\nbuild.need_extra()\nfrom lowering.workers import Workers\n"
+    code = "from sexpgpu import build\nbuild.need_extra()\nfrom lowering.codegen.workers import Workers\n"
     code = f"from surroundings import entry\nentry.enter()\n{code}"
     job = """("__import__('sys').modules.get('torch')",)"""
-    code += f"with Workers(1, ('lowering.codegen',)) as workers: print(workers.map(eval, [{job}]))"
+    code += f"with Workers(1, ('lowering.codegen.objects',)) as workers: print(workers.map(eval, [{job}]))"
     done = called("-c", code, env=env)
     assert (done.returncode, done.stdout) == (0, "[None]\n"), done.stderr
 
@@ -253,7 +253,7 @@ def test_a_user_without_a_name_or_a_home_builds_the_same_artifact(
 ) -> None:
     env = BARE if home is None else BARE | {"HOME": home}
     options = ["build", run_file, "-o", tmp_path / "nobody.tar", "--target", ONE, "--jobs", "1"]
-    done = called("-c", NOBODY.format("sexpgpu.cli"), *options, env=env)
+    done = called("-c", NOBODY.format("sexpgpu.cli.main"), *options, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "nobody.tar").read_bytes() == build(run_file, tmp_path / "x.tar").read_bytes()
 
@@ -288,16 +288,16 @@ def left_by(code: str) -> Done:
 
 def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
     mine, other = f".tmp-{os.getpid()}-0123abcd", [".tmp-x", ".tmp-12-0123abcd.tar", "tmp-12-0123abcd", "notes"]
-    left_by(f"from artifacts import files\nfiles._held({str(tmp_path)!r})")
+    left_by(f"from artifacts.base import atomic_files as files\nfiles._held({str(tmp_path)!r})")
     (left,) = tmp_path.iterdir()
     for name in (mine, *other):
         (tmp_path / name).touch()
     (tmp_path / ".tmp-1-aaaaaaaa").symlink_to(tmp_path / "notes")
-    name, fd = files._held(str(tmp_path))  # of a process that writes
+    name, fd = atomic_files._held(str(tmp_path))  # of a process that writes
     past = time.time() - 10**6  # before this one began: the number has been used again
     (tmp_path / f".tmp-{os.getpid()}-99999999").touch()
     os.utime(tmp_path / f".tmp-{os.getpid()}-99999999", (past, past))
-    files.replace(str(tmp_path / "x"), [b"new"])
+    atomic_files.replace(str(tmp_path / "x"), [b"new"])
     os.close(fd)
     found = {path.name for path in tmp_path.iterdir()}
     assert found == {"x", mine, *other, ".tmp-1-aaaaaaaa", os.path.basename(name)}
@@ -310,9 +310,9 @@ def test_a_file_of_another_user_is_left(tmp_path: Path, monkeypatch: pytest.Monk
     os.utime(tmp_path / ".tmp-1-aaaaaaaa", (past, past))
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 4_123_456_789)
-        files.replace(str(tmp_path / "x"), [b""])
+        atomic_files.replace(str(tmp_path / "x"), [b""])
     assert (tmp_path / ".tmp-1-aaaaaaaa").exists()
-    files.replace(str(tmp_path / "x"), [b""])
+    atomic_files.replace(str(tmp_path / "x"), [b""])
     assert not (tmp_path / ".tmp-1-aaaaaaaa").exists()
 
 
@@ -324,7 +324,7 @@ def test_temporary_folders_of_killed_builds_are_swept_by_the_next() -> None:
 
 
 def check_sweeping(tmp_path: Path) -> None:
-    code = "from lowering.workers import Workers\nworkers = Workers(1, ())\nworkers.map(os.getpid, [()])"
+    code = "from lowering.codegen.workers import Workers\nworkers = Workers(1, ())\nworkers.map(os.getpid, [()])"
     env = BARE | {"TMPDIR": str(tmp_path)}
     killed = called("-c", f"import os, signal\n{code}\nos.kill(os.getpid(), signal.SIGKILL)", env=env)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifacts import tarball
-from artifacts.cpu import CpuDevice
-from sexpgpu.draws import DrawBuilder, place
-from sexpgpu.graph import Builder
-from sexpgpu.interpret import evaluate
-from sexpgpu.types import TensorType
+from artifacts.device.cpu import CpuDevice
+from artifacts.format import tarball
+from sexpgpu.graph.core import Builder
+from sexpgpu.graph.interpreter import evaluate
+from sexpgpu.ops.types import TensorType
+from sexpgpu.trace.random_draws import DrawBuilder, place
 from tests.conftest import build
 from tests.loops import generated
 from tests.seed.support import generate, prepare

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import cpu, tarball
+from artifacts.device import cpu
+from artifacts.format import tarball
 from tests.conftest import EXAMPLES, gone
 from tests.test_reproducible import digest, runner
 
@@ -130,7 +131,7 @@ def test_a_signal_ends_a_build_and_all_of_its_processes(
 
 def test_the_runner_knows_the_cards_that_a_build_has_names_for() -> None:
     import schedules
-    from artifacts import device
+    from artifacts.device import interface
 
     named = {name: t.gpu.capability for name, t in schedules.TARGETS.items() if t.gpu and name.startswith("nvidia-")}
-    assert named == device.CARDS
+    assert named == interface.CARDS

@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 import pytest
 
-from sexpgpu import cli
+from sexpgpu.cli import commands, main
 
 from .conftest import ONE, sexpgpu
 from .support import run_text
@@ -45,8 +45,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stub(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """A runner that runs nothing: its times follow from the library, and its bits from the kernel's parameters, so that
     all candidates have the rules' bits. What it was given to measure."""
-    from schedules.measure import Measured
-    from sexpgpu import tune
+    from schedules.tuning.measure import Measured
+    from sexpgpu.build import tuner
 
     seen: list[bytes] = []
 
@@ -55,14 +55,14 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         number = int.from_bytes(hashlib.sha256(library).digest()[:4], "big")
         return Measured((1 + number / 2**32) * 1e-6, hashlib.sha256(repr(wanted).encode()).hexdigest())
 
-    monkeypatch.setattr(tune, "measurer", lambda *_: measure)
+    monkeypatch.setattr(tuner, "measurer", lambda *_: measure)
     return seen
 
 
 def command(*argv: Any) -> int:
     """The exit status of the command line, in this process."""
     try:
-        return cli.main([str(word) for word in argv])
+        return main.main([str(word) for word in argv])
     except SystemExit as done:
         return int(done.code or 0)
 
@@ -86,20 +86,20 @@ def some(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import attrs
 
     import schedules
-    from lowering import elementary
-    from schedules import replay
-    from schedules.space import Search
-    from sexpgpu.diagnostics import Report
-    from sexpgpu.tune import wanted_programs
+    from lowering.math import elementary
+    from schedules.tuning import records
+    from schedules.tuning.search_space import Search
+    from sexpgpu.build.tuner import wanted_programs
+    from sexpgpu.language.diagnostics import Report
 
     target = attrs.evolve(schedules.TARGETS[ONE], functions=elementary.STEPS)
-    plan = cli.plan_of(str(run), Report())
+    plan = commands.plan_of(str(run), Report())
     found = [
-        replay.Record(replay.key_of(func), name, replay.trace_of(Search(func, target, 1, 5).next()[0].sch))
+        records.Record(records.key_of(func), name, records.trace_of(Search(func, target, 1, 5).next()[0].sch))
         for name, func in wanted_programs(plan, "matmul*").items()
     ]
     out = tmp_path_factory.mktemp("records")
-    replay.write(out, ONE, found)
+    records.write(out, ONE, found)
     return out
 
 
@@ -128,7 +128,7 @@ def test_the_same_seed_and_times_give_the_same_records(run: Path, tmp_path: Path
 
 def test_a_tuning_that_was_stopped_goes_on(run: Path, tmp_path: Path, stub: list[bytes], monkeypatch, capsys) -> None:
     """Stopped at each of a few measurements: nothing is measured twice, and the records are those of one go."""
-    from sexpgpu import interrupt
+    from sexpgpu.build import interrupt
 
     assert tuned(run, tmp_path / "whole", *PRODUCTS) == 0
     whole = len(stub)
@@ -170,11 +170,11 @@ def test_ctrl_c_stops_with_what_was_measured(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_candidate_with_other_bits_is_thrown_away(run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    from schedules.measure import Measured
-    from sexpgpu import tune
+    from schedules.tuning.measure import Measured
+    from sexpgpu.build import tuner
 
     count = iter(range(1000))
-    monkeypatch.setattr(tune, "measurer", lambda *_: lambda *job: Measured(1.0 / (1 + next(count)), str(next(count))))
+    monkeypatch.setattr(tuner, "measurer", lambda *_: lambda *job: Measured(1.0 / (1 + next(count)), str(next(count))))
     assert tuned(run, tmp_path, *PRODUCTS) == 0
     assert {row["why"] for row in rows(tmp_path)} == {"candidates have other bits: they round at other places"}
     assert "2 with other bits" in capsys.readouterr().err
@@ -229,10 +229,10 @@ def test_kernels_are_measured_by_a_server_of_a_tracker(run: Path, tmp_path: Path
 
 
 def test_two_cannot_tune_into_one_folder(run: Path, tmp_path: Path, stub: list[bytes], capsys) -> None:
-    from artifacts import lock
+    from artifacts.base import directory_lock
 
     (tmp_path / ONE).mkdir()
-    with lock.held(str(tmp_path / ONE), print):
+    with directory_lock.held(str(tmp_path / ONE), print):
         assert tuned(run, tmp_path) == 4
     err = capsys.readouterr().err
     assert err.startswith("error[E-LOCK-001]: ") and "is in use by process" in err and err.count("\n") == 1
@@ -331,16 +331,16 @@ def test_a_folder_that_has_no_records_is_refused(run, some, tmp_path, capsys) ->
 
 
 def test_records_that_were_tampered_with_are_refused(run, some, tmp_path, capsys) -> None:
-    from schedules import replay
+    from schedules.tuning import records
 
     changed = tmp_path / "changed" / ONE / "records.jsonl"
     changed.parent.mkdir(parents=True)
     changed.write_text(text(some).replace('"SSRSRS', '"SRSRSS', 1))
     said = refused(capsys, run, tmp_path, "--records", tmp_path / "changed")
     assert said.startswith("error[E-TUNE-001]: ") and "was changed" in said
-    first, second, *_ = replay.load(some, ONE).by_key.values()
+    first, second, *_ = records.load(some, ONE).by_key.values()
     trace = [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]
-    replay.write(tmp_path / "mixed", ONE, [attrs.evolve(first, trace=trace), second])
+    records.write(tmp_path / "mixed", ONE, [attrs.evolve(first, trace=trace), second])
     said = refused(capsys, run, tmp_path, "--records", tmp_path / "mixed")
     assert f"error[E-TUNE-001]: the record of {first.kernel} for {ONE} does not fit it" in said
 
@@ -349,18 +349,18 @@ def test_the_library_of_a_gpu_replays_the_records_of_its_level(run: Path) -> Non
     import tvm
 
     import schedules
-    from schedules import replay
-    from schedules.space import Search
-    from sexpgpu.build import compile_part
-    from sexpgpu.diagnostics import Report
-    from sexpgpu.tune import wanted_programs
+    from schedules.tuning import records
+    from schedules.tuning.search_space import Search
+    from sexpgpu.build.compile import compile_part
+    from sexpgpu.build.tuner import wanted_programs
+    from sexpgpu.language.diagnostics import Report
 
-    programs = wanted_programs(cli.plan_of(str(run), Report()), "matmul*")
-    traces = {n: replay.trace_of(Search(f, schedules.TARGETS[GPU], 1, 5).next()[0].sch) for n, f in programs.items()}
+    programs = wanted_programs(commands.plan_of(str(run), Report()), "matmul*")
+    traces = {n: records.trace_of(Search(f, schedules.TARGETS[GPU], 1, 5).next()[0].sch) for n, f in programs.items()}
     first, *others = traces
-    key = replay.key_of(programs[first])
+    key = records.key_of(programs[first])
     part = tvm.ir.save_json(tvm.IRModule(programs))
-    made = compile_part(part, GPU_SET, None, {key: replay.Record(key, first, traces[first])})
+    made = compile_part(part, GPU_SET, None, {key: records.Record(key, first, traces[first])})
     assert made.told[first] == ("tuned", ()) and others
     assert all(made.told[name][0] not in ("", "tuned") for name in others)
     assert made.device is not None and not made.unbound
@@ -369,17 +369,17 @@ def test_the_library_of_a_gpu_replays_the_records_of_its_level(run: Path) -> Non
 def test_the_package_s_own_records_have_a_word() -> None:
     from argparse import Namespace
 
-    from sexpgpu import tuning
+    from sexpgpu.build import tuning_records
 
-    found = tuning.found(["cpu-x86-64-v3", "cpu-x86-64-v4"], Namespace(records="shipped", require_tuned=False))
+    found = tuning_records.found(["cpu-x86-64-v3", "cpu-x86-64-v4"], Namespace(records="shipped", require_tuned=False))
     assert found["cpu-x86-64-v3"].by_key and not found["cpu-x86-64-v4"].by_key
     assert found["cpu-x86-64-v4"].reason == "no cpu-x86-64-v4/records.jsonl"
 
 
 @pytest.mark.parametrize("broken", [b"\0" * 40 + b"\n", b'{"what": "a"}\n', b"[]\n", b"\xff\n"])
 def test_a_broken_measurement_is_taken_again_and_the_others_are_kept(tmp_path: Path, broken: bytes) -> None:
-    from schedules.measure import Measured
-    from schedules.tune import Log
+    from schedules.tuning.measure import Measured
+    from schedules.tuning.tuner import Log
 
     path, taken = tmp_path / "measured.jsonl", []
 

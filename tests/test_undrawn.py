@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from artifacts import run as runner
-from artifacts import tarball
 from artifacts.describe import describe
-from sexpgpu.draws import UNDRAWN, place
-from sexpgpu.explain import explain
+from artifacts.format import tarball
 from sexpgpu.ops.random import bits_ref
+from sexpgpu.reports.explain import explain
+from sexpgpu.trace.random_draws import UNDRAWN, place
 from tests.conftest import build
 from tests.runner.support import checkpoint, metrics, one_error, steps
 from tests.seed.support import TWO, Case, generate, of_phase, passing, prepare, records

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sexpgpu import cli
+from sexpgpu.cli import options
 from tests.conftest import ONE
 from tests.test_cli import called, good
 
@@ -54,7 +54,7 @@ def test_help_and_version_go_to_stdout() -> None:
 
 
 def test_help_says_what_each_argument_is() -> None:
-    commands = next(action.choices for action in cli.parser()._actions if action.choices)
+    commands = next(action.choices for action in options.parser()._actions if action.choices)
     assert len(commands) == 8  # type: ignore[arg-type]
     for name, command in commands.items():  # type: ignore[union-attr]
         for action in command._actions:
@@ -71,19 +71,19 @@ def test_a_standard_output_that_is_closed_or_full_is_no_bug(good: Path, to: str,
 
 
 def test_an_output_has_one_name_in_all_commands() -> None:
-    from artifacts import options
+    from artifacts import options as run_options
 
     for name in ("-o", "--out"):
-        assert cli.parser().parse_args(["build", "x.sx", name, "x.tar"]).output == "x.tar"
+        assert options.parser().parse_args(["build", "x.sx", name, "x.tar"]).output == "x.tar"
         tuned = ["tune", "x.sx", "--target", "cpu", "--local", "--trials", "1", name, "records"]
-        assert cli.parser().parse_args(tuned).out == "records"
-        assert options.parse(["x.tar", name, "run"]).out == "run"
+        assert options.parser().parse_args(tuned).out == "records"
+        assert run_options.parse(["x.tar", name, "run"]).out == "run"
 
 
 @pytest.mark.parametrize("seed", [0, 257, 2**63 - 1])
 def test_a_search_takes_any_seed_that_a_run_file_may_have(seed: int) -> None:
     argv = ["tune", "x.sx", "--target", "cpu", "--local", "--trials", "1", "--out", "r", "--seed", str(seed)]
-    assert cli.parser().parse_args(argv).seed == seed
+    assert options.parser().parse_args(argv).seed == seed
 
 
 @pytest.mark.build
@@ -143,6 +143,6 @@ def test_what_cannot_be_tuned_is_refused(good: Path, argv: list[str], status: in
 
 @pytest.mark.parametrize(("seconds", "words"), [(1.1e-5, "11.0 us"), (1e-6, "1.0 us"), (3.4e-8, "0.034 us")])
 def test_times_are_told_apart(seconds: float, words: str) -> None:
-    from sexpgpu.tune import us
+    from sexpgpu.build.tuner import us
 
     assert us(seconds) == words

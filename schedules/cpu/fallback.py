@@ -8,9 +8,9 @@ import attrs
 import tvm
 from tvm import s_tir, tirx
 
-from .emit import PARALLEL, SERIAL, is_int
-from .price import WORTH, nanoseconds
-from .tree import collect, rewrite
+from ..tir.builder import PARALLEL, SERIAL, is_int
+from ..tir.rewrite import collect, rewrite
+from ..tir.thread_cost import WORTH, nanoseconds
 
 
 @attrs.frozen

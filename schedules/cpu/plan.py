@@ -8,26 +8,29 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from .aligned import aligned
-from .argmax import join_picks
-from .columns import column_nest, followers
-from .contraction import Contraction, read_contraction
-from .draws import draw_group, draw_nest
-from .emit import Stmt, seq
-from .folds import walks_rows
-from .halves import as_bits
-from .heads import head_group, head_nest
-from .inline import Virtual
-from .maps import group, map_nest
-from .matmul_nest import matmul_nest
-from .names import in_buffers
-from .nests import Context, own_buffers
-from .reuse import in_few_places
-from .rows import row_group, row_nest, single
-from .split import split_folds
-from .stages import NotStaged, Program, Stage, loads, read_program, stored
-from .tree import collect
-from .widen import widen_factors
+from ..tir.argmax import join_picks
+from ..tir.axis_order import aligned
+from ..tir.bfloat16 import as_bits
+from ..tir.buffer_reuse import in_few_places
+from ..tir.builder import Stmt, seq
+from ..tir.context import Context, own_buffers
+from ..tir.contraction import Contraction, contractions_of
+from ..tir.epilogue import followers
+from ..tir.inline import Virtual
+from ..tir.let_buffers import in_buffers
+from ..tir.philox import draw_group
+from ..tir.point_writer import group
+from ..tir.reduction import walks_rows
+from ..tir.row_group import row_group, single
+from ..tir.split_reduction import split_folds
+from ..tir.stages import NotStaged, Program, Stage, handed_on, read_program
+from .attention import head_group, head_nest
+from .column_reduction import column_nest
+from .elementwise import map_nest
+from .matmul import matmul_nest
+from .philox import draw_nest
+from .row_reduction import row_nest
+from .widen_operands import widen_factors
 
 
 @attrs.frozen(eq=False)
@@ -38,12 +41,6 @@ class Plan:
     contractions: dict[Any, Contraction]
     kinds: tuple[str, ...]
     nests: tuple[Stmt, ...]
-
-
-def contractions_of(program: Program) -> dict[Any, Contraction]:
-    """The stages that are matrix products, by stage."""
-    found = {stage: read_contraction(program, stage) for stage in program.stages}
-    return {stage: one for stage, one in found.items() if one is not None}
 
 
 def make_plan(func: Any, target: Any) -> Plan:
@@ -113,10 +110,3 @@ def function(program: Program, nests: Sequence[Stmt], given: Sequence[Any] | Non
     body = as_bits(body, own_buffers(body))
     func = tirx.PrimFunc(list(program.params), body)
     return func.with_attrs({str(k): v for k, v in program.func.attrs.items()})
-
-
-def handed_on(program: Program, nests: Sequence[Stmt]) -> list[Any]:
-    """The program's own buffers that one nest writes and another reads."""
-    made = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
-    used = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
-    return [b for b in dict.fromkeys(used) if b not in made and program.owns(b)]

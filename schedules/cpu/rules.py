@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import functools
 
+from ..tir.multi_tensor import Pieces
+from ..tir.plan_rule import PlanRule, remembered
 from .fallback import ByHand, Fallback
-from .pieces import Pieces, nests
+from .multi_tensor import nests
 from .plan import build, function, make_plan
-from .plan_rule import PlanRule, remembered
 
 _rule = functools.partial(PlanRule, remembered(lambda func, target: make_plan(func, target)), build)
 

@@ -9,11 +9,11 @@ import attrs
 import tvm
 from tvm import s_tir, tirx
 
-from ..cpu.emit import is_int, value_of
-from ..cpu.halves import as_bits
-from ..cpu.nests import own_buffers
-from ..cpu.tree import collect, rewrite
-from .launch import THREADS, WARP, for_device, launch, over
+from ..tir.bfloat16 import as_bits
+from ..tir.builder import is_int, value_of
+from ..tir.context import own_buffers
+from ..tir.rewrite import collect, rewrite
+from .threads.launch import THREADS, WARP, for_device, launch, over
 
 
 @attrs.frozen

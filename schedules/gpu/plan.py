@@ -12,27 +12,27 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from ..cpu.aligned import aligned, written_out
-from ..cpu.argmax import join_picks
-from ..cpu.emit import Stmt, seq
-from ..cpu.halves import as_bits
-from ..cpu.inline import Virtual
-from ..cpu.nests import Context, own_buffers
-from ..cpu.plan import contractions_of, handed_on
-from ..cpu.split import split_folds
-from ..cpu.stages import Program, Stage, read_program
-from .columns import columns_nest
-from .draws import draw_nest
-from .head_gradients import gradient_nests
-from .head_units import unit_nest
-from .heads import heads_nest
-from .launch import for_device
-from .maps import map_nest
-from .matmul import matmul_nest
-from .mma import mma_nest
-from .picks import cut_picks
-from .rows import rows_nest
-from .single import single_nest
+from ..tir.argmax import join_picks
+from ..tir.axis_order import aligned, written_out
+from ..tir.bfloat16 import as_bits
+from ..tir.builder import Stmt, seq
+from ..tir.context import Context, own_buffers
+from ..tir.contraction import contractions_of
+from ..tir.inline import Virtual
+from ..tir.split_reduction import split_folds
+from ..tir.stages import Program, Stage, handed_on, read_program
+from .attention.backward import gradient_nests
+from .attention.resident import heads_nest
+from .attention.tensor_core_plan import unit_nest
+from .column_reduction import columns_nest
+from .elementwise import map_nest
+from .matmul.simt import matmul_nest
+from .matmul.tensor_core import mma_nest
+from .philox import draw_nest
+from .row_reduction import rows_nest
+from .split_argmax import cut_picks
+from .thread_per_result import single_nest
+from .threads.launch import for_device
 
 
 @attrs.frozen(eq=False)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 
-from ..cpu.pieces import Pieces
-from ..cpu.plan_rule import PlanRule, remembered
+from ..tir.multi_tensor import Pieces
+from ..tir.plan_rule import PlanRule, remembered
+from .cumsum import Scan
 from .fallback import ByHand, Fallback
-from .members import nests
-from .places import SumsAlong, SumsAtPlaces
+from .multi_tensor import nests
 from .plan import build, function, make_plan
-from .scan import Scan
+from .scatter_add import SumsAlong, SumsAtPlaces
 
 _rule = functools.partial(PlanRule, remembered(lambda func, target: make_plan(func, target)), build)
 

@@ -145,7 +145,7 @@ def sgemm_peak(threads: int) -> float:
 
 BEST_TARGET = """
 import json, platform
-from artifacts.cpu import cpu_flags
+from artifacts.device.cpu import cpu_flags
 from schedules import TARGETS
 fit = [t for t in TARGETS.values() if t.machine == platform.machine() and cpu_flags() >= set(t.cpu_flags)]
 print(json.dumps({"target": max(fit, key=lambda t: len(t.cpu_flags)).name}))

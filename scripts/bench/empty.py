@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from tvm import tirx  # noqa: E402
 
 import schedules  # noqa: E402
-from lowering.passes.accesses import outputs  # noqa: E402
+from lowering.passes.block_accesses import outputs  # noqa: E402
 from schedules.rule import Scheduled  # noqa: E402
-from sexpgpu import cli  # noqa: E402
+from sexpgpu.cli import main  # noqa: E402
 
 
 def empty(func: Any, target: Any) -> Scheduled:
@@ -36,4 +36,4 @@ if __name__ == "__main__":
     schedules.first = empty
     run_file, output, *target = sys.argv[1:]
     options = ["--target", *target] if target else []
-    sys.exit(cli.main(["build", run_file, "-o", output, "--force", "--strict-schedules", "--jobs", "1", *options]))
+    sys.exit(main.main(["build", run_file, "-o", output, "--force", "--strict-schedules", "--jobs", "1", *options]))

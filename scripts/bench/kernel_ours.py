@@ -15,11 +15,14 @@ from attrs import evolve
 from kernel_cases import ADAMW, Case
 
 import schedules
-from lowering import codegen, elementary, emit, export
-from sexpgpu.draws import DrawBuilder
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Graph, Value
-from sexpgpu.types import TensorType
+from lowering import emit
+from lowering.codegen import objects
+from lowering.link import shared_library
+from lowering.math import elementary
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Graph, Value
+from sexpgpu.ops.types import TensorType
+from sexpgpu.trace.random_draws import DrawBuilder
 
 PLACE = 1000  # of draws
 
@@ -29,12 +32,12 @@ def library(cases: tuple[Case, ...], target: str) -> tuple[bytes, list[str]]:
     aimed = evolve(schedules.TARGETS[target], functions=elementary.STEPS)
     graphs = [graph(n, case) for n, case in enumerate(cases)]
     in_place = {f"k{n}": [(0, 0), (1, 2), (2, 3)] for n, case in enumerate(cases) if case.what == "adamw"}
-    made = codegen.compile(emit.emit(graphs), aimed.tvm, lambda func, _: schedules.first(func, aimed), in_place)
+    made = objects.compile(emit.emit(graphs), aimed.tvm, lambda func, _: schedules.first(func, aimed), in_place)
     rules: dict[str, dict[str, None]] = {}
     for row in made.kernels:
         for function in row.calls:
             rules.setdefault(function, {})[row.rule or "NONE"] = None
-    return export.library(made, aimed.machine), [" ".join(rules[f"k{n}"]) for n in range(len(cases))]
+    return shared_library.library(made, aimed.machine), [" ".join(rules[f"k{n}"]) for n in range(len(cases))]
 
 
 def graph(n: int, case: Case) -> Graph:

@@ -22,11 +22,12 @@ from attrs import define, field, frozen
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from artifacts import session, tarball  # noqa: E402
-from artifacts.cpu import CpuDevice  # noqa: E402
-from artifacts.data import Training, open_records  # noqa: E402
-from artifacts.device import Device  # noqa: E402
-from artifacts.loop import Loop  # noqa: E402
+from artifacts import session  # noqa: E402
+from artifacts.data.loaders import Training, open_records  # noqa: E402
+from artifacts.device.cpu import CpuDevice  # noqa: E402
+from artifacts.device.interface import Device  # noqa: E402
+from artifacts.format import tarball  # noqa: E402
+from artifacts.loop.step import Loop  # noqa: E402
 
 
 @frozen

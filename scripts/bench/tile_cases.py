@@ -1,6 +1,6 @@
 """The products whose tiles scripts/bench/tiles times: (kind, batch, rows, depth, columns).
 
-FIT are those that the price of a tile (schedules/cpu/product_price.py) was fitted to, HELD_OUT those that it is judged
+FIT are those that the price of a tile (schedules/cpu/matmul_cost.py) was fitted to, HELD_OUT those that it is judged
 by: a third of all, of the same sorts.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedules.cpu.product_price import COLUMNS, DEPTH, Sizes
+from schedules.cpu.matmul_cost import COLUMNS, DEPTH, Sizes
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 from tile_cases import Product, sizes
 
 import schedules
-from schedules.cpu import product_price
-from schedules.cpu.product_price import Tile, price
+from schedules.cpu import matmul_cost
+from schedules.cpu.matmul_cost import Tile, price
 
 CONSTANTS = ("OVERLAP", "LOAD", "ROW", "FAR", "PANEL", "TURN", "TURNED", "COPY", "NEAR", "AWAY")
 ROUNDS = 25
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 def fitted(rows: Sequence[Row]) -> str:
     """What fits best, and how well it does on the shapes held out."""
     seen = [row for row in rows if not row["held_out"]]
-    values = {name: getattr(product_price, name) for name in CONSTANTS}
+    values = {name: getattr(matmul_cost, name) for name in CONSTANTS}
     steps, least = dict.fromkeys(CONSTANTS, 0.5), _error(seen, values)
     for _ in range(ROUNDS):
         for name in CONSTANTS:
@@ -41,7 +41,7 @@ def fitted(rows: Sequence[Row]) -> str:
                 steps[name] *= 0.6
     lines = [f"{name} = {value:.3g}" for name, value in values.items()]
     for what, some in (("fitted", seen), ("held out", [row for row in rows if row["held_out"]])):
-        now = {name: getattr(product_price, name) for name in CONSTANTS}
+        now = {name: getattr(matmul_cost, name) for name in CONSTANTS}
         lines.append(f"{what}: off by {_error(some, values) ** 0.5:.1%} in the root of the mean square, "
                      f"with today's constants by {_error(some, now) ** 0.5:.1%}")  # fmt: skip
     return "\n".join(lines)
@@ -59,10 +59,10 @@ def _error(rows: Sequence[Row], values: Mapping[str, float]) -> float:
 
 def _square(rows: Sequence[Row], values: Mapping[str, float]) -> float:
     """Of the logarithms about their mean, which is the clock."""
-    before = {name: getattr(product_price, name) for name in values}
-    vars(product_price).update(values)
+    before = {name: getattr(matmul_cost, name) for name in values}
+    vars(matmul_cost).update(values)
     logs = [math.log(_cycles(row, tile) / us) for row in rows for tile, us in row["us"].items()]
-    vars(product_price).update(before)
+    vars(matmul_cost).update(before)
     mean = sum(logs) / len(logs)
     return sum((x - mean) ** 2 for x in logs) / len(logs)
 

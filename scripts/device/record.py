@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from artifacts import tarball
-from artifacts.data import Training, open_records
-from artifacts.device import Device, choose
-from artifacts.loop import Loop
+from artifacts.data.loaders import Training, open_records
+from artifacts.device.interface import Device, choose
+from artifacts.format import tarball
+from artifacts.loop.step import Loop
 
 WARM = 3  # steps left out of the times: first touch of memory, the capture of graphs
 

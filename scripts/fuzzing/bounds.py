@@ -13,8 +13,8 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.ir import StringImm
 
-from lowering import codegen
-from schedules.cpu.tree import collect, rewrite
+from lowering.codegen import objects
+from schedules.tir.rewrite import collect, rewrite
 
 OUTSIDE = "stores outside of a buffer of its own"
 
@@ -27,7 +27,7 @@ def checked() -> Iterator[None]:
     def with_checks() -> Any:
         return tvm.ir.transform.Sequential([last(), tvm.ir.transform.module_pass(_module, opt_level=0)])
 
-    asserts = mock.patch.dict(codegen.CONFIG, {"tirx.disable_assert": False})
+    asserts = mock.patch.dict(objects.CONFIG, {"tirx.disable_assert": False})
     with asserts, mock.patch.object(s_tir.transform, "RewriteUnsafeSelect", with_checks):
         yield
 

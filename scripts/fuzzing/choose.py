@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.graph import Value
-from sexpgpu.interpret import evaluate
-from sexpgpu.types import ShapeFault, TensorType, TypeFault
+from sexpgpu.graph.core import Value
+from sexpgpu.graph.interpreter import evaluate
+from sexpgpu.ops.types import ShapeFault, TensorType, TypeFault
 
 from .programs import SEED, Input, Program, Step, builder, numbers, words
 

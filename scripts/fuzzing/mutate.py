@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sexpgpu.diagnostics import Report
-from sexpgpu.grammar import FORMS, SPECIAL
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.grammar import FORMS, SPECIAL
+from sexpgpu.language.runfile import load
 from sexpgpu.ops import OPS
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
-from sexpgpu.values import BUILTINS
+from sexpgpu.phases.trace_run import trace_run
+from sexpgpu.trace.builtin_table import BUILTINS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("examples/tiny-generate/run.sx", "examples/characters/full-row.sx", "examples/route-planner/small.sx")

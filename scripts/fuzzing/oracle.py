@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from sexpgpu.graph import Graph, Value
-from sexpgpu.interpret import compute, numpy_dtype, settle
+from sexpgpu.graph.core import Graph, Value
+from sexpgpu.graph.interpreter import compute, numpy_dtype, settle
 
 from .programs import words
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from sexpgpu.draws import DrawBuilder
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Graph, Value, order
-from sexpgpu.interpret import numpy_dtype
-from sexpgpu.simplify import simplify
-from sexpgpu.types import TensorType
-from sexpgpu.verify import verify
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Graph, Value, order
+from sexpgpu.graph.interpreter import numpy_dtype
+from sexpgpu.graph.simplify import simplify
+from sexpgpu.graph.verify import verify
+from sexpgpu.ops.types import TensorType
+from sexpgpu.trace.random_draws import DrawBuilder
 
 Step = tuple[str, tuple[int, ...], Mapping[str, Any]]
 Input = tuple[str, tuple[int, ...], str]

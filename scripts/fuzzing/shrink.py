@@ -8,8 +8,8 @@ from typing import Any
 
 from attrs import evolve
 
-from sexpgpu.diagnostics import UserError
-from sexpgpu.types import ShapeFault, TypeFault
+from sexpgpu.language.diagnostics import UserError
+from sexpgpu.ops.types import ShapeFault, TypeFault
 
 from .programs import Program
 

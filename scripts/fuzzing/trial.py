@@ -22,8 +22,11 @@ import tvm_ffi
 from tvm import relax, tirx
 
 import schedules
-from lowering import codegen, elementary, emit, export, pipeline
-from schedules.cpu.tree import collect
+from lowering import emit, pipeline
+from lowering.codegen import objects
+from lowering.link import shared_library
+from lowering.math import elementary
+from schedules.tir.rewrite import collect
 from tests.cuda_on_cpu import kernels
 from tests.schedules.gpu.both import bits
 
@@ -117,18 +120,18 @@ def _library(lowered: Any, name: str, told: Callable[[str], None]) -> Any:
     """The linked library of ``lowered``, scheduled for the target that ``name`` names, in instructions of v3."""
     told(f"compiling for {name}")
     aimed = attrs.evolve(schedules.TARGETS[name.removesuffix(CHECKED)], functions=elementary.STEPS)
-    target = codegen.hosted(schedules.TARGETS[V3].tvm)
+    target = objects.hosted(schedules.TARGETS[V3].tvm)
     with bounds.checked() if name.endswith(CHECKED) else nullcontext():
         parts = [
-            codegen.compile_part(p, target, lambda f, _: schedules.first(f, aimed)) for p in codegen.parts(lowered)
+            objects.compile_part(p, target, lambda f, _: schedules.first(f, aimed)) for p in objects.parts(lowered)
         ]
-    made = codegen.join(lowered, target, parts)
+    made = objects.join(lowered, target, parts)
     for kernel in made.kernels:
         if not kernel.rule or kernel.failures:
             raise Found("no rule", f"{kernel.kernel} for {name}: {kernel.rule or 'none'}, {kernel.failures}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "phases.so"
-        path.write_bytes(export.library(made, "x86_64"))
+        path.write_bytes(shared_library.library(made, "x86_64"))
         return tvm.runtime.load_module(str(path))
 
 

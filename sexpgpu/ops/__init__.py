@@ -4,4 +4,18 @@ from .spec import OPS, Op, cases
 
 __all__ = ["OPS", "Op", "cases"]
 
-from . import activations, backward, create, elementwise, index, linalg, logic, nn, random, reduce, shape, unary  # noqa: E402, F401  (each fills OPS)
+from . import (  # noqa: E402, F401  (each fills OPS)
+    activations,
+    backward,
+    cast,
+    create,
+    elementwise,
+    indexing,
+    linalg,
+    logic,
+    nn,
+    random,
+    reduction,
+    shape,
+    unary,
+)

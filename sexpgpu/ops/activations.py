@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from .batching import pointwise
 from .cotangents import scaled
-from .reduce import halves_in_f32, in_f32, in_wide, widening
-from .rules import FLOATS, need, unary
+from .reduction import halves_in_f32, in_f32, in_wide, widening
 from .spec import op, tensor
-from .stacking import pointwise
+from .type_rules import FLOATS, need, unary
 
 HINT = "cast it to a float dtype first"
 X = (tensor("x"),)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .batching import attended, summed
 from .cotangents import scaled, strong_ref
 from .nn import ATTEND_CASES, softmax_of_scores
-from .reduce import halves_in_f32
-from .rules import axis_attr
+from .reduction import halves_in_f32
 from .spec import key, op, tensor
-from .stacking import attended, summed
+from .type_rules import axis_attr
 
 AXIS = key("axis", "int")
 PAIR = [("f32", (3, 5)), ("f32", (3, 5))]

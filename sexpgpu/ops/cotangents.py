@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .rules import FLOATS, joined
 from .spec import op, tensor
+from .type_rules import FLOATS, joined
 
 
 def scaled(b: Any, dy: Any, derivative: Any) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..types import DTYPES, ShapeFault, TensorType, TypeFault, axis_of, check_shape
-from .rules import NUMBERS, WHOLE, held, need, numpy_dtype
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
+from .type_rules import NUMBERS, WHOLE, held, need, numpy_dtype
+from .types import DTYPES, ShapeFault, TensorType, TypeFault, axis_of, check_shape
 
 X = (tensor("x"),)
 

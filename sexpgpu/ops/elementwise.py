@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..types import DTYPES
 from .cotangents import divided, scaled
-from .rules import FLOATS, NUMBERS, WHOLE, joined, no_zero, power_of_zero
 from .spec import ZERO_GRAD, op, tensor, tensors
+from .type_rules import FLOATS, NUMBERS, WHOLE, joined, no_zero, power_of_zero
+from .types import DTYPES
 
 XY = (tensor("x"), tensor("y"))
 XS = (tensors("xs"),)

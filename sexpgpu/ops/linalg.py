@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..types import MAX_DIM, ShapeFault, TensorType, broadcast
-from .reduce import halves_in_f32
-from .rules import NUMBERS, need, same_dtype
+from .batching import product as stacked_product
+from .reduction import halves_in_f32
 from .spec import op, tensor
-from .stacking import product as stacked_product
+from .type_rules import NUMBERS, need, same_dtype
+from .types import MAX_DIM, ShapeFault, TensorType, broadcast
 
 
 def flags(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:

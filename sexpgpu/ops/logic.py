@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..types import DTYPES, TensorType, TypeFault, broadcast
 from .elementwise import XS, XY, X
-from .rules import BOOLS, NUMBERS, WHOLE, joined, same_dtype, unary
 from .spec import ZERO_GRAD, index, op, tensor
+from .type_rules import BOOLS, NUMBERS, WHOLE, joined, same_dtype, unary
+from .types import DTYPES, TensorType, TypeFault, broadcast
 
 COMPARE = (([("f32", (3, 5)), ("f32", (5,))], {}), ([("i32", (40,), -2, 3), ("i32", (), 0, 1)], {}),
            ([("u8", (2, 1), 0, 256), ("u8", (3,), 0, 256)], {}), ([("bf16", (7,)), ("bf16", (7,))], {}))

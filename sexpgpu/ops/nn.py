@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..types import ShapeFault, TensorType, broadcast, listed
 from .activations import HINT
-from .hidden import guarded, of_all_queries
-from .reduce import HALVES, halves_in_f32, in_f32, widening
-from .rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
+from .attention_mask import guarded, of_all_queries
+from .batching import as_given, attended, pointwise, summed
+from .reduction import HALVES, halves_in_f32, in_f32, widening
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
-from .stacking import as_given, attended, pointwise, summed
+from .type_rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
+from .types import ShapeFault, TensorType, broadcast, listed
 
 X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))

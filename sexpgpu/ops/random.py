@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..types import ShapeFault, TensorType, TypeFault, listed
-from .rules import FLOATS, WHOLE, need
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
+from .type_rules import FLOATS, WHOLE, need
+from .types import ShapeFault, TensorType, TypeFault, listed
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)

@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import field, frozen, validators
 
-from ..types import TensorType
+from .types import TensorType
 
 OPS: dict[str, Op] = {}
 

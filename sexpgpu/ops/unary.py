@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..types import TensorType
 from .cotangents import divided, scaled
 from .elementwise import X, rounded, rounded_relax, wraps
-from .rules import FLOATS, NUMBERS, SIGNED, above, held, need, unary
 from .spec import ZERO_GRAD, attr, op
+from .type_rules import FLOATS, NUMBERS, SIGNED, above, held, need, unary
+from .types import TensorType
 
 FLOAT = unary(FLOATS, hint="cast it to a float dtype first")
 NEAR_0 = (4e-6, 0.0)  # for those that promise small results to full relative precision

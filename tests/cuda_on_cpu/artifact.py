@@ -73,14 +73,14 @@ def run(artifact: Path, *arguments: object, **fake: object) -> subprocess.Comple
 
 def main() -> int:
     """The command line ``sexpgpu`` with the kernels of this module."""
-    from schedules import cubin
-    from sexpgpu import build as driver
-    from sexpgpu import cli
+    from schedules.cuda import cubin
+    from sexpgpu.build import compile, targets
+    from sexpgpu.cli.main import main
 
     ours = sys.modules["tests.cuda_on_cpu.artifact"]
-    driver.compile_kernel, cubin.kernels = ours.kernels, ours.image
-    driver.need_cuda = lambda targets: None
-    return cli.main(sys.argv[1:])
+    compile.compile_kernel, cubin.kernels = ours.kernels, ours.image
+    targets.need_cuda = lambda targets: None
+    return main(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from artifacts import tarball
-from artifacts.cuda import _server
+from artifacts.device.cuda import _server
+from artifacts.format import tarball
 from lowering import emit, pipeline
-from sexpgpu.diagnostics import Report
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
-from sexpgpu.stack import stacked
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.trace_run import trace_run
+from sexpgpu.planning.microbatch_stacking import stacked
 
 from .artifact import again
 

@@ -16,8 +16,8 @@ import tvm
 import tvm_ffi
 
 import schedules
-from lowering import elementary
-from lowering.codegen import CONFIG, ready
+from lowering.codegen.objects import CONFIG, ready
+from lowering.math import elementary
 
 from . import compile as cuda
 

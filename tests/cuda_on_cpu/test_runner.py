@@ -20,8 +20,9 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("ziglang")
 
-from artifacts import cuda, signature, tarball
-from artifacts.manifest import Manifest
+from artifacts.device import cuda
+from artifacts.format import library_signature, tar_writer, tarball
+from artifacts.format.manifest import Manifest
 from tests.runner.support import checkpoint, contents, metrics, one_error, steps
 
 from . import artifact as gpu
@@ -112,9 +113,9 @@ def rewritten(built: Path, path: Path, change: Callable[[Manifest], Manifest]) -
         old, new = artifact.manifest, change(artifact.manifest)
         members = {file.path: artifact.read(file.path) for file in old.files}
         for target in old.targets:  # the library is that of the new manifest too
-            before, after = (signature.of(m, target).encode() for m in (old, new))
+            before, after = (library_signature.of(m, target).encode() for m in (old, new))
             members[target.library] = members[target.library].replace(before, after)
-        tarball.write(str(path), new, members)
+        tar_writer.write(str(path), new, members)
     return path
 
 
@@ -186,9 +187,9 @@ def same_weights(out: Path, other: Path, step: int) -> bool:
 
 # A runner that expects too little memory, one that does not look again either, and one whose captures may not allocate.
 CHANGED = {
-    "memory": "from artifacts import cuda; cuda.wanted = lambda *_: 0",
-    "spare": "from artifacts import cuda; cuda.wanted = lambda *_: 0; cuda.SPARE = 0",
-    "capture": "from artifacts import cudart; cudart.RELAXED = 0",
+    "memory": "from artifacts.device import cuda; cuda.wanted = lambda *_: 0",
+    "spare": "from artifacts.device import cuda; cuda.wanted = lambda *_: 0; cuda.SPARE = 0",
+    "capture": "from artifacts.device import cuda_runtime as cudart; cudart.RELAXED = 0",
 }
 
 

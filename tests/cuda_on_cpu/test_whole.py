@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("ziglang")
 
-from artifacts import tarball
+from artifacts.format import tarball
 from tests.conftest import EXAMPLES, ONE
 from tests.test_bf16_runs import narrow
 from tests.test_stacking import RUN, left

@@ -127,8 +127,8 @@ def measured(run: str, path: str, only: str) -> list[Total]:
     import tvm
     import tvm_ffi
 
-    from artifacts import tarball
-    from artifacts.cuda import _server
+    from artifacts.device.cuda import _server
+    from artifacts.format import tarball
 
     from .each_kernel import called, draws, programs
 

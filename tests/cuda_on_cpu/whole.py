@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from artifacts import tarball
-from artifacts.cpu import CpuDevice
-from artifacts.cuda import CudaDevice
-from artifacts.device import Device
-from sexpgpu.diagnostics import Report
-from sexpgpu.phases import Plan, trace_run
-from sexpgpu.runfile import load
+from artifacts.device.cpu import CpuDevice
+from artifacts.device.cuda import CudaDevice
+from artifacts.device.interface import Device
+from artifacts.format import tarball
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.plan import Plan
+from sexpgpu.phases.trace_run import trace_run
 from tests.loops import generated, interpreted, steps
 
 STEPS = 4  # the loop's repeats are captured the second time, and replayed from the third on

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sexpgpu.bounds import Bounds
-from sexpgpu.boxes import origins, whole
-from sexpgpu.diagnostics import Report
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.interpret import run
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.graph.element_boxes import origins, whole
+from sexpgpu.graph.interpreter import run
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
 from sexpgpu.ops import OPS
 from sexpgpu.ops.spec import cases
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
-from sexpgpu.types import TensorType
+from sexpgpu.ops.types import TensorType
+from sexpgpu.phases.plan import Bounds
+from sexpgpu.phases.trace_run import trace_run
 
 MOVING = [
     (row, case)

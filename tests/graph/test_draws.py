@@ -5,11 +5,11 @@ from itertools import count
 import numpy as np
 import pytest
 
-from sexpgpu.draws import DrawBuilder, place
-from sexpgpu.graph import Builder, Value
-from sexpgpu.interpret import evaluate
+from sexpgpu.graph.core import Builder, Value
+from sexpgpu.graph.interpreter import evaluate
 from sexpgpu.ops.random import bits_ref, philox, unit
-from sexpgpu.types import ShapeFault, TensorType, TypeFault
+from sexpgpu.ops.types import ShapeFault, TensorType, TypeFault
+from sexpgpu.trace.random_draws import DrawBuilder, place
 
 SEED = np.array([7, 0], "uint32")
 N = 200_000

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from sexpgpu.diagnostics import UserError
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph, Value, order
-from sexpgpu.interpret import evaluate
-from sexpgpu.simplify import simplify
-from sexpgpu.source import Source, Span
-from sexpgpu.types import TensorType
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph, Value, order
+from sexpgpu.graph.interpreter import evaluate
+from sexpgpu.graph.simplify import simplify
+from sexpgpu.language.diagnostics import UserError
+from sexpgpu.language.source import Source, Span
+from sexpgpu.ops.types import TensorType
 
 F32 = TensorType((3,), "f32")
 FEEDS = {"x": np.array([0.5, -1.25, 2.0], "float32"), "y": np.array([1.5, 0.25, -3.0], "float32")}

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from sexpgpu.graph import Builder, Graph
-from sexpgpu.interpret import evaluate, run
+from sexpgpu.graph.core import Builder, Graph
+from sexpgpu.graph.interpreter import evaluate, run
 from sexpgpu.ops import OPS
-from sexpgpu.types import TensorType
+from sexpgpu.ops.types import TensorType
 
 F = TensorType((3,), "f32")
 X = np.array([1.0, 2.0, 4.0], "float32")

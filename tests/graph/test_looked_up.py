@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.interpret import run
-from sexpgpu.looked_up import looked_up, rewritten
-from sexpgpu.simplify import simplify
-from sexpgpu.types import TensorType
-from sexpgpu.verify import verify
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.graph.interpreter import run
+from sexpgpu.graph.simplify import simplify
+from sexpgpu.graph.table_products import looked_up, rewritten
+from sexpgpu.graph.verify import verify
+from sexpgpu.ops.types import TensorType
 
 ROWS, DEPTH, COLUMNS, READ = 5, 16, 3, 20
 TYPES = {

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.interpret import evaluate
-from sexpgpu.placed import together
-from sexpgpu.simplify import simplify
-from sexpgpu.types import TensorType
-from sexpgpu.verify import verify
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.graph.interpreter import evaluate
+from sexpgpu.graph.simplify import simplify
+from sexpgpu.graph.slice_cotangents import together
+from sexpgpu.graph.verify import verify
+from sexpgpu.ops.types import TensorType
 
 WIDTH = 3
 Parts = Callable[[Builder, Value, int], list[Value]]  # (builder, x [T WIDTH], T) -> parts of x

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.interpret import evaluate, run
-from sexpgpu.simplify import simplify
-from sexpgpu.source import Source, Span
-from sexpgpu.types import TensorType
-from sexpgpu.verify import verify
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.graph.interpreter import evaluate, run
+from sexpgpu.graph.simplify import simplify
+from sexpgpu.graph.verify import verify
+from sexpgpu.language.source import Source, Span
+from sexpgpu.ops.types import TensorType
 
 F = TensorType((2, 3), "f32")
 

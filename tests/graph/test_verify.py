@@ -3,9 +3,9 @@
 import pytest
 from attrs import evolve
 
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.types import TensorType
-from sexpgpu.verify import INVARIANTS, BrokenGraph, verify
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.graph.verify import INVARIANTS, BrokenGraph, verify
+from sexpgpu.ops.types import TensorType
 
 F = TensorType((2, 3), "f32")
 

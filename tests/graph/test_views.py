@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from sexpgpu.graph import Builder, Value, order
+from sexpgpu.graph.core import Builder, Value, order
 from sexpgpu.ops import OPS
-from sexpgpu.ops.views import Views, view_of
-from sexpgpu.types import TensorType
+from sexpgpu.ops.strided_views import Views, view_of
+from sexpgpu.ops.types import TensorType
 
 MOVES = ("transpose", "slice", "reshape")
 

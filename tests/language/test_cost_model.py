@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from attrs import evolve
 
-from sexpgpu.cost import Rates, calls, flops, kernel_seconds, phase_cost, step_seconds
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.joins import Kernel, kernels
-from sexpgpu.memory import beside
-from sexpgpu.types import TensorType
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.ops.types import TensorType
+from sexpgpu.planning.cost_model import Rates, calls, flops, kernel_seconds, phase_cost, step_seconds
+from sexpgpu.planning.fusion_model import Kernel, kernels
+from sexpgpu.planning.memory_plan import beside
 from tests.language.test_phases import HELD_OUT, generate
 from tests.support import plan_of
 

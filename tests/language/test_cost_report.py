@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sexpgpu.cost import Rates, phase_cost
-from sexpgpu.cost_report import cost_data, cost_text, rows
-from sexpgpu.lowering_report import commonest, family, lowering_data, lowering_text
-from sexpgpu.memory import Memory
-from sexpgpu.phases import Plan
-from sexpgpu.stack import stacked
+from sexpgpu.build.report import commonest, family, lowering_data, lowering_text
+from sexpgpu.phases.plan import Plan
+from sexpgpu.planning.cost_model import Rates, phase_cost
+from sexpgpu.planning.memory_plan import Memory
+from sexpgpu.planning.microbatch_stacking import stacked
+from sexpgpu.reports.cost import cost_data, cost_text, rows
 from tests.language.test_phases import HELD_OUT, generate
 from tests.support import plan_of
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sexpgpu.diagnostics import Report
-from sexpgpu.grammar import FORMS
-from sexpgpu.reader import read
-from sexpgpu.source import Source
-from sexpgpu.syntax import check
-from sexpgpu.training import CTX_KEYS
-from sexpgpu.values import BUILTINS
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.grammar import FORMS
+from sexpgpu.language.reader import read
+from sexpgpu.language.source import Source
+from sexpgpu.language.syntax import check
+from sexpgpu.phases.training import CTX_KEYS
+from sexpgpu.trace.builtin_table import BUILTINS
 from tests.support import plan_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-file.md").read_text()

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from sexpgpu.explain import data, explain, histogram, outline, phase_rows
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.memory import estimate
-from sexpgpu.stack import stack_plan
-from sexpgpu.types import TensorType
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.ops.types import TensorType
+from sexpgpu.planning.memory_plan import estimate
+from sexpgpu.planning.microbatch_stacking import stack_plan
+from sexpgpu.reports.explain import data, explain, histogram, outline, phase_rows
 from tests.language.test_phases import HELD_OUT, generate
 from tests.support import plan_of
 

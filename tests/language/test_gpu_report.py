@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sexpgpu.codes import TARGET_BOOL, TARGET_UNBOUND
-from sexpgpu.gpu_report import data, kernel_fault, kernel_member, lines, short
-from sexpgpu.lowering_report import lowering_data
+from sexpgpu.build.gpu_report import data, kernel_fault, kernel_member, lines, short
+from sexpgpu.build.report import lowering_data
+from sexpgpu.language.codes import TARGET_BOOL, TARGET_UNBOUND
 from tests.language.test_cost_report import RATES, TWO, WRITES, lowered, taken
 from tests.support import plan_of
 

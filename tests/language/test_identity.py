@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sexpgpu.diagnostics import Report
-from sexpgpu.identity import canonical, identity
-from sexpgpu.reader import read
-from sexpgpu.runfile import load
-from sexpgpu.source import Source
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.reader import read
+from sexpgpu.language.runfile import load
+from sexpgpu.language.source import Source
+from sexpgpu.phases.identity import canonical, identity
 
 BASE = """
 (def width 8) (def unused 1)

@@ -10,12 +10,12 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.tarball import name_allowed
-from sexpgpu.diagnostics import UserError
-from sexpgpu.members import data_members, embedded, safe, source_members
-from sexpgpu.settings import Loader
-from sexpgpu.source import Source, Span
-from sexpgpu.types import TensorType
+from artifacts.format.tarball import name_allowed
+from sexpgpu.build.archive_members import data_members, embedded, safe, source_members
+from sexpgpu.language.diagnostics import UserError
+from sexpgpu.language.source import Source, Span
+from sexpgpu.ops.types import TensorType
+from sexpgpu.phases.run_settings import Loader
 from tests.support import CHARACTERS, plan_of
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from attrs import frozen
 
-from sexpgpu.diagnostics import UserError
-from sexpgpu.graph import Builder, Graph
-from sexpgpu.memory import (
+from sexpgpu.graph.core import Builder, Graph
+from sexpgpu.language.diagnostics import UserError
+from sexpgpu.ops.types import TensorType
+from sexpgpu.planning.memory_plan import (
     Memory,
     check_limit,
     check_room,
@@ -19,7 +20,6 @@ from sexpgpu.memory import (
     size,
     unit,
 )
-from sexpgpu.types import TensorType
 from tests.support import plan_of
 
 GENERATE = """(defgenerate :trips 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sexpgpu.codes import IO_WRITE
-from sexpgpu.diagnostics import UserError, clause
-from sexpgpu.opcall import ABSENT
+from sexpgpu.language.codes import IO_WRITE
+from sexpgpu.language.diagnostics import UserError, clause
+from sexpgpu.trace.operator_call import ABSENT
 from tests.support import plan_text, run_text
 
 

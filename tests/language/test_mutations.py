@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from scripts.fuzzing import mutate
-from sexpgpu import formtools, reader
-from sexpgpu.diagnostics import Report
-from sexpgpu.reader import Reader, read
-from sexpgpu.source import Source
+from sexpgpu.language import form_queries, reader
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.reader import Reader, read
+from sexpgpu.language.source import Source
 
 
 def test_a_mutated_file_is_a_plan_or_coded_faults(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_what_opens_in_a_form_that_nests_too_deep_is_not_read(monkeypatch: pytes
 
 def test_a_hint_is_looked_for_in_so_many_names_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
-    find = formtools.difflib.get_close_matches
+    find = form_queries.difflib.get_close_matches
     monkeypatch.setattr(
-        formtools.difflib, "get_close_matches", lambda n, names, k: compared.append(names) or find(n, names, k)
+        form_queries.difflib, "get_close_matches", lambda n, names, k: compared.append(names) or find(n, names, k)
     )
     names = {f"wide{i:05}" for i in range(20_000)} | {"a", "a-name-far-too-long-to-be-meant", "width"}
-    assert formtools.closest("wdth", names) == "did you mean width?"
-    assert formtools.closest("wied00001", names) == "did you mean wide00001?"
-    assert [len(each) <= formtools.MAX_COMPARED for each in compared] == [True, True]
+    assert form_queries.closest("wdth", names) == "did you mean width?"
+    assert form_queries.closest("wied00001", names) == "did you mean wide00001?"
+    assert [len(each) <= form_queries.MAX_COMPARED for each in compared] == [True, True]

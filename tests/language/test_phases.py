@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sexpgpu import optimize
-from sexpgpu.bounds import Bounds
-from sexpgpu.interpret import run
-from sexpgpu.phases import Phase, Plan
+from sexpgpu.graph.interpreter import run
+from sexpgpu.phases import optimizer
+from sexpgpu.phases.plan import Bounds, Phase, Plan
 from tests.support import faults, plan_of, plan_text, run_text
 
 TWICE = "(defgenerate :trips {trips} :init (lambda (batch ctx) {init}) :step (lambda (state trip ctx) {step}){finish})"
@@ -275,7 +274,7 @@ def test_arithmetic_on_a_field_asks_nothing_of_it() -> None:
 
 
 def test_the_text_of_a_plan_names_its_phases_and_fits_100_columns() -> None:
-    from sexpgpu.explain import explain
+    from sexpgpu.reports.explain import explain
 
     text = explain(plan_of(generate=generate(), passes=HELD_OUT.format(batch=4)))
     assert all(word in text for word in ("generate.step", "2 trips", "eval.p", "2 parameters"))
@@ -639,8 +638,8 @@ def test_where_there_is_a_fault_the_optimizer_is_tried_on_one_parameter_of_each_
 ) -> None:
     """No plan comes of it, and its faults over others would be the same. Without a fault, each has its update."""
     tried: list[str] = []
-    update_one = optimize.update_one
-    monkeypatch.setattr(optimize, "update_one", lambda t, own, name, *rest: (
+    update_one = optimizer.update_one
+    monkeypatch.setattr(optimizer, "update_one", lambda t, own, name, *rest: (
         tried.append(name) or update_one(t, own, name, *rest)
     ))  # fmt: skip
     model = "(defmodel m (x) (-> x (linear :a 3) (linear :b 3) (linear :c 3)))"

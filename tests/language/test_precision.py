@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sexpgpu import precision
-from sexpgpu.graph import Builder
-from sexpgpu.interpret import run
+from sexpgpu.graph.core import Builder
+from sexpgpu.graph.interpreter import run
 from sexpgpu.ops import OPS
-from sexpgpu.phases import Phase, Plan
-from sexpgpu.types import TensorType
+from sexpgpu.ops.types import TensorType
+from sexpgpu.phases.plan import Phase, Plan
+from sexpgpu.trace import mixed_precision
 from tests.support import plan_of, plan_text, run_text
 
 RUN = "(defrun r :model m :loader d :seed 1 :steps 2 :precision {})"
@@ -46,19 +46,19 @@ def test_a_row_runs_as_it_says_and_its_result_has_the_files_type(row, case) -> N
     b = Builder()
     types, attrs = case
     given = [b.input(f"x{n}", TensorType(t[1], t[0])) for n, t in enumerate(types)]
-    narrow = [precision.seen(b, precision.rounded(b, v)) if v.type.dtype == "f32" else v for v in given]
+    narrow = [mixed_precision.seen(b, mixed_precision.rounded(b, v)) if v.type.dtype == "f32" else v for v in given]
     if row.group == "draws" or (row.name == "dropout" and attrs["rate"]):
         assert row.precision == "f32" or row.name == "dropout"
         return
-    made = precision.operands(b, row, narrow)
+    made = mixed_precision.operands(b, row, narrow)
     assert (made is None) == (row.precision == "f32")
-    assert (precision.operands(b, row, given) is None) == (row.precision != "bf16")
+    assert (mixed_precision.operands(b, row, given) is None) == (row.precision != "bf16")
     if made is None:
         return
-    want, got = b(row.name, *given, **attrs), precision.seen(b, b(row.name, *made, **attrs))
+    want, got = b(row.name, *given, **attrs), mixed_precision.seen(b, b(row.name, *made, **attrs))
     for x, y in zip(*(v if isinstance(v, tuple) else (v,) for v in (want, got)), strict=True):
         assert y.type == x.type
-        assert y.type.dtype != "f32" or precision.behind(y), "a bf16 value is seen as f32"
+        assert y.type.dtype != "f32" or mixed_precision.behind(y), "a bf16 value is seen as f32"
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sexpgpu import reader
-from sexpgpu.codes import READ_FILE, READ_SIZE
-from sexpgpu.diagnostics import MAX_FAULTS, Report, clause
-from sexpgpu.forms import Form, Keyword, Literal, Seq, Symbol
-from sexpgpu.identity import canonical
-from sexpgpu.reader import read, read_file
-from sexpgpu.source import Source
+from sexpgpu.language import reader
+from sexpgpu.language.codes import READ_FILE, READ_SIZE
+from sexpgpu.language.diagnostics import MAX_FAULTS, Report, clause
+from sexpgpu.language.forms import Form, Keyword, Literal, Seq, Symbol
+from sexpgpu.language.reader import read, read_file
+from sexpgpu.language.source import Source
+from sexpgpu.phases.identity import canonical
 from tests.support import CHARACTERS
 
 FUZZ = settings(max_examples=1000, deadline=None, database=None, suppress_health_check=list(HealthCheck))

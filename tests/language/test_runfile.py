@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sexpgpu import runfile
-from sexpgpu.diagnostics import Report
-from sexpgpu.identity import canonical
-from sexpgpu.runfile import RunFile, load, prelude_forms
+from sexpgpu.language import runfile
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import RunFile, load, prelude_forms
+from sexpgpu.phases.identity import canonical
 from tests.support import PARTS, run_text
 
 WHOLE = run_text()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from sexpgpu.cost import Rates, calls, step_seconds
-from sexpgpu.diagnostics import UserError
-from sexpgpu.explain import explain
-from sexpgpu.memory import estimate
-from sexpgpu.phases import Phase, Plan, Stacking
-from sexpgpu.stack import UNDECIDED, degrees, refusal, stack_plan, stacked
+from sexpgpu.language.diagnostics import UserError
+from sexpgpu.phases.plan import Phase, Plan, Stacking
+from sexpgpu.planning.cost_model import Rates, calls, step_seconds
+from sexpgpu.planning.memory_plan import estimate
+from sexpgpu.planning.microbatch_stacking import UNDECIDED, degrees, refusal, stack_plan, stacked
+from sexpgpu.reports.explain import explain
 from tests.support import PARTS, plan_of
 
 GENERATE = """(defgenerate :trips 3

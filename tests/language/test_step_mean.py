@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from artifacts import tarball
-from sexpgpu import stack
-from sexpgpu.identity import document
+from artifacts.format import tar_writer
+from sexpgpu.phases.identity import document
+from sexpgpu.planning import microbatch_stacking
 from tests.runner import toy
 from tests.seed.support import Case, manifest
 from tests.support import plan_text, run_text
@@ -85,9 +85,9 @@ def test_what_does_not_count_may_be_anything(tmp_path: Path) -> None:
 def test_stacked_microbatches_have_the_same_bits(tmp_path: Path) -> None:
     data = records(MASKS["one each"])
     case = Case.of(tmp_path, text(2, 4), d=data)
-    plan = stack.stack_plan(case.plan, 2)
+    plan = microbatch_stacking.stack_plan(case.plan, 2)
     path = str(tmp_path / "stacked.tar")
-    tarball.write(path, manifest(plan), {**toy.MEMBERS, "identity.json": document(plan.run)}, force=True)
+    tar_writer.write(path, manifest(plan), {**toy.MEMBERS, "identity.json": document(plan.run)}, force=True)
     want = finished(tmp_path, case)
     (tmp_path / "out").rename(tmp_path / "single")
     got = finished(tmp_path, attrs.evolve(case, plan=plan, path=path))

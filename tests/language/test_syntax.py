@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from sexpgpu.codes import CODES
-from sexpgpu.diagnostics import MAX_FAULTS, Report
-from sexpgpu.forms import Seq
-from sexpgpu.grammar import FORMS, KINDS
-from sexpgpu.identity import canonical
-from sexpgpu.parts import PARTS
-from sexpgpu.reader import read
-from sexpgpu.source import Source
-from sexpgpu.syntax import check, parse, parse_params, split_body
+from sexpgpu.language.codes import CODES
+from sexpgpu.language.diagnostics import MAX_FAULTS, Report
+from sexpgpu.language.form_parts import PARTS
+from sexpgpu.language.forms import Seq
+from sexpgpu.language.grammar import FORMS, KINDS
+from sexpgpu.language.reader import read
+from sexpgpu.language.source import Source
+from sexpgpu.language.syntax import check, parse, parse_params, split_body
+from sexpgpu.phases.identity import canonical
 
 STEP = ":step (lambda (state trip ctx) state)"
 INIT = ":init (lambda (batch ctx) (list))"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sexpgpu.builtins import initial
-from sexpgpu.interpret import run
-from sexpgpu.trace import Tracer
+from sexpgpu.graph.interpreter import run
+from sexpgpu.trace.builtins import initial
+from sexpgpu.trace.evaluator import Tracer
 from tests.support import faults, plan_of, plan_text, run_text
 
 
@@ -160,14 +160,14 @@ def wide(body: str, deep: int) -> str:
 
 
 def test_a_wide_expansion_is_a_diagnostic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sexpgpu.graph.MAX_NODES", 2000)
+    monkeypatch.setattr("sexpgpu.graph.core.MAX_NODES", 2000)
     text = run_text(model=wide("(+ x 1.0)", 24) + "\n(defmodel m (x) (linear (f24 x) :out 2))")
     found = [(e.code.name, e.message) for e in plan_text(text)[1].errors]
     assert found == [("E-FORM-005", "the trace made more than 2000 values")]
 
 
 def test_a_wide_expansion_that_makes_no_value_is_a_diagnostic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sexpgpu.trace.MAX_STEPS", 5000)
+    monkeypatch.setattr("sexpgpu.trace.evaluator.MAX_STEPS", 5000)
     text = run_text(model=wide("x", 9) + "\n(defmodel m (x) (linear (f9 x) :out 2))")
     assert {(e.code.name, "expands" in e.message) for e in plan_text(text)[1].errors} == {("E-FORM-005", True)}
 
@@ -184,7 +184,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_graphs_with_a_fault_are_looked_at_so_far_and_no_further_all_together(
     monkeypatch: pytest.MonkeyPatch, looked: list[int], passes: int
 ) -> None:
-    monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 500)
+    monkeypatch.setattr("sexpgpu.trace.evaluator.FAULTY_STEPS", 500)
     text = run_text(
         model=wide("x", 9) + "\n(defmodel m (x) (linear (+ nope (f9 x)) :out 2))",
         passes="\n".join(f"(defpass p{n} :loader d :every 1)" for n in range(passes)),
@@ -208,7 +208,7 @@ def test_graphs_with_a_fault_are_looked_at_so_far_and_no_further_all_together(
 def test_that_arguments_are_far_too_many_is_told_before_they_are_looked_at(
     monkeypatch: pytest.MonkeyPatch, looked: list[int], call: str, message: str
 ) -> None:
-    monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 500)
+    monkeypatch.setattr("sexpgpu.trace.evaluator.FAULTY_STEPS", 500)
     text = run_text(
         model=wide("x", 5) + "\n(defmodel m (x) (linear x :out 2))",
         objective=f"(defobjective (inputs ctx) (let ((x (getf inputs :x))) {call.format('(f5 x) ' * 100)}))",
@@ -226,7 +226,7 @@ def test_arguments_that_are_too_many_have_their_own_faults() -> None:
 
 
 def test_a_graph_without_a_fault_is_looked_at_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sexpgpu.trace.FAULTY_STEPS", 10)
+    monkeypatch.setattr("sexpgpu.trace.evaluator.FAULTY_STEPS", 10)
     assert plan_of(passes="(defpass p :loader d :every 1)")
 
 
@@ -292,7 +292,7 @@ TWICE = "(defobjective (inputs ctx) (mean (+ (model (getf inputs :x)) (model (* 
 )
 def test_an_init_is_made_once_however_often_its_parameter_is_met(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     made: list[str] = []
-    monkeypatch.setattr("sexpgpu.builtins.initial", lambda world, p: made.append(p.name) or initial(world, p))
+    monkeypatch.setattr("sexpgpu.trace.builtins.initial", lambda world, p: made.append(p.name) or initial(world, p))
     plan = plan_of(model=model, objective=TWICE, passes="(defpass p :loader d :every 1)")
     assert sorted(made) == [p.name for p in plan.parameters]
 
@@ -320,7 +320,7 @@ def test_inits_that_differ_in_what_they_close_over_clash(one: str, other: str) -
 
 @pytest.mark.parametrize("limit, place", [(12, "1:17"), (26, "-")])
 def test_a_gradient_that_is_too_large_is_a_diagnostic(monkeypatch: pytest.MonkeyPatch, limit: int, place: str) -> None:
-    monkeypatch.setattr("sexpgpu.graph.MAX_NODES", limit)  # PARTS makes 13 values for the loss, 27 with gradients
+    monkeypatch.setattr("sexpgpu.graph.core.MAX_NODES", limit)  # PARTS makes 13 values for the loss, 27 with gradients
     assert faults() == [f"E-FORM-005 {place}"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sexpgpu.cli import main
+from sexpgpu.cli.main import main
 from tests.support import plan_text, run_text
 
 MODEL = "(defmodel m (x &key (salt 0)) (linear {} :out 2))"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sexpgpu.codes import CODES
-from sexpgpu.diagnostics import Report
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
+from sexpgpu.language.codes import CODES
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.trace_run import trace_run
 
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.sx"))
 

@@ -13,9 +13,9 @@ import ml_dtypes  # noqa: F401  (gives NumPy bfloat16)
 import numpy as np
 import pytest
 
-from sexpgpu.graph import Builder, Graph, Value
+from sexpgpu.graph.core import Builder, Graph, Value
 from sexpgpu.ops import OPS
-from sexpgpu.types import DTYPES, TensorType
+from sexpgpu.ops.types import DTYPES, TensorType
 
 tvm = pytest.importorskip("tvm", reason="needs the extra `build`")
 tvm_ffi = pytest.importorskip("tvm_ffi")
@@ -46,9 +46,10 @@ def graph(name: str, ins: Sequence[Value], **outs: Value) -> Graph:
 
 
 def compiled(*graphs: Graph, scheduler: Any = no_rule, in_place: Any = None, spec: Any = X86, dump: Any = None) -> Any:
-    from lowering import codegen, emit
+    from lowering import emit
+    from lowering.codegen import objects
 
-    return codegen.compile(emit.emit(graphs), target(spec), scheduler, in_place, dump)
+    return objects.compile(emit.emit(graphs), target(spec), scheduler, in_place, dump)
 
 
 def tensor(array: np.ndarray) -> Any:
@@ -79,9 +80,9 @@ def load(library: bytes) -> Callable[[str], Callable[..., Any]]:
 
 def run_functions(made: Any, calls: Mapping[str, Sequence[np.ndarray]]) -> dict[str, list[np.ndarray]]:
     """Function -> the values it returns for the given inputs."""
-    from lowering import export
+    from lowering.link import shared_library
 
-    functions = load(export.library(made, "x86_64"))
+    functions = load(shared_library.library(made, "x86_64"))
     return {name: [numpy(y) for y in functions(name)(*map(tensor, arrays))] for name, arrays in calls.items()}
 
 

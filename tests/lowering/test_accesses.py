@@ -9,7 +9,7 @@ pytest.importorskip("tvm", reason="needs the extra `build`")
 from tvm import te  # noqa: E402
 from tvm.script import tirx as T  # noqa: E402, N812
 
-from lowering.passes.accesses import may_alias, outputs  # noqa: E402
+from lowering.passes.block_accesses import may_alias, outputs  # noqa: E402
 
 pytestmark = pytest.mark.build
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from lowering_runs import T, compiled, inputs, run_functions
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph, Value
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph, Value
 from sexpgpu.ops import nn
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
 import schedules
-from lowering import elementary
+from lowering.math import elementary
 from tests.schedules.kernels import V3, numbers, runs_here
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lowering import emit, pipeline
-from sexpgpu.diagnostics import Report
-from sexpgpu.joins import kernels
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.trace_run import trace_run
+from sexpgpu.planning.fusion_model import kernels
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from lowering_runs import T, graph, inputs
 
-from sexpgpu.graph import Builder, Graph
+from sexpgpu.graph.core import Builder, Graph
 
 tvm = pytest.importorskip("tvm", reason="needs the extra `build`")
 pytest.importorskip("ziglang", reason="needs the extra `build`")
@@ -23,7 +23,9 @@ from tvm import tirx  # noqa: E402
 from tvm.script import tirx as TS  # noqa: E402
 
 import schedules  # noqa: E402
-from lowering import codegen, device, emit, export, imports, pipeline  # noqa: E402
+from lowering import emit, pipeline  # noqa: E402
+from lowering.codegen import cuda_source, module_blob, objects  # noqa: E402
+from lowering.link import shared_library  # noqa: E402
 
 pytestmark = pytest.mark.build
 HERE = Path(__file__).parent
@@ -41,7 +43,7 @@ def plain(func: Any, _: Any) -> Any:
     return SimpleNamespace(func=schedule.mod["main"], rule="plain", failures=())
 
 
-def many(count: int = codegen.PART + 2) -> Graph:
+def many(count: int = objects.PART + 2) -> Graph:
     """A function of ``count`` kernels, more than one part has."""
     b = Builder()
     xs = inputs(b, **{f"x{n}": T("f32", 100 + n) for n in range(count)})
@@ -49,12 +51,12 @@ def many(count: int = codegen.PART + 2) -> Graph:
 
 
 def made() -> Any:
-    return codegen.compile(emit.emit([many()]), GPU, plain)
+    return objects.compile(emit.emit([many()]), GPU, plain)
 
 
 def test_the_library_holds_a_key_for_each_part_and_no_text() -> None:
     compiled = made()
-    library = export.library(compiled, "x86_64")
+    library = shared_library.library(compiled, "x86_64")
     assert len(compiled.devices) > 1
     held = sorted(re.findall(rb"sexpgpu-kernels:[0-9a-f]{64}", library))
     assert held == sorted(b"sexpgpu-kernels:" + d.key.encode() for d in compiled.devices)
@@ -123,14 +125,14 @@ def test_a_runtime_that_loads_the_library_asks_for_each_key(tmp_path: Path) -> N
     subprocess.run(command, check=True, env={**os.environ, **caches})
     phases = tmp_path / "phases.so"
     compiled = made()
-    phases.write_bytes(export.library(compiled, "x86_64"))
+    phases.write_bytes(shared_library.library(compiled, "x86_64"))
     folder = Path(tvm.__file__).parent / "lib"
     ours = [str(folder / f"libtvm_runtime{which}.so") for which in ("", "_cuda")]
     cudart = str(Path(list(runtime.__path__)[0]) / "lib" / "libcudart.so.13")
     command = [sys.executable, "-c", LOAD, cudart, str(driver), *ours, str(phases)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [device.PREFIX + d.key for d in compiled.devices]
+    assert done.stdout.split() == [cuda_source.PREFIX + d.key for d in compiled.devices]
 
 
 def scheduled(body: Any) -> Any:
@@ -138,9 +140,9 @@ def scheduled(body: Any) -> Any:
     return lambda func, _: SimpleNamespace(func=body, rule="made", failures=())
 
 
-def fault(scheduler: Any) -> codegen.KernelFault:
-    with pytest.raises(codegen.KernelFault) as caught:
-        codegen.compile(emit.emit([twice()]), GPU, scheduler)
+def fault(scheduler: Any) -> objects.KernelFault:
+    with pytest.raises(objects.KernelFault) as caught:
+        objects.compile(emit.emit([twice()]), GPU, scheduler)
     return caught.value
 
 
@@ -163,19 +165,19 @@ def half_bound(x: TS.Buffer((128,), "float32"), y: TS.Buffer((128,), "float32"))
 
 
 def test_the_text_can_be_looked_at(tmp_path: Path) -> None:
-    (part,) = codegen.parts(pipeline.lower(emit.emit([twice()])))
-    made = codegen.compile_part(part, GPU, plain, str(tmp_path))
+    (part,) = objects.parts(pipeline.lower(emit.emit([twice()])))
+    made = objects.compile_part(part, GPU, plain, str(tmp_path))
     assert made.device is not None and (tmp_path / f"{made.device.key}.cu").read_text() == made.device.source
 
 
 def test_what_each_launch_is_is_kept_and_an_audit_that_fails_is_told() -> None:
     lowered = pipeline.lower(emit.emit([twice()]))
-    (part,) = codegen.parts(lowered)
-    made = codegen.compile_part(part, GPU, plain, audit=lambda func: [{"blocks": 2}])
-    (kernel,) = codegen.join(lowered, GPU, [made]).kernels
+    (part,) = objects.parts(lowered)
+    made = objects.compile_part(part, GPU, plain, audit=lambda func: [{"blocks": 2}])
+    (kernel,) = objects.join(lowered, GPU, [made]).kernels
     assert (kernel.launches, kernel.failures) == (({"blocks": 2},), ())
-    made = codegen.compile_part(part, GPU, plain, audit=lambda func: [][0])
-    (kernel,) = codegen.join(lowered, GPU, [made]).kernels
+    made = objects.compile_part(part, GPU, plain, audit=lambda func: [][0])
+    (kernel,) = objects.join(lowered, GPU, [made]).kernels
     assert (kernel.launches, kernel.failures) == ((), ("audit: IndexError: list index out of range",))
 
 
@@ -203,12 +205,12 @@ def test_and_one_that_the_host_reads_for() -> None:
 
 def test_a_name_for_a_load_counts_as_one() -> None:
     name, load = tirx.Var("first", "float32"), tirx.BufferLoad(tirx.decl_buffer((4,), "float32"), [0])
-    assert not device._is_bound(tirx.Bind(name, load + load))
-    assert device._is_bound(tirx.Bind(name, tirx.const(1.0, "float32")))
+    assert not cuda_source._is_bound(tirx.Bind(name, load + load))
+    assert cuda_source._is_bound(tirx.Bind(name, tirx.const(1.0, "float32")))
 
 
 def test_a_kernel_that_is_bound_is_not() -> None:
-    codegen.compile(emit.emit([twice()]), GPU, plain)
+    objects.compile(emit.emit([twice()]), GPU, plain)
 
 
 def bool_by(lanes: int, scope: str) -> Any:
@@ -234,7 +236,7 @@ def bool_by(lanes: int, scope: str) -> Any:
 @pytest.mark.parametrize("scope", ["shared", "shared.dyn", "local"])
 def test_bool_by_vectors_is_refused(scope: str) -> None:
     assert fault(scheduled(bool_by(4, scope))).bool_vectors == ("add_kernel",)
-    codegen.compile(emit.emit([twice()]), GPU, scheduled(bool_by(1, scope)))
+    objects.compile(emit.emit([twice()]), GPU, scheduled(bool_by(1, scope)))
 
 
 @pytest.mark.parametrize(
@@ -255,19 +257,22 @@ def test_what_counts_as_bool_by_vectors(parameters: str, body: str, wrong: bool)
     head = f'extern "C" __global__ void __launch_bounds__(4) k({parameters})'
     other = 'extern "C" __global__ void other(bool* q_ptr) {\n  q_ptr[0];\n}\n'
     text = f"{head};\n{other}{head} {{\n  {body}\n}}\n{other}"
-    assert device.bool_vectors(text) == (("k",) if wrong else ())
+    assert cuda_source.bool_vectors(text) == (("k",) if wrong else ())
 
 
 def test_a_list_of_modules_is_read_as_it_was_written() -> None:
-    code, root = imports.Entry(imports.CODE, None, ()), imports.Entry("root", b"abc", (1,))
-    data = imports.write([root, code])
-    assert imports.read(data) == [root, code]
-    more = imports.read(imports.with_modules(data, "cuda", [b"x", b""]))
-    assert more[1].children == (2, 3) and more[2:] == [imports.Entry("cuda", b"x", ()), imports.Entry("cuda", b"", ())]
+    code, root = module_blob.Entry(module_blob.CODE, None, ()), module_blob.Entry("root", b"abc", (1,))
+    data = module_blob.write([root, code])
+    assert module_blob.read(data) == [root, code]
+    more = module_blob.read(module_blob.with_modules(data, "cuda", [b"x", b""]))
+    assert more[1].children == (2, 3) and more[2:] == [
+        module_blob.Entry("cuda", b"x", ()),
+        module_blob.Entry("cuda", b"", ()),
+    ]
 
 
 def test_cuda_stays_text_on_a_machine_that_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.PLAIN, "0")
-    with device.as_text():
-        assert os.environ[device.PLAIN] == "1"
-    assert os.environ[device.PLAIN] == "0"
+    monkeypatch.setenv(cuda_source.PLAIN, "0")
+    with cuda_source.as_text():
+        assert os.environ[cuda_source.PLAIN] == "1"
+    assert os.environ[cuda_source.PLAIN] == "0"

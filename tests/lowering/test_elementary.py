@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from lowering_runs import X86, T, compiled, graph, inputs, load, numpy, tensor, tvm
 
-from sexpgpu.graph import Builder
+from sexpgpu.graph.core import Builder
 
 pytestmark = pytest.mark.build
 RNG = np.random.default_rng(0)
@@ -36,13 +36,13 @@ SPACED = {
 
 
 def function(op: str, count: int, arity: int, scheduler=None, spec=X86):
-    from lowering import export
+    from lowering.link import shared_library
 
     b = Builder()
     ins = inputs(b, **{f"x{n}": T("f32", count) for n in range(arity)})
     made = compiled(graph("f", ins, y=b(op, *ins)), scheduler=scheduler or plain, spec=spec)
-    data = export.library(made, "x86_64")
-    assert export.libm(data) == ()
+    data = shared_library.library(made, "x86_64")
+    assert shared_library.libm(data) == ()
     call = load(data)("f")
     return lambda *xs: numpy(call(*(tensor(np.asarray(x, "float32")) for x in xs))[0])
 
@@ -106,7 +106,7 @@ def test_rows_made_of_others_have_one_set_of_bits(op):
     import attrs
 
     import schedules
-    from lowering import elementary
+    from lowering.math import elementary
 
     def scheduler(lanes):
         target = attrs.evolve(schedules.TARGETS["cpu-x86-64-v3"], functions=elementary.STEPS, lanes=lanes)

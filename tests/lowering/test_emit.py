@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from lowering_runs import T, compiled, graph, inputs, load, numpy, reference, run_functions, sample, samples, tensor
 
-from sexpgpu.graph import Builder
+from sexpgpu.graph.core import Builder
 from sexpgpu.ops import OPS
 
 pytestmark = pytest.mark.build
@@ -37,10 +37,10 @@ def test_outputs_share_memory_with_no_input_and_no_other_output():
         deep=b("reshape", flat, shape=(2, 12)),
         of=b("reshape", y, shape=(24,)),
     )
-    from lowering import export
+    from lowering.link import shared_library
 
     given = tensor(sample(x.type))
-    got = load(export.library(compiled(g), "x86_64"))("f")(given)
+    got = load(shared_library.library(compiled(g), "x86_64"))("f")(given)
     want = [a.tobytes() for a in reference(g, [numpy(given)])]
     every = [given, *got]
     places = [np.from_dlpack(t).ctypes.data for t in every]
@@ -102,7 +102,7 @@ def test_a_row_whose_relax_and_type_disagree_is_a_fault_of_the_row(monkeypatch):
 
 
 def test_equal_layers_are_traced_once_and_others_are_not_taken_for_them(monkeypatch):
-    from lowering import namespace
+    from lowering.kernels import namespace
 
     traced = []
     real = namespace.KERNELS["pad"]

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from lowering_runs import ARM, T, compiled, graph, inputs
 
-from sexpgpu.graph import Builder, Graph
+from sexpgpu.graph.core import Builder, Graph
 
 pytest.importorskip("ziglang", reason="needs the extra `build`")
 
-from artifacts import elf  # noqa: E402
-from lowering import export, room  # noqa: E402
+from artifacts.base import elf  # noqa: E402
+from lowering.codegen import temp_space  # noqa: E402
+from lowering.link import shared_library  # noqa: E402
 
 pytestmark = pytest.mark.build
 HERE = Path(__file__).parent
@@ -49,7 +50,7 @@ print(hashlib.sha256(t.export.library(t.compiled(t.small(), t.in_f64('second')),
 
 
 def test_bytes_depend_on_the_module_alone(tmp_path):
-    digests = {hashlib.sha256(export.library(compiled(small(), in_f64("second")), "x86_64")).hexdigest()}
+    digests = {hashlib.sha256(shared_library.library(compiled(small(), in_f64("second")), "x86_64")).hexdigest()}
     for n, hash_seed in enumerate(("1", "99")):
         folder = tmp_path / ("a folder with a longer name" * n or "a")
         folder.mkdir()
@@ -71,35 +72,35 @@ def test_bytes_depend_on_the_module_alone(tmp_path):
 
 
 def test_a_library_wants_only_what_every_runner_has():
-    data = export.library(compiled(small()), "x86_64")
+    data = shared_library.library(compiled(small()), "x86_64")
     shared = elf.read(data)
     assert shared.machine == "x86_64" and shared.needed == ()
-    assert set(shared.undefined) <= {"TVMFFIErrorSetRaisedFromCStrParts", *export.MEMORY}
-    assert export.libm(data) == ()
+    assert set(shared.undefined) <= {"TVMFFIErrorSetRaisedFromCStrParts", *shared_library.MEMORY}
+    assert shared_library.libm(data) == ()
     assert not any(word in data for word in (b"/tmp", b"/work", b"/home", b"GCC", sys.prefix.encode()))
 
 
 def test_functions_of_libm_are_told_and_anything_else_is_refused(monkeypatch):
-    data = export.library(compiled(in_f64()), "x86_64")
-    assert export.libm(data) == ("exp",)
+    data = shared_library.library(compiled(in_f64()), "x86_64")
+    assert shared_library.libm(data) == ("exp",)
     allowed = {"expf": False, "powf": False, "fmodf": True, "fmod": True, "printf": False, "f": False}
-    assert {s: export.may_call(s) for s in allowed} == allowed
-    monkeypatch.setattr(export, "LIBM", frozenset())
-    with pytest.raises(export.LinkFault, match="wants exp, which a runner need not have"):
-        export.check(data, "x86_64")
+    assert {s: shared_library.may_call(s) for s in allowed} == allowed
+    monkeypatch.setattr(shared_library, "LIBM", frozenset())
+    with pytest.raises(shared_library.LinkFault, match="wants exp, which a runner need not have"):
+        shared_library.check(data, "x86_64")
 
 
 def test_the_other_machine_gets_a_library_of_its_own():
-    data = export.library(compiled(small(), spec=ARM), "aarch64")
+    data = shared_library.library(compiled(small(), spec=ARM), "aarch64")
     assert elf.read(data).machine == "aarch64"
-    with pytest.raises(export.LinkFault, match="for aarch64, not x86_64"):
-        export.check(data, "x86_64")
+    with pytest.raises(shared_library.LinkFault, match="for aarch64, not x86_64"):
+        shared_library.check(data, "x86_64")
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="binutils are not installed")
 def test_readelf_agrees(tmp_path):
     path = tmp_path / "arm.so"
-    path.write_bytes(export.library(compiled(small(), spec=ARM), "aarch64"))
+    path.write_bytes(shared_library.library(compiled(small(), spec=ARM), "aarch64"))
     done = subprocess.run(
         ["readelf", "-h", "-W", "--dyn-syms", str(path)],
         capture_output=True,
@@ -113,36 +114,36 @@ def test_readelf_agrees(tmp_path):
 
 
 def test_a_linker_that_refuses_is_our_fault(monkeypatch):
-    monkeypatch.setattr(export, "LINK", ("ld.lld", "--no-such-option"))
-    with pytest.raises(export.LinkFault, match="no-such-option"):
-        export.library(compiled(in_f64()), "x86_64")
+    monkeypatch.setattr(shared_library, "LINK", ("ld.lld", "--no-such-option"))
+    with pytest.raises(shared_library.LinkFault, match="no-such-option"):
+        shared_library.library(compiled(in_f64()), "x86_64")
 
 
 def test_the_runtime_is_that_of_the_wheel_or_the_one_given(tmp_path):
     machine = os.uname().machine
-    data = export.runtime_library(machine)
+    data = shared_library.runtime_library(machine)
     given = tmp_path / "given.so"
     given.write_bytes(data)
-    assert export.runtime_library(machine, given) == data
+    assert shared_library.runtime_library(machine, given) == data
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[machine]
-    with pytest.raises(export.RuntimeFault, match=f"is for {machine}, and the target is {other}"):
-        export.runtime_library(other)
+    with pytest.raises(shared_library.RuntimeFault, match=f"is for {machine}, and the target is {other}"):
+        shared_library.runtime_library(other)
 
 
 def test_what_is_not_a_runtime_is_refused(tmp_path):
     path = tmp_path / "x.so"
-    with pytest.raises(export.RuntimeFault, match="cannot be read: No such file"):
-        export.runtime_library("x86_64", path)
-    path.write_bytes(export.library(compiled(in_f64()), "x86_64"))
-    with pytest.raises(export.RuntimeFault, match="not the runtime of the tvm wheel"):
-        export.runtime_library("x86_64", path)
+    with pytest.raises(shared_library.RuntimeFault, match="cannot be read: No such file"):
+        shared_library.runtime_library("x86_64", path)
+    path.write_bytes(shared_library.library(compiled(in_f64()), "x86_64"))
+    with pytest.raises(shared_library.RuntimeFault, match="not the runtime of the tvm wheel"):
+        shared_library.runtime_library("x86_64", path)
     path.write_bytes(b"text")
-    with pytest.raises(export.RuntimeFault, match="is not a 64-bit little-endian ELF file"):
-        export.runtime_library("x86_64", path)
+    with pytest.raises(shared_library.RuntimeFault, match="is not a 64-bit little-endian ELF file"):
+        shared_library.runtime_library("x86_64", path)
 
 
 def test_damaged_elf_files_are_refused_and_never_crash():
-    data = export.library(compiled(in_f64()), "x86_64")
+    data = shared_library.library(compiled(in_f64()), "x86_64")
     for size in (7, 40, 64, 600, len(data) // 2, len(data) - 1):
         with pytest.raises(elf.NotElf):
             elf.read(data[:size])
@@ -153,7 +154,7 @@ def test_damaged_elf_files_are_refused_and_never_crash():
 
 def test_a_full_folder_for_temporary_files_is_no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=room.ROOM - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=temp_space.ROOM - 1))
     with pytest.raises(OSError, match="32 MiB") as caught:
-        export.library(compiled(small()), "x86_64")
+        shared_library.library(compiled(small()), "x86_64")
     assert os.path.isdir(caught.value.filename)

@@ -12,8 +12,8 @@ pytest.importorskip("tvm")
 import tvm
 from tvm import tirx
 
-from lowering import flatten
-from schedules.cpu.emit import i64, loop, store
+from lowering.passes import flatten_buffer
+from schedules.tir.builder import i64, loop, store
 from tests.cuda_on_cpu import kernels
 from tests.schedules import test_heads
 from tests.schedules.gpu.both import scheduled
@@ -24,20 +24,20 @@ pytestmark = pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2"
 
 def variables(body: Any) -> tuple[int, int]:
     """Loops, and variables of loops."""
-    loops = flatten._loops(body)
+    loops = flatten_buffer._loops(body)
     return len(loops), len({loop.loop_var for loop in loops})
 
 
 def compared(found: list[tuple[int, int, bool]]) -> Callable[[], Any]:
     """Stands for ``flatten``; keeps (loops, variables of loops, whether both passes make the same) of each program."""
-    original = flatten.flatten
+    original = flatten_buffer.flatten
 
     @tvm.transform.module_pass(opt_level=0)
     def run(module: Any, _: Any) -> Any:
-        want, got = flatten.ORIGINAL()(module), original()(module)
+        want, got = flatten_buffer.ORIGINAL()(module), original()(module)
         for gv, func in module.functions_items():
             same = tvm.ir.save_json(want[gv.name_hint]) == tvm.ir.save_json(got[gv.name_hint])
-            found.append((*variables(flatten.shared(func.body)), same))
+            found.append((*variables(flatten_buffer.shared(func.body)), same))
         return got
 
     return lambda: run
@@ -56,7 +56,7 @@ def test_the_programs_are_those_of_tvms_pass(
     kind: str, compile: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tuple[int, int, bool]] = []
-    monkeypatch.setattr(flatten, "flatten", compared(found))
+    monkeypatch.setattr(flatten_buffer, "flatten", compared(found))
     compile(MADE[kind]())
     assert found and all(same for *_, same in found)
     if kind != "product":  # a tenth of the loops of a large kernel
@@ -72,7 +72,7 @@ def test_loops_in_one_another_keep_variables_of_their_own() -> None:
         return loop(4, lambda i: loop(4, lambda j: store(rows, tirx.const(value, "float32"), i, j)))
 
     body = tirx.SeqStmt([nest(1.0), nest(2.0)])
-    assert variables(body) == (4, 4) and variables(flatten.shared(body)) == (4, 2)
+    assert variables(body) == (4, 4) and variables(flatten_buffer.shared(body)) == (4, 2)
     module = tvm.IRModule({"main": tirx.PrimFunc([rows], body).with_attr("global_symbol", "main")})
-    want, got = flatten.ORIGINAL()(module)["main"], flatten.flatten()(module)["main"]
+    want, got = flatten_buffer.ORIGINAL()(module)["main"], flatten_buffer.flatten()(module)["main"]
     assert tvm.ir.save_json(want) == tvm.ir.save_json(got) and variables(got.body) == (4, 4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lowering_runs import T, compiled, graph, inputs, load, no_rule, numpy, reference, samples, tensor
 
-from sexpgpu.graph import Builder, Graph
+from sexpgpu.graph.core import Builder, Graph
 
 pytestmark = pytest.mark.build
 
@@ -18,12 +18,12 @@ def build(g: Graph, *pairs: tuple[int, int]):
 def agree(made, g: Graph) -> None:
     """One call: the pairs that were done are in the caller's memory, the other outputs are returned, and all inputs
     that are in no pair are as they were."""
-    from lowering import export
+    from lowering.link import shared_library
 
     arrays = samples(g)
     want = reference(g, arrays)
     given = [tensor(a) for a in arrays]
-    got = load(export.library(made, "x86_64"))(g.name)(*given)
+    got = load(shared_library.library(made, "x86_64"))(g.name)(*given)
     pairs = dict(made.in_place.get(g.name, ()))
     returned = [w for n, w in enumerate(want) if n not in pairs]
     assert len(got) == len(returned)

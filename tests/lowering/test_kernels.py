@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from lowering_runs import T, compiled, graph, inputs, reference, run_functions, sample
 
-from sexpgpu.graph import Builder, Graph
-from sexpgpu.types import DTYPES
+from sexpgpu.graph.core import Builder, Graph
+from sexpgpu.ops.types import DTYPES
 
 pytestmark = pytest.mark.build
 
@@ -90,7 +90,7 @@ def test_a_nan_is_found_in_vectors(dtype: str):
     """A statement that TVM cannot vectorize becomes a loop over its lanes, several times slower."""
     from tvm import IRModule, tirx
 
-    from lowering.kernels_elementwise import is_nan
+    from lowering.kernels.elementwise import is_nan
 
     x, y = (tirx.decl_buffer((8,), kind, name) for kind, name in ((dtype, "x"), ("int32", "y")))
     i = tirx.Var("i", "int32")

@@ -12,12 +12,14 @@ import pytest
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
 import schedules
-from lowering import codegen, elementary, pipeline
+from lowering import pipeline
+from lowering.codegen import objects
 from lowering.emit import emit
-from lowering.passes.views import LARGE
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Graph, Value, order
-from sexpgpu.simplify import simplify
+from lowering.math import elementary
+from lowering.passes.reshape_views import LARGE
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Graph, Value, order
+from sexpgpu.graph.simplify import simplify
 from tests.lowering.lowering_runs import T, inputs
 from tests.ops.row_cases import DrawBuilder, type_of
 
@@ -78,8 +80,8 @@ def test_kernels_of_large_tensors_are_scheduled_and_compiled(name: str) -> None:
     lowered = pipeline.lower(emit([graph(CASES[name])]), {})
     for target in (schedules.TARGETS["cpu-x86-64-v3"], schedules.TARGETS["cuda-sm_80"]):
         aimed = attrs.evolve(target, functions=elementary.STEPS)
-        for part in codegen.parts(lowered):
-            made = codegen.compile_part(part, target.tvm, lambda func, _, aimed=aimed: schedules.first(func, aimed))
+        for part in objects.parts(lowered):
+            made = objects.compile_part(part, target.tvm, lambda func, _, aimed=aimed: schedules.first(func, aimed))
             assert all(rule and not failures for rule, failures in made.told.values()), made.told
 
 

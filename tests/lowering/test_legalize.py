@@ -7,9 +7,9 @@ from lowering_runs import tvm
 
 from lowering import emit
 from lowering.passes.legalize import legalize
-from sexpgpu.diagnostics import Report
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import EXAMPLES
 
 pytestmark = pytest.mark.build

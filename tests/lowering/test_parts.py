@@ -9,13 +9,13 @@ import pytest
 
 from lowering import pipeline
 from lowering.emit import emit
-from lowering.numbers import as_data
-from lowering.parts import MANY, MOST, cuts
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.interpret import evaluate
-from sexpgpu.simplify import simplify
-from sexpgpu.types import TensorType
+from lowering.kernels.split_concat import MANY, MOST, cuts
+from lowering.scalar_operands import as_data
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.graph.interpreter import evaluate
+from sexpgpu.graph.simplify import simplify
+from sexpgpu.ops.types import TensorType
 from tests.ops.row_cases import compiled, scheduled
 
 COUNT = 300

@@ -9,8 +9,8 @@ import pytest
 from lowering_runs import T, compiled, graph, inputs, no_rule, reference, run_functions, samples, target, tvm
 from tvm import relax
 
-from lowering.passes.memory import constants
-from sexpgpu.graph import Builder, Graph
+from lowering.passes.memory_usage import constants
+from sexpgpu.graph.core import Builder, Graph
 
 pytestmark = pytest.mark.build
 
@@ -51,7 +51,7 @@ def test_the_scheduler_is_asked_once_a_kernel_and_its_answer_is_used():
 def test_a_schedule_keeps_the_word_on_aliases_of_the_program_it_was_given(claims):
     from tvm import te
 
-    from lowering.passes.schedule import schedule
+    from lowering.passes.apply_schedules import schedule
 
     x = te.placeholder((4,), "float32", "x")
     func = te.create_prim_func([x, te.compute((4,), lambda i: x[i] + 1.0)])
@@ -77,22 +77,23 @@ def test_the_memory_of_a_call():
 
 
 def test_a_part_has_the_bytes_of_its_programs_alone_wherever_they_are_compiled():
-    from lowering import codegen
+    from lowering.codegen import objects
 
     made = compiled(two_kernels())
-    (part,) = codegen.parts(made.lowered)
-    assert codegen.compile_part(part, target(), no_rule).object == made.objects[0]
+    (part,) = objects.parts(made.lowered)
+    assert objects.compile_part(part, target(), no_rule).object == made.objects[0]
 
 
 def test_parts_share_out_the_programs_and_each_is_compiled_once():
-    from lowering import codegen, emit, pipeline
+    from lowering import emit, pipeline
+    from lowering.codegen import objects
 
     b = Builder()
-    xs = inputs(b, **{f"x{n}": T("f32", n + 2, 3) for n in range(2 * codegen.PART + 1)})
+    xs = inputs(b, **{f"x{n}": T("f32", n + 2, 3) for n in range(2 * objects.PART + 1)})
     lowered = pipeline.lower(emit.emit([graph("f", xs, **{f"y{n}": b("exp", x) for n, x in enumerate(xs)})]))
-    parts = codegen.parts(lowered)
+    parts = objects.parts(lowered)
     names = [gv.name_hint for part in parts for gv, _ in tvm.ir.load_json(part).functions_items()]
-    assert len(parts) == 3 and sorted(names) == list(lowered.programs) and len(names) == 2 * codegen.PART + 1
+    assert len(parts) == 3 and sorted(names) == list(lowered.programs) and len(names) == 2 * objects.PART + 1
 
 
 def test_an_output_in_place_takes_no_memory():
@@ -103,12 +104,12 @@ def test_an_output_in_place_takes_no_memory():
 
 
 def test_dumps_show_the_module_after_each_pass_and_the_kernels_as_scheduled(tmp_path):
-    from lowering import codegen
+    from lowering.codegen import objects
     from lowering.pipeline import PASSES
 
     made = compiled(two_kernels(), scheduler=no_rule, dump=tmp_path / "dump")
-    (part,) = codegen.parts(made.lowered)
-    codegen.compile_part(part, target(), no_rule, str(tmp_path / "kernels"))
+    (part,) = objects.parts(made.lowered)
+    objects.compile_part(part, target(), no_rule, str(tmp_path / "kernels"))
     assert {p.stem for p in (tmp_path / "kernels").iterdir()} == {k.kernel for k in made.kernels}
     names = sorted(p.name for p in (tmp_path / "dump").iterdir())
     assert names == [f"{n:02}-{name}.py" for n, (name, _) in enumerate(PASSES)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering_runs import T, compiled, graph, inputs, reference, run_functions, samples, tvm
 
-from sexpgpu.graph import Builder, Graph
+from sexpgpu.graph.core import Builder, Graph
 
 pytestmark = pytest.mark.build
 
@@ -33,7 +33,7 @@ def chain(depth: int) -> Graph:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30), st.integers(0, 9)), max_size=25))
 def test_no_two_that_live_at_once_share_a_block(spans: list[tuple[int, int, int]]) -> None:
-    from lowering.passes.storages import Life, shared
+    from lowering.passes.storage_planning import Life, shared
 
     lives = [Life(None, 4 * size, first, first + n) for size, first, n in spans]
     blocks = shared(lives)
@@ -81,7 +81,7 @@ def test_a_function_trusts_its_caller_and_releases_all_at_once() -> None:
 def test_the_plan_needs_no_more_than_that_of_tvm() -> None:
     """TVM's own plan of the same function, in bytes."""
     from lowering import emit, pipeline
-    from lowering.passes.memory import planned
+    from lowering.passes.memory_usage import planned
 
     g, module = chain(7), None
     state = pipeline._State({})

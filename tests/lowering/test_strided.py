@@ -8,17 +8,18 @@ import attrs
 import pytest
 from lowering_runs import T, compiled, inputs, reference, run_functions, samples
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph
 from sexpgpu.ops import nn
-from sexpgpu.ops.views import Views
+from sexpgpu.ops.strided_views import Views
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
 import numpy as np
 
 import schedules
-from lowering import elementary, emit
+from lowering import emit
+from lowering.math import elementary
 from tests.schedules.kernels import V3, runs_here
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]

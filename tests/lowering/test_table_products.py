@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from lowering_runs import T, compiled, inputs, run_functions
 
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.looked_up import looked_up
-from sexpgpu.simplify import simplify
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.graph.simplify import simplify
+from sexpgpu.graph.table_products import looked_up
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
 import schedules
-from lowering import elementary
+from lowering.math import elementary
 from tests.schedules.kernels import V3, numbers, runs_here
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]

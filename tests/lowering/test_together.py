@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lowering_runs import T, compiled, graph, inputs, load, no_rule, numpy, reference, samples, tensor
 
-from sexpgpu.graph import Builder, Graph, Value
+from sexpgpu.graph.core import Builder, Graph, Value
 
 pytestmark = pytest.mark.build
 
@@ -20,7 +20,7 @@ def by_rule(func, target):
     import attrs
 
     import schedules
-    from lowering import elementary
+    from lowering.math import elementary
 
     return schedules.first(func, attrs.evolve(schedules.TARGETS["cpu-x86-64-v3"], functions=elementary.STEPS))
 
@@ -69,10 +69,10 @@ def calls(made) -> dict[str, int]:
 
 def run(made, g: Graph) -> list[np.ndarray]:
     """What is returned, and all inputs as they are afterwards."""
-    from lowering import export
+    from lowering.link import shared_library
 
     given = [tensor(a) for a in samples(g)]
-    returned = load(export.library(made, "x86_64"))(g.name)(*given)
+    returned = load(shared_library.library(made, "x86_64"))(g.name)(*given)
     return [numpy(x) for x in (*returned, *given)]
 
 
@@ -106,11 +106,11 @@ def test_sums_that_need_other_sums_stand_one_after_the_other(scheduler):
 
 
 def test_many_tensors_are_several_programs_of_the_same_bits(monkeypatch):
-    from lowering.passes import together
+    from lowering.passes import horizontal_fusion
 
     g, pairs = update(adam)
     whole = run(compiled(g, scheduler=by_rule, in_place={"update": pairs}), g)
-    monkeypatch.setattr(together, "MOST", 15)
+    monkeypatch.setattr(horizontal_fusion, "MOST", 15)
     made = compiled(g, scheduler=by_rule, in_place={"update": pairs})
     joined = [name.rstrip("123") for name in calls(made) if name.startswith("update")]
     assert joined == ["update_elements"] * 3 + ["update_totals"]  # 7 tensors a parameter, two of a sum

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lowering.workers import WorkerDied, Workers
+from lowering.codegen.workers import WorkerDied, Workers
 from tests.conftest import gone
 
 pytestmark = pytest.mark.build
@@ -41,7 +41,7 @@ def test_a_long_folder_for_temporary_files_is_no_fault(tmp_path: Path) -> None:
     """A socket's path may have 107 bytes."""
     folder = tmp_path / ("long" * 20)
     folder.mkdir()
-    code = "import math\nfrom lowering.workers import Workers\n"
+    code = "import math\nfrom lowering.codegen.workers import Workers\n"
     code += "with Workers(2, ()) as w: print(w.map(math.sqrt, [(4,)]))"
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
@@ -59,7 +59,7 @@ def test_a_process_that_ends_is_told_and_the_others_are_ended() -> None:
 LOST = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from lowering.workers import Workers
+from lowering.codegen.workers import Workers
 with Workers(2, ()) as workers:
     print(*set(workers.map(os.getpid, [()] * 20)), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

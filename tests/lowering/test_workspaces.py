@@ -13,8 +13,8 @@ pytest.importorskip("ziglang", reason="needs the extra `build`")
 from tvm.script import tirx as TS  # noqa: E402
 
 import schedules  # noqa: E402
-from lowering import codegen  # noqa: E402
-from lowering.passes.memory import Workspace  # noqa: E402
+from lowering.codegen import objects  # noqa: E402
+from lowering.passes.memory_usage import Workspace  # noqa: E402
 
 pytestmark = pytest.mark.build
 GPU = schedules.TARGETS["nvidia-h100"].tvm
@@ -98,7 +98,7 @@ def looped(size: int, lanes: int) -> Any:
 def workspace(program: Any, on: Any = GPU) -> Workspace:
     """Of a program that is scheduled as it is."""
     part = tvm.ir.save_json(tvm.IRModule({"f": program}))
-    return codegen.compile_part(part, on, no_rule).workspaces["f"]
+    return objects.compile_part(part, on, no_rule).workspaces["f"]
 
 
 def test_on_a_gpu_a_workspace_counts_whatever_its_size() -> None:

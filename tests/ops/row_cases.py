@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from sexpgpu.draws import DrawBuilder
-from sexpgpu.graph import Graph, Value
-from sexpgpu.interpret import numpy_dtype
+from sexpgpu.graph.core import Graph, Value
+from sexpgpu.graph.interpreter import numpy_dtype
 from sexpgpu.ops import OPS, Op
-from sexpgpu.types import DTYPES, TensorType
+from sexpgpu.ops.types import DTYPES, TensorType
+from sexpgpu.trace.random_draws import DrawBuilder
 
 
 @frozen
@@ -126,11 +126,13 @@ def compiled(graphs: Sequence[Graph], scheduler: Callable[[Any, Any], Any]) -> A
     """A virtual machine with a function for each graph, compiled for the target that most machines of this kind run."""
     import tvm
 
-    from lowering import codegen, emit, export
+    from lowering import emit
+    from lowering.codegen import objects
+    from lowering.link import shared_library
     from schedules import default
 
     target = default()[-1]
-    library = export.library(codegen.compile(emit.emit(graphs), target.tvm, scheduler), target.machine)
+    library = shared_library.library(objects.compile(emit.emit(graphs), target.tvm, scheduler), target.machine)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "phases.so"
         path.write_bytes(library)

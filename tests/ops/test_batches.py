@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from row_cases import compiled, scheduled
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph, Value
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph, Value
 from sexpgpu.ops import OPS
-from sexpgpu.types import TensorType
+from sexpgpu.ops.types import TensorType
 
 pytestmark = pytest.mark.build
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from row_cases import Built, all_cases, array, build, compiled, scheduled
 
-from sexpgpu.graph import Graph
-from sexpgpu.interpret import run
+from sexpgpu.graph.core import Graph
+from sexpgpu.graph.interpreter import run
 from sexpgpu.ops import OPS, Op
-from sexpgpu.phases import Phase, Port
-from sexpgpu.stack import stack_phase
+from sexpgpu.phases.plan import Phase, Port
+from sexpgpu.planning.microbatch_stacking import stack_phase
 
 K = 3
 GROUPS = sorted({row.group for row in OPS.values()})

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sexpgpu.graph import Builder
-from sexpgpu.types import ShapeFault, TensorType, TypeFault
+from sexpgpu.graph.core import Builder
+from sexpgpu.ops.types import ShapeFault, TensorType, TypeFault
 
 F, W, U, B = "f32", "i32", "u32", "bool"
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from row_cases import compiled, scheduled
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.interpret import evaluate, numpy_dtype
-from sexpgpu.simplify import simplify
-from sexpgpu.types import TensorType
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.graph.interpreter import evaluate, numpy_dtype
+from sexpgpu.graph.simplify import simplify
+from sexpgpu.ops.types import TensorType
 
 NAN, INF = float("nan"), float("inf")
 RNG = np.random.default_rng(5)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from row_cases import compiled, plain, scheduled
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph, Value
-from sexpgpu.interpret import evaluate
-from sexpgpu.types import TensorType
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph, Value
+from sexpgpu.graph.interpreter import evaluate
+from sexpgpu.ops.types import TensorType
 
 NAN, INF = float("nan"), float("inf")
 NAMES = {"float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64", "bool": "bool", "uint32": "u32"}

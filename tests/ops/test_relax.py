@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from row_cases import Built, all_cases, build, compiled, plain, scheduled
 
-from sexpgpu.graph import Graph
-from sexpgpu.interpret import evaluate
+from sexpgpu.graph.core import Graph
+from sexpgpu.graph.interpreter import evaluate
 from sexpgpu.ops import OPS
 
 pytestmark = pytest.mark.build

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from row_cases import Built, all_cases, build, grad_cases, params
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Value
-from sexpgpu.interpret import evaluate, numpy_dtype
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Value
+from sexpgpu.graph.interpreter import evaluate, numpy_dtype
 from sexpgpu.ops import OPS, Op
-from sexpgpu.types import TensorType, TypeFault
+from sexpgpu.ops.types import TensorType, TypeFault
 
 # Draws have no reference of their own: what they are is their expansion onto `philox`, which has one.
 WITHOUT_REF = {row.name for row in OPS.values() if row.group == "draws" and row.expand}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from row_cases import Built, all_cases, build
 
-from sexpgpu.graph import Graph
+from sexpgpu.graph.core import Graph
 from sexpgpu.ops import OPS
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
@@ -23,7 +23,10 @@ pytest.importorskip("ziglang", reason="needs the extra `build`")
 import tvm
 
 import schedules
-from lowering import codegen, elementary, emit, export, pipeline
+from lowering import emit, pipeline
+from lowering.codegen import objects
+from lowering.link import shared_library
+from lowering.math import elementary
 from tests.cuda_on_cpu import kernels
 from tests.schedules.gpu.both import GPU, bits
 from tests.schedules.kernels import V3, runs_here
@@ -45,12 +48,12 @@ def chosen(group: str) -> list[tuple[str, Built]]:
 def machine(lowered: Any, target: Any, name: str) -> Any:
     """A virtual machine with the code for ``target``, its kernels scheduled as those of the target ``name``."""
     aimed = attrs.evolve(schedules.TARGETS[name], functions=elementary.STEPS)
-    parts = [codegen.compile_part(p, target, lambda f, _: schedules.first(f, aimed)) for p in codegen.parts(lowered)]
-    made = codegen.join(lowered, target, parts)
+    parts = [objects.compile_part(p, target, lambda f, _: schedules.first(f, aimed)) for p in objects.parts(lowered)]
+    made = objects.join(lowered, target, parts)
     assert not any(kernel.failures for kernel in made.kernels)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "phases.so"
-        path.write_bytes(export.library(made, "x86_64"))
+        path.write_bytes(shared_library.library(made, "x86_64"))
         module = tvm.runtime.load_module(str(path))
     cpu: Any = tvm.cpu()
     return tvm.relax.VirtualMachine(module, cpu)

@@ -15,10 +15,10 @@ import pytest
 from row_cases import Built, build, compiled, grad_cases, params, scheduled
 from test_rows import total
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Graph, Value
-from sexpgpu.interpret import evaluate, numpy_dtype
-from sexpgpu.simplify import simplify
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Graph, Value
+from sexpgpu.graph.interpreter import evaluate, numpy_dtype
+from sexpgpu.graph.simplify import simplify
 
 NAN, INF = float("nan"), float("inf")
 POISON = (0.0, -1.0, -2.5, 1e-40, 3e38, INF, -INF, NAN)  # 0 of log, -1 of log1p, below 0 of sqrt, overflow of exp

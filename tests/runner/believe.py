@@ -18,9 +18,11 @@ from typing import Any
 
 import tvm_ffi  # noqa: F401 (once, and not in each of the processes)
 
-from artifacts import canonical, manifest, run, signature, tarball
-from artifacts.errors import RunError
-from artifacts.structure import plain
+from artifacts import run
+from artifacts.base import canonical_json
+from artifacts.base.errors import RunError
+from artifacts.base.json_classes import plain
+from artifacts.format import library_signature, manifest_reader, tarball
 
 from . import lies, support
 
@@ -38,18 +40,18 @@ def of_artifacts(folder: str, *artifacts: str) -> Any:
 def of_lies(artifact: str, folder: str, seed: str, count: str) -> Any:
     rng, members = random.Random(seed), support.members_of(artifact)[2:]
     truth = tarball.verify(artifact)
-    own = signature.of(truth, truth.targets[0])
+    own = library_signature.of(truth, truth.targets[0])
     path, told = Path(folder, "lie.tar"), 0
     while told < int(count):
         said, whole = lies.lie(rng, plain(truth))
-        text = canonical.dumps(whole)
+        text = canonical_json.dumps(whole)
         try:
-            made = manifest.read(text)
+            made = manifest_reader.read_manifest(text)
         except RunError:
             continue
         told += 1
         path.write_bytes(support.sealed(text, members))
-        signed = own in [signature.of(made, target) for target in made.targets]
+        signed = own in [library_signature.of(made, target) for target in made.targets]
         yield {**believed(folder, str(path)), "said": said, "signed": signed}
 
 

@@ -11,7 +11,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from artifacts import run, tarball
+from artifacts import run
+from artifacts.format import tarball
 
 from . import toy
 

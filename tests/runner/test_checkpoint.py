@@ -21,9 +21,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import canonical, checkpoint, files, identity, lock, manifest, state, store
-from artifacts.device import HostDevice
-from artifacts.errors import RunError
+from artifacts.base import atomic_files, canonical_json, directory_lock
+from artifacts.base.errors import RunError
+from artifacts.checkpoint import contents as checkpoint
+from artifacts.checkpoint import cursor as state
+from artifacts.checkpoint import identity, store
+from artifacts.device.interface import HostDevice
+from artifacts.format import manifest
 
 from . import toy
 from .support import arguments, child, contents, environment, go, metrics, one_error, steps
@@ -462,7 +466,7 @@ def test_row_59_a_place_where_nothing_can_be_made(artifact: str, capsys: pytest.
 def test_row_74_no_room_is_found_before_the_first_step(
     artifact: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(files, "free_bytes", lambda path: 2**20)
+    monkeypatch.setattr(atomic_files, "free_bytes", lambda path: 2**20)
     assert go(artifact, out, "-q") == 5
     assert "1048604" in one_error(capsys.readouterr().err, "E-IO-011") and steps(out) == []
 
@@ -504,23 +508,23 @@ def test_row_62_a_lock_of_a_dead_process_is_no_lock(artifact: str, out: Path) ->
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 4096, b"\xff", b"3", b"{}", b'{"pid":[],"host":{},"since":0}'])
 def test_whatever_a_lock_s_holder_wrote_into_it(tmp_path: Path, text: bytes) -> None:
-    with lock.held(str(tmp_path), lambda _: None):
+    with directory_lock.held(str(tmp_path), lambda _: None):
         (tmp_path / "lock").write_bytes(text)
-        with pytest.raises(RunError) as caught, lock.held(str(tmp_path), lambda _: None):
+        with pytest.raises(RunError) as caught, directory_lock.held(str(tmp_path), lambda _: None):
             pass
     assert caught.value.code.name == "E-LOCK-001"
 
 
 def test_a_lock_that_its_holder_gave_up_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the opening of the file and the lock on it, its holder removed it: another one could be there by now."""
-    real = lock.fcntl.flock
+    real = directory_lock.fcntl.flock
 
     def late(fd: int, how: int) -> None:
         (tmp_path / "lock").unlink()
         real(fd, how)
 
-    monkeypatch.setattr(lock.fcntl, "flock", late)
-    with pytest.raises(RunError) as caught, lock.held(str(tmp_path), lambda _: None):
+    monkeypatch.setattr(directory_lock.fcntl, "flock", late)
+    with pytest.raises(RunError) as caught, directory_lock.held(str(tmp_path), lambda _: None):
         pass
     assert caught.value.code.name == "E-LOCK-001"
 
@@ -530,8 +534,8 @@ def test_row_62_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.
         raise OSError(37, "No locks available")
 
     warnings: list[str] = []
-    monkeypatch.setattr(lock.fcntl, "flock", none)
-    with lock.held(str(tmp_path), warnings.append) as locked:
+    monkeypatch.setattr(directory_lock.fcntl, "flock", none)
+    with directory_lock.held(str(tmp_path), warnings.append) as locked:
         assert not locked
     assert len(warnings) == 1
 
@@ -608,7 +612,7 @@ def test_fuzz_a_damaged_checkpoint_is_torn_and_nothing_else(
         except (checkpoint.Torn, RunError):
             return
         assert target.name == "manifest.json" or bytes(bytes_) == before
-        assert canonical.loads_canonical(loaded.entry.to_bytes()) is not None
+        assert canonical_json.loads_canonical(loaded.entry.to_bytes()) is not None
     finally:
         target.write_bytes(before)
 

@@ -19,10 +19,13 @@ from pathlib import Path
 import attrs
 import pytest
 
-from artifacts import cores, cpu, errors, report, run, tarball
-from artifacts.clock import Clock
-from artifacts.errors import CKPT_NONE, CODES, RunError
-from artifacts.log import Log
+from artifacts import reporting, run
+from artifacts.base import errors
+from artifacts.base.clock import Clock
+from artifacts.base.errors import CKPT_NONE, CODES, RunError
+from artifacts.device import cpu, threads
+from artifacts.format import tarball
+from artifacts.metrics_log import Log
 from artifacts.options import parse
 
 from . import toy
@@ -210,9 +213,9 @@ def test_row_49_another_tvm_ffi(tmp_path: Path, out: Path, capsys: Captured) -> 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "77")
     monkeypatch.setenv("TVM_BIND_THREADS", "1")
-    assert cores.set_threads(3) == 3 and os.environ["TVM_NUM_THREADS"] == "3"
+    assert threads.set_threads(3) == 3 and os.environ["TVM_NUM_THREADS"] == "3"
     assert os.environ["TVM_BIND_THREADS"] == "0"  # or the runtime would put all runs of one thread on the first core
-    assert cores.set_threads(None) == len(os.sched_getaffinity(0))
+    assert threads.set_threads(None) == len(os.sched_getaffinity(0))
 
 
 def test_more_threads_than_cores_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +223,9 @@ def test_more_threads_than_cores_do_not_spin(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     for name in ("TVM_NUM_THREADS", "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT"):
         monkeypatch.setenv(name, "7")
-    cores.set_threads(2)
-    assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == str(cores.LOOKS)
-    cores.set_threads(3)
+    threads.set_threads(2)
+    assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == str(threads.LOOKS)
+    threads.set_threads(3)
     assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "0"
 
 
@@ -374,12 +377,12 @@ def test_without_a_bar_there_are_lines(artifact: str, out: Path, monkeypatch: py
         def __getattr__(self, name: str) -> None:
             raise KeyError(name)
 
-    console = report.Console()
-    monkeypatch.setattr(report, "_terminal", lambda: True)
-    monkeypatch.setattr(report, "_bar", lambda *_: 1 / 0)
-    assert not report.Progress(console, 0, 6, Clock()).shown
-    monkeypatch.setattr(report, "_bar", lambda *_: Failing())
-    progress = report.Progress(console, 0, 6, Clock())
+    console = reporting.Console()
+    monkeypatch.setattr(reporting, "_terminal", lambda: True)
+    monkeypatch.setattr(reporting, "_bar", lambda *_: 1 / 0)
+    assert not reporting.Progress(console, 0, 6, Clock()).shown
+    monkeypatch.setattr(reporting, "_bar", lambda *_: Failing())
+    progress = reporting.Progress(console, 0, 6, Clock())
     assert progress.shown
     progress.step(0.5)
     assert not progress.shown
@@ -469,7 +472,11 @@ def test_numbers_in_the_log_are_exact_and_json(artifact: str, out: Path) -> None
     line = metrics(out)[0]
     assert set(line) == {"step", "loss", "metrics", "lr", "grad_norm", "records", "counters"}
     assert float(repr(line["loss"])) == line["loss"] and line["records"] == 8 and line["counters"] == {"tokens": 8}
-    assert report.number(float("nan")) == "nan" and report.number(float("-inf")) == "-inf" and report.number(0.1) == 0.1
+    assert (
+        reporting.number(float("nan")) == "nan"
+        and reporting.number(float("-inf")) == "-inf"
+        and reporting.number(0.1) == 0.1
+    )
 
 
 def test_text_lines(artifact: str, out: Path, capsys: Captured) -> None:
@@ -554,7 +561,7 @@ def test_a_refusal_says_what_to_do() -> None:
 
 
 def test_every_code_is_used() -> None:
-    text = "".join(p.read_text() for p in Path(errors.__file__).parent.glob("*.py"))
+    text = "".join(p.read_text() for p in Path(errors.__file__).parents[1].rglob("*.py"))
     names = [name for name, value in vars(errors).items() if isinstance(value, errors.Code)]
     assert [name for name in names if len(re.findall(rf"\b{name}\b", text)) < 2] == []
 

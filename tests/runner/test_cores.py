@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import cores, crew, groups, memory
+from artifacts.device import active_threads, control_groups, memory_check, threads
 
 from .support import environment
 from .test_memory import put
@@ -29,7 +29,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def available(machine: Path) -> int:
-    return cores.available(str(machine / "proc"), str(machine / "usual"))
+    return threads.available(str(machine / "proc"), str(machine / "usual"))
 
 
 def test_without_groups_the_cores_count(machine: Path) -> None:
@@ -92,29 +92,29 @@ def test_a_way_out_of_the_mount_is_not_gone(machine: Path) -> None:
 def test_the_memory_s_groups_are_found_where_they_are_mounted(machine: Path) -> None:
     put(machine / "proc/self", cgroup="0::/a/b", mountinfo=V2.format(at=machine / "elsewhere"))
     put(machine / "elsewhere/a", memory__max=500000, memory__current=200000)
-    assert memory.free(str(machine / "proc"), str(machine / "usual")) == 300000
+    assert memory_check.free(str(machine / "proc"), str(machine / "usual")) == 300000
 
 
 def test_a_run_has_as_many_threads_as_its_group_grants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(groups, "quota", lambda *_: (2.5, "/g"))
+    monkeypatch.setattr(control_groups, "quota", lambda *_: (2.5, "/g"))
     for name in ("TVM_NUM_THREADS", "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT"):
         monkeypatch.setenv(name, "7")
-    assert cores.set_threads(None) == 3 and os.environ["TVM_NUM_THREADS"] == "3"
-    assert cores.set_threads(5) == 5 and os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "0"
+    assert threads.set_threads(None) == 3 and os.environ["TVM_NUM_THREADS"] == "3"
+    assert threads.set_threads(5) == 5 and os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "0"
     said = "this process may use 8 cores, and a quota of 2.5 of a core in /g"
-    assert cores.words(None) == f"threads: 3 ({said})" and cores.words(5) == f"threads: 5 (by --threads; {said})"
+    assert threads.words(None) == f"threads: 3 ({said})" and threads.words(5) == f"threads: 5 (by --threads; {said})"
 
 
 def read(folder: str, name: str) -> str:
-    return " ".join(groups.lines(f"{folder}/{name}"))
+    return " ".join(control_groups.lines(f"{folder}/{name}"))
 
 
 @contextlib.contextmanager
 def real_group() -> Iterator[Path]:
     """A new group below this process's own, of whatever version this machine has."""
     shares = lambda f: "cpu" in read(f, "cgroup.subtree_control")  # noqa: E731
-    found = [Path(f) for version, f in groups.folders("cpu") if version == 1 or shares(f)]
+    found = [Path(f) for version, f in control_groups.folders("cpu") if version == 1 or shares(f)]
     if not found:
         pytest.skip("this machine has no control groups that share out processors")
     folder = found[-1]
@@ -139,8 +139,8 @@ def test_a_real_quota_is_seen() -> None:
         except OSError as error:
             pytest.skip(f"no quota can be set here: {error}")
         code = (
-            "import os, sys\nfrom artifacts import cores\n"
-            "open(sys.argv[1], 'w').write(str(os.getpid()))\nprint(cores.available(), cores.words(None))"
+            "import os, sys\nfrom artifacts.device import threads\n"
+            "open(sys.argv[1], 'w').write(str(os.getpid()))\nprint(threads.available(), threads.words(None))"
         )
         argv = [sys.executable, "-c", code, str(group / "cgroup.procs")]
         done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=60)
@@ -157,26 +157,26 @@ class Told:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int, cores_there: int = 8) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores_there)))
-        monkeypatch.setattr(crew.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(crew, "switches", lambda: self.switched)
-        monkeypatch.setattr(crew, "read", self.read)
+        monkeypatch.setattr(active_threads.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(active_threads, "switches", lambda: self.switched)
+        monkeypatch.setattr(active_threads, "read", self.read)
         self.now = self.busy = self.own = self.waited = 0.0
         self.switched = self.reads = 0
         self.counts: list[int] = []
-        self.crew = crew.Crew(most, self.counts.append)
+        self.crew = active_threads.Crew(most, self.counts.append)
 
-    def read(self) -> crew.Reading:
+    def read(self) -> active_threads.Reading:
         self.reads += 1
-        return crew.Reading(self.now, self.busy, self.own, {"7": self.waited})
+        return active_threads.Reading(self.now, self.busy, self.own, {"7": self.waited})
 
     def go(self, windows: int, others: float = 0.0, held: float = 0.0) -> list[int]:
         """What was told in some windows of time, of 25 steps each."""
         before = len(self.counts)
         for _ in range(windows * 25):
-            self.now += crew.PERIOD / 24  # a little more than a window
-            self.own += crew.PERIOD / 24 * self.crew.working
-            self.busy += crew.PERIOD / 24 * (self.crew.working + others)
-            self.waited += crew.PERIOD / 24 * held
+            self.now += active_threads.PERIOD / 24  # a little more than a window
+            self.own += active_threads.PERIOD / 24 * self.crew.working
+            self.busy += active_threads.PERIOD / 24 * (self.crew.working + others)
+            self.waited += active_threads.PERIOD / 24 * held
             self.switched += 20 if held else 0
             self.crew.look()
         return self.counts[before:]
@@ -224,19 +224,22 @@ def test_no_more_threads_than_the_user_says(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_this_machine_s_accounts_grow() -> None:
-    before = crew.read()
-    end = crew.time.process_time() + 0.2
-    while crew.time.process_time() < end:
+    before = active_threads.read()
+    end = active_threads.time.process_time() + 0.2
+    while active_threads.time.process_time() < end:
         pass
-    now = crew.read()
+    now = active_threads.read()
     assert before is not None and now is not None and before.waits and now.waits
     assert now.own - before.own >= 0.2 and now.busy - before.busy >= 0
-    assert 0 <= crew.free_cores(before, now, 1024) <= 1024
+    assert 0 <= active_threads.free_cores(before, now, 1024) <= 1024
 
 
 @pytest.mark.parametrize("text", ["", "cpu0 a b c d e f g h\n", "intr 5\n"])
 def test_accounts_that_are_not_there_decide_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "stat").write_text(text)
-    found = crew.read(str(tmp_path / "stat"))
+    found = active_threads.read(str(tmp_path / "stat"))
     assert found is None or found.busy == 0
-    assert crew.read(str(tmp_path / "none")) is None and crew.read(tasks=str(tmp_path / "none")) is None
+    assert (
+        active_threads.read(str(tmp_path / "none")) is None
+        and active_threads.read(tasks=str(tmp_path / "none")) is None
+    )

@@ -16,9 +16,10 @@ import attrs
 import numpy as np
 import pytest
 
-from artifacts import signature, tarball, tensors
-from artifacts.cpu import CpuDevice
-from artifacts.errors import RunError
+from artifacts.base import safetensors_io
+from artifacts.base.errors import RunError
+from artifacts.device.cpu import CpuDevice
+from artifacts.format import library_signature, tar_writer, tarball
 
 from . import toy
 from .support import environment
@@ -58,20 +59,23 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     tools = attrs.evolve(toy.manifest().toolchain, tvm_ffi=tvm_ffi.__version__)
     said = attrs.evolve(toy.manifest(), toolchain=tools)
-    signed = signature.SYMBOL, signature.of(said, said.targets[0])  # of the toy's phases, which it has not
+    signed = (
+        library_signature.SYMBOL,
+        library_signature.of(said, said.targets[0]),
+    )  # of the toy's phases, which it has not
     made = subprocess.run(
         [sys.executable, "-c", MAKE, library, triple, *signed], env=environment(), capture_output=True, text=True
     )
     assert made.returncode == 0, made.stderr
     runtime = Path(made.stdout.strip()).parent / "lib" / "libtvm_runtime.so"
     members = {**toy.MEMBERS, toy.LIBRARY: library.read_bytes(), toy.RUNTIME: runtime.read_bytes()}
-    tarball.write(str(folder / "a.tar"), said, members)
+    tar_writer.write(str(folder / "a.tar"), said, members)
     return str(folder / "a.tar")
 
 
 def every_dtype_through_a_compiled_phase(path: str) -> None:
     device = CpuDevice(tarball.open(path), 1)
-    arrays = [(np.arange(6).reshape(2, 3) % 5).astype(tensors.dtype(name)) for name in tensors.DTYPES]
+    arrays = [(np.arange(6).reshape(2, 3) % 5).astype(safetensors_io.dtype(name)) for name in safetensors_io.DTYPES]
     handles = [device.tensor(array) for array in arrays]
     assert all(device.numpy(h).ctypes.data % 64 == 0 for h in handles)
     made = device.phase("train")(handles)

@@ -19,11 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts import canonical, sources, tarball, tensors
-from artifacts import manifest as m
-from artifacts.data import Feed, Records, fingerprint, in_order, open_records
-from artifacts.errors import RunError
-from artifacts.order import Order
+from artifacts.base import canonical_json, safetensors_io
+from artifacts.base.errors import RunError
+from artifacts.data import file_formats as sources
+from artifacts.data.loaders import Feed, Records, fingerprint, in_order, open_records
+from artifacts.data.shuffle import Order
+from artifacts.format import manifest as m
+from artifacts.format import tar_writer, tarball
 
 from . import toy
 from .support import go, one_error
@@ -42,7 +44,7 @@ def save(folder: Path, kind: str, records: dict[str, np.ndarray] = RECORDS) -> s
         for field, array in records.items():
             np.save(path / f"{field}.npy", array)
     elif kind == "safetensors":
-        path.write_bytes(tensors.dump(records))
+        path.write_bytes(safetensors_io.dump(records))
     else:
         count = len(next(iter(records.values())))
         lines = [json.dumps({f: a[i].tolist() for f, a in records.items()}) for i in range(count)]
@@ -94,7 +96,7 @@ def test_embedded_data_is_the_same_data(tmp_path: Path, kind: str) -> None:
     members = {f"data/rows/{name}": (tmp_path / name).read_bytes() for name in names}
     loader = toy.loader("rows", "elsewhere", embedded=tuple(members))
     made = attrs.evolve(toy.manifest(), loaders=(loader, toy.manifest().loaders[1]))
-    tarball.write(str(tmp_path / "a.tar"), made, {**toy.MEMBERS, **members})
+    tar_writer.write(str(tmp_path / "a.tar"), made, {**toy.MEMBERS, **members})
     with tarball.open(str(tmp_path / "a.tar")) as artifact:
         found = open_records(loader, "/nowhere", artifact)
     assert np.array_equal(found.batch(np.arange(11))["x"], RECORDS["x"])
@@ -108,9 +110,9 @@ def test_indices_are_their_own_data() -> None:
     assert batch["index"].tolist() == [3, 9] and batch["index"].dtype == np.int32
 
 
-@pytest.mark.parametrize("name", [*tensors.DTYPES])
+@pytest.mark.parametrize("name", [*safetensors_io.DTYPES])
 def test_every_dtype_travels(tmp_path: Path, name: str) -> None:
-    values = (np.arange(12).reshape(4, 3) % 2).astype(tensors.dtype(name))
+    values = (np.arange(12).reshape(4, 3) % 2).astype(safetensors_io.dtype(name))
     for kind in KINDS:
         if name == "bf16" and kind in ("npz", "npy"):
             continue  # NumPy's own file format has no bf16: it writes two raw bytes
@@ -228,7 +230,7 @@ def test_the_range_of_a_part_of_each_record(tmp_path: Path) -> None:
     x[3, 1] = 100
     text = refuse("E-DATA-013", tmp_path, save(tmp_path, "npz", {"x": x}), fields=fields)
     assert "record 3" in text and "field x holds 100" in text and "0..99" in text
-    with pytest.raises(canonical.Malformed, match="rank"):
+    with pytest.raises(canonical_json.Malformed, match="rank"):
         m.Field("x", (3, 4), "i32", None, None, (m.Part(0, 100, (0,), (2,)),))
 
 
@@ -606,37 +608,41 @@ def entry(start: int, stop: int, shape: list[int], dtype: str = "F32") -> dict[s
 )
 def test_rows_35_to_37_malformed_safetensors(data: bytes) -> None:
     """By our own checks, before the official library sees the bytes."""
-    with pytest.raises(tensors.BadTensors):
-        tensors.check(data)
+    with pytest.raises(safetensors_io.BadTensors):
+        safetensors_io.check(data)
 
 
 def test_row_38_a_million_tensors_are_refused_fast() -> None:
     data = raw(b"{" + b",".join(b'"%d":0' % i for i in range(100_001)) + b"}")
-    with pytest.raises(tensors.BadTensors, match="100001 tensors"):
-        tensors.load(data)
+    with pytest.raises(safetensors_io.BadTensors, match="100001 tensors"):
+        safetensors_io.load(data)
 
 
 def test_every_dtype_is_written_as_the_official_library_writes_it_and_nothing_is_copied() -> None:
     from safetensors import TensorSpec, serialize
 
-    arrays = {f"{name}{n}": np.full((n, 3), 1, tensors.dtype(name)) for name in tensors.DTYPES for n in (2, 1)}
+    arrays = {
+        f"{name}{n}": np.full((n, 3), 1, safetensors_io.dtype(name)) for name in safetensors_io.DTYPES for n in (2, 1)
+    }
     arrays |= {"a.b/c-d": np.full((), 3, "float32"), "none": np.zeros((0, 3), "float32")}
     specs = {
         name: TensorSpec(dtype=a.dtype.name, shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
         for name, a in arrays.items()
     }
-    assert tensors.dump(arrays) == bytes(serialize(specs))
+    assert safetensors_io.dump(arrays) == bytes(serialize(specs))
     turned = np.arange(6, dtype="int32").reshape(2, 3).T
-    np.testing.assert_array_equal(tensors.load(tensors.dump({"t": turned}))["t"], turned)
+    np.testing.assert_array_equal(safetensors_io.load(safetensors_io.dump({"t": turned}))["t"], turned)
     weight = np.ones((5, 7), "float32")
-    assert np.shares_memory(np.asarray(tensors.parts({"w": weight})[1]), weight)
+    assert np.shares_memory(np.asarray(safetensors_io.parts({"w": weight})[1]), weight)
 
 
 def test_safetensors_are_those_of_the_official_library(tmp_path: Path) -> None:
     from safetensors.numpy import load as official_load
     from safetensors.numpy import save as official_save
 
-    assert tensors.dump(RECORDS) == official_save(RECORDS)
-    found = official_load(tensors.dump(RECORDS))
+    assert safetensors_io.dump(RECORDS) == official_save(RECORDS)
+    found = official_load(safetensors_io.dump(RECORDS))
     assert all(np.array_equal(found[name], RECORDS[name]) for name in RECORDS)
-    assert all(np.array_equal(a, RECORDS[name]) for name, a in tensors.load(official_save(RECORDS, {"k": "v"})).items())
+    assert all(
+        np.array_equal(a, RECORDS[name]) for name, a in safetensors_io.load(official_save(RECORDS, {"k": "v"})).items()
+    )

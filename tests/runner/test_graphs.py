@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from artifacts import cudart, errors, run
-from artifacts.device import HostDevice
-from artifacts.errors import RunError
-from artifacts.graphs import Graphs
-from artifacts.manifest import Manifest
+from artifacts import run
+from artifacts.base import errors
+from artifacts.base.errors import RunError
+from artifacts.device import cuda_runtime
+from artifacts.device.cuda_graphs import Graphs
+from artifacts.device.interface import HostDevice
+from artifacts.format.manifest import Manifest
 from artifacts.signals import Stopped
 
 from . import toy
@@ -227,7 +229,7 @@ class Library:
 
 def test_the_host_is_never_more_than_two_calls_ahead() -> None:
     library = Library()
-    stream = cudart.Stream(library, 0)  # type: ignore[arg-type]
+    stream = cuda_runtime.Stream(library, 0)  # type: ignore[arg-type]
     assert set(library.flags) == {1 | 2}  # cudaEventBlockingSync, cudaEventDisableTiming: the host sleeps meanwhile
     library.said.clear()
     for graph in range(10, 14):

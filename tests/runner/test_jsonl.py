@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifacts import jsonl, report
-from artifacts import manifest as m
-from artifacts.jsonl import bound
+from artifacts import reporting
+from artifacts.data import jsonl
+from artifacts.data.jsonl import bound
+from artifacts.format import manifest as m
 
 from .test_data import load, refuse
 
@@ -132,12 +133,12 @@ def test_good_lines_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64", "i8", "u8", "i32", "u32", "i64", "bool"])
 def test_numbers_are_those_that_numpy_makes_of_them(tmp_path: Path, dtype: str) -> None:
-    from artifacts import tensors
+    from artifacts.base import safetensors_io
 
-    rng, kind = random.Random(1), tensors.dtype(dtype)
+    rng, kind = random.Random(1), safetensors_io.dtype(dtype)
     if dtype == "bool":
         values: list[object] = [rng.random() < 0.5 for _ in range(60)]
-    elif dtype in tensors.FLOATS:
+    elif dtype in safetensors_io.FLOATS:
         values = [rng.choice((rng.gauss(0, 1), rng.randrange(-99, 99), 1e-7 * rng.random(), -0.0)) for _ in range(60)]
     else:
         limits = np.iinfo(kind)
@@ -159,11 +160,11 @@ def test_reading_is_shown_on_a_terminal(tmp_path: Path, monkeypatch: pytest.Monk
     ours, theirs = pty.openpty()
     with open(theirs, "w") as terminal, monkeypatch.context() as patch:
         patch.setattr("sys.stderr", terminal)
-        patch.setattr(report, "EVERY", -1.0)
+        patch.setattr(reporting, "EVERY", -1.0)
         patch.setenv("TERM", "xterm")
-        with report.reading(report.Console(), "rows") as tick:
+        with reporting.reading(reporting.Console(), "rows") as tick:
             tick(3 * 2**20)
-        with report.reading(report.Console(as_json=True), "rows") as tick:
+        with reporting.reading(reporting.Console(as_json=True), "rows") as tick:
             tick(7 * 2**20)
         text = os.read(ours, 1000).decode()
     os.close(ours)

@@ -19,12 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import canonical, run, tarball, tensors
-from artifacts import manifest as m
-from artifacts.device import HostDevice
-from artifacts.errors import RunError
-from artifacts.state import advance, at, start
-from artifacts.structure import plain
+from artifacts import run
+from artifacts.base import canonical_json, safetensors_io
+from artifacts.base.errors import RunError
+from artifacts.base.json_classes import plain
+from artifacts.checkpoint.cursor import advance, at, start
+from artifacts.device.interface import HostDevice
+from artifacts.format import manifest as m
+from artifacts.format import manifest_reader, tar_writer, tarball
 from tests.conftest import called
 
 from . import lies, toy
@@ -37,7 +39,7 @@ def zeros(artifact: tarball.Artifact, threads: int | None) -> HostDevice:
     """A device that believes the manifest: its phases return zeros of the shapes that it says."""
 
     def of(phase: m.Phase) -> Callable[..., Any]:
-        return lambda *_: [np.zeros(port.shape, tensors.dtype(port.dtype)) for port in phase.outputs]
+        return lambda *_: [np.zeros(port.shape, safetensors_io.dtype(port.dtype)) for port in phase.outputs]
 
     return HostDevice(artifact.manifest, {phase.name: of(phase) for phase in artifact.manifest.phases})
 
@@ -61,14 +63,14 @@ def state(port: m.Port) -> m.Port:
 @pytest.mark.parametrize("form", ["plain", "stacked", "unfinished"])
 def test_a_manifest_that_lies(artifact: str, tmp_path: Path, form: str, capsys: Any) -> None:
     rng, truth = random.Random(form), plain(toys()[form])
-    m.read(canonical.dumps(truth))
+    manifest_reader.read_manifest(canonical_json.dumps(truth))
     truth["files"] = plain(tarball.verify(artifact))["files"]
     members, believed = members_of(artifact)[2:], []
     for n in range(COUNT):
         said, whole = lies.lie(rng, truth)
-        text = canonical.dumps(whole)
+        text = canonical_json.dumps(whole)
         try:
-            m.read(text)
+            manifest_reader.read_manifest(text)
         except RunError as error:
             assert error.code.name == "E-ART-007" and error.code.exit == 4, said
             continue
@@ -136,9 +138,9 @@ def with_field(made: m.Manifest, **how: Any) -> m.Manifest:
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_the_loop_reads_by_name_is_checked_when_the_manifest_is_read(what: str) -> None:
-    assert m.read(toy.manifest().to_bytes()) == toy.manifest()
+    assert manifest_reader.read_manifest(toy.manifest().to_bytes()) == toy.manifest()
     with pytest.raises(RunError) as caught:
-        m.read(REFUSED[what](toy.manifest()).to_bytes())
+        manifest_reader.read_manifest(REFUSED[what](toy.manifest()).to_bytes())
     assert caught.value.code.name == "E-ART-007" and "\n" not in str(caught.value)
 
 
@@ -159,7 +161,7 @@ def rewritten(folder: Path, name: str, change: Callable[[Any], None]) -> None:
         (folder / name).write_bytes(data)
         mended = {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         whole["files"] = [mended if entry["path"] == name else entry for entry in whole["files"]]
-    (folder / "manifest.json").write_bytes(canonical.dumps(whole))
+    (folder / "manifest.json").write_bytes(canonical_json.dumps(whole))
 
 
 @pytest.fixture
@@ -279,7 +281,7 @@ def mixed(artifact: Path, folder: Path, name: str, members: dict[str, bytes]) ->
     """The artifact with some members replaced, and every digest mended."""
     found, old = tarball.verify(str(artifact)), dict(members_of(artifact)[2:])
     path = folder / name
-    tarball.write(str(path), attrs.evolve(found, files=()), {**old, **members})
+    tar_writer.write(str(path), attrs.evolve(found, files=()), {**old, **members})
     return path
 
 

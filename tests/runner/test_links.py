@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import tarball
+from artifacts.format import tar_writer
 
 from . import toy
 from .support import checkpoint, contents, go, metrics, one_error, steps
@@ -146,7 +146,7 @@ def test_a_run_directory_that_is_a_link_is_what_it_leads_to(artifact: str, tmp_p
 
 
 def with_forms(artifact: str) -> str:
-    tarball.write(artifact, toy.manifest(), {**toy.MEMBERS, "identity.json": b'{"forms":[]}'}, force=True)
+    tar_writer.write(artifact, toy.manifest(), {**toy.MEMBERS, "identity.json": b'{"forms":[]}'}, force=True)
     return artifact
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import files, forms, lock, tarball
-from artifacts.log import HEADER
+from artifacts.base import atomic_files, directory_lock
+from artifacts.checkpoint import identity_forms
+from artifacts.format import tar_writer
+from artifacts.metrics_log import HEADER
 
 from . import toy
 from .support import forked, go, metrics, steps
@@ -156,14 +158,14 @@ def test_a_log_that_cannot_be_kept_apart_is_not_touched(
     lines = half(artifact, out)
     lines[2] = NULS + b"\n"
     (out / "metrics.jsonl").write_bytes(b"".join(lines))
-    real = files._held
+    real = atomic_files._held
 
     def full(folder: str) -> tuple[str, int]:
         if folder == str(out):
             raise OSError(28, "No space left on device")
         return real(folder)
 
-    monkeypatch.setattr(files, "_held", full)
+    monkeypatch.setattr(atomic_files, "_held", full)
     assert len(resumed(artifact, out, capsys)) == 1
     assert (out / "metrics.jsonl").read_bytes() == b"".join(lines) and steps(out)[-1] == 6
 
@@ -231,31 +233,33 @@ def test_what_a_killed_start_left_is_swept(artifact: str, out: Path) -> None:
 
 @pytest.mark.parametrize("link", [False, True])
 def test_a_start_keeps_the_forms_of_another_run(tmp_path: Path, out: Path, capsys: Captured, link: bool) -> None:
-    members = {**toy.MEMBERS, forms.NAME: b'{"forms":[]}'}
+    members = {**toy.MEMBERS, identity_forms.NAME: b'{"forms":[]}'}
     toy.write_data(tmp_path)
     artifact = str(tmp_path / "formed.tar")
-    tarball.write(artifact, toy.manifest(), members)
+    tar_writer.write(artifact, toy.manifest(), members)
     out.mkdir()
     (tmp_path / "mine").write_bytes(b'{"mine": 1}')
     if link:
-        os.symlink(tmp_path / "mine", out / forms.NAME)
+        os.symlink(tmp_path / "mine", out / identity_forms.NAME)
     else:
-        (out / forms.NAME).write_bytes(b'{"mine": 1}')
+        (out / identity_forms.NAME).write_bytes(b'{"mine": 1}')
     assert go(artifact, out, "-q") == 0
     (said,) = capsys.readouterr().err.splitlines()
     assert "identity.json is not of this run: it is now" in said
     (aside,) = out.glob("identity.json.old-*")
     assert aside.read_bytes() == b'{"mine": 1}' and (tmp_path / "mine").read_bytes() == b'{"mine": 1}'
-    assert (out / forms.NAME).read_bytes() == members[forms.NAME] and not (out / forms.NAME).is_symlink()
+    assert (out / identity_forms.NAME).read_bytes() == members[identity_forms.NAME] and not (
+        out / identity_forms.NAME
+    ).is_symlink()
     assert go(artifact, out, "-q", "--resume") == 0 and capsys.readouterr().err == ""
 
 
 def test_a_file_called_lock_is_not_written_over(artifact: str, out: Path, capsys: Captured) -> None:
     """It is locked all the same."""
     out.mkdir()
-    (out / lock.NAME).write_text("the key of my house\n")
-    assert go(artifact, out, "-q") == 0 and (out / lock.NAME).read_text() == "the key of my house\n"
-    with lock.held(str(out), print):
+    (out / directory_lock.NAME).write_text("the key of my house\n")
+    assert go(artifact, out, "-q") == 0 and (out / directory_lock.NAME).read_text() == "the key of my house\n"
+    with directory_lock.held(str(out), print):
         assert go(artifact, out, "-q", "--resume") == 4
     assert "the directory is in use by another process" in capsys.readouterr().err
 
@@ -268,7 +272,7 @@ def test_a_link_called_lock_is_not_written_through(
     out.mkdir()
     if there:
         outside.write_text("mine")
-    os.symlink(outside, out / lock.NAME)
+    os.symlink(outside, out / directory_lock.NAME)
     assert go(artifact, out) == 5
     assert "E-IO-010" in capsys.readouterr().err
     assert outside.read_text() == "mine" if there else not outside.exists()

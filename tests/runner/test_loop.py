@@ -10,15 +10,17 @@ import attrs
 import numpy as np
 import pytest
 
-from artifacts import manifest as m
-from artifacts import run, session, state, tarball
-from artifacts.bind import bind
-from artifacts.data import Training, open_records
-from artifacts.device import HostDevice
-from artifacts.errors import RunError
-from artifacts.loop import Loop
+from artifacts import run, session
+from artifacts.base.errors import RunError
+from artifacts.checkpoint import cursor
+from artifacts.data.loaders import Training, open_records
+from artifacts.device.interface import HostDevice
+from artifacts.format import manifest as m
+from artifacts.format import tarball
+from artifacts.loop.phase_binding import bind
+from artifacts.loop.step import Loop
 from artifacts.options import parse
-from artifacts.report import Console
+from artifacts.reporting import Console
 from artifacts.signals import Stop, Stopped
 
 from . import toy
@@ -136,7 +138,7 @@ def test_the_phases_of_a_step_in_order_and_their_inputs(artifact: str) -> None:
         True,
     ]  # accumulators are zeroed before the first
     assert [int(a[4]) for a in given["update"]] == [8, 16] and [int(a[3]) for a in given["update"]] == [0, 1]
-    assert now.cursor == state.Cursor(2, 16, 0, 2, 16, {"rows": 16}, {"tokens": 16})
+    assert now.cursor == cursor.Cursor(2, 16, 0, 2, 16, {"rows": 16}, {"tokens": 16})
     close()
 
 
@@ -237,11 +239,11 @@ def test_a_generator_without_finish_gives_its_last_state(
 def test_stages_by_steps_and_records() -> None:
     stages = (m.Stage("a", 2, None, "rows"), m.Stage("b", None, 20, "held"), m.Stage("c", None, None, "rows"))
     made = attrs.evolve(toy.manifest(), step=attrs.evolve(toy.manifest().step, stages=stages))
-    now = state.start(made)
+    now = cursor.start(made)
     seen = []
     for _ in range(7):
         seen.append((now.stage, now.stage_step, now.stage_records))
-        now = state.advance(now, made, now.counters)
+        now = cursor.advance(now, made, now.counters)
     assert seen == [(0, 0, 0), (0, 1, 8), (1, 0, 0), (1, 1, 8), (1, 2, 16), (2, 0, 0), (2, 1, 8)]
     assert now.positions == {"rows": 32, "held": 24} and now.records == 56
 
@@ -330,8 +332,8 @@ def test_row_80_not_finite(
 def test_row_24_data_that_goes_bad_during_the_run_keeps_the_state(
     artifact: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from artifacts.data import Records
-    from artifacts.errors import DATA_RANGE
+    from artifacts.base.errors import DATA_RANGE
+    from artifacts.data.loaders import Records
 
     real, calls = Records.batch, [0]
 
@@ -353,7 +355,7 @@ def test_row_24_data_that_goes_bad_during_the_run_keeps_the_state(
 def test_a_phase_that_fails_is_a_device_error_without_a_new_checkpoint(
     artifact: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from artifacts.errors import DEVICE_CALL
+    from artifacts.base.errors import DEVICE_CALL
 
     def fail(made: Any) -> Any:
         raise RunError(DEVICE_CALL, "phase train failed: gone")

@@ -11,9 +11,12 @@ import attrs
 import numpy as np
 import pytest
 
-from artifacts import data, jsonl, memory, sources, tarball, tensors
-from artifacts import manifest as m
-from artifacts.errors import RunError
+from artifacts.base import safetensors_io
+from artifacts.base.errors import RunError
+from artifacts.data import file_formats, jsonl, loaders
+from artifacts.device import memory_check
+from artifacts.format import manifest as m
+from artifacts.format import tar_writer, tarball
 
 from . import toy
 from .support import go, one_error
@@ -25,13 +28,13 @@ def test_what_a_run_wants() -> None:
     made = toy.manifest()
     made = attrs.evolve(made, memory=m.Memory(0, 0, 0, 0, 0, 1000, 10))
     batch = toy.B * 4 * (toy.W + 1)
-    want = memory.wanted(made, 3)
-    assert (want.device, want.threads, want.batches) == (1000, 30, (memory.AHEAD + 1) * batch)
+    want = memory_check.wanted(made, 3)
+    assert (want.device, want.threads, want.batches) == (1000, 30, (memory_check.AHEAD + 1) * batch)
     assert want.checkpoint == 4 * (toy.W + 1 + toy.W)
     assert want.total == 1030 + want.batches + want.checkpoint
-    assert memory.AHEAD == data.AHEAD + 1
+    assert memory_check.AHEAD == loaders.AHEAD + 1
     twice = tuple(attrs.evolve(p, name=f"{p.name}*2", stack=2) if p.name == "train" else p for p in made.phases)
-    assert memory.wanted(attrs.evolve(made, phases=twice), 3).batches == (memory.AHEAD + 4) * batch
+    assert memory_check.wanted(attrs.evolve(made, phases=twice), 3).batches == (memory_check.AHEAD + 4) * batch
 
 
 def hungry(nbytes: int) -> m.Manifest:
@@ -50,19 +53,19 @@ def test_a_run_that_does_not_fit_is_refused_before_it_writes_anything(tmp_path: 
 
 def test_want_and_have_are_compared_to_the_byte() -> None:
     made = hungry(10**9)
-    want = memory.wanted(made, 2).total + memory.OVERHEAD
-    memory.check(made, 2, "x.tar", want)
+    want = memory_check.wanted(made, 2).total + memory_check.OVERHEAD
+    memory_check.check(made, 2, "x.tar", want)
     with pytest.raises(RunError, match="takes 1017.7 MiB of memory, 1017.7 MiB are free"):
-        memory.check(made, 2, "x.tar", want - 1)
+        memory_check.check(made, 2, "x.tar", want - 1)
     more = attrs.evolve(made, memory=attrs.evolve(made.memory, thread_bytes=1))
     with pytest.raises(RunError):
-        memory.check(more, 2, "x.tar", want + 1)
+        memory_check.check(more, 2, "x.tar", want + 1)
 
 
 def test_the_data_in_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """Free memory is looked at again once the data is read."""
     left = iter((2**40, 2**20))  # bytes
-    monkeypatch.setattr(memory, "free", lambda: next(left))
+    monkeypatch.setattr(memory_check, "free", lambda: next(left))
     assert go(toy.write(tmp_path), tmp_path / "out") == 3
     assert "1.0 MiB are free" in one_error(capsys.readouterr().err, "E-MEM-010")
 
@@ -85,7 +88,7 @@ def saved(folder: Path, kind: str) -> str:
     if kind == "jsonl":
         path.write_text('{"x":[0,0,0],"y":0}\n' * MANY)
     elif kind == "safetensors":
-        path.write_bytes(tensors.dump({"x": x, "y": y, "unread": np.zeros(10**6)}))
+        path.write_bytes(safetensors_io.dump({"x": x, "y": y, "unread": np.zeros(10**6)}))
     else:
         (np.savez_compressed if kind == "packed" else np.savez)(path, x=x, y=y, unread=np.zeros(10**6))
     return path.name
@@ -99,7 +102,7 @@ def opened(folder: Path, embedded: bool, *names: str) -> tarball.Artifact:
         members |= {f"data/rows/{n}-{p.relative_to(folder)}": p.read_bytes() for p in paths}
     rows = toy.loader("rows", names[0], sources=names, embedded=tuple(members))
     made = attrs.evolve(toy.manifest(), loaders=(rows, toy.manifest().loaders[1]))
-    tarball.write(str(folder / "held.tar"), made, {**toy.MEMBERS, **members}, force=True)
+    tar_writer.write(str(folder / "held.tar"), made, {**toy.MEMBERS, **members}, force=True)
     return tarball.open(str(folder / "held.tar"))
 
 
@@ -108,7 +111,7 @@ def opened(folder: Path, embedded: bool, *names: str) -> tarball.Artifact:
 def test_data_are_counted_as_they_will_lie_in_memory(tmp_path: Path, kind: str, embedded: bool) -> None:
     """Not as they lie in the file: packed, as text, or beside what no field reads. A folder on disk is mapped."""
     with opened(tmp_path, embedded, saved(tmp_path, kind)) as artifact:
-        found = data.held(artifact, str(tmp_path))
+        found = loaders.held(artifact, str(tmp_path))
         want = 0 if kind == "npy" and not embedded else BYTES
         extra = jsonl.GROWTH * 2 * jsonl.CHUNK + 0.2 * BYTES if kind == "jsonl" else 10_000
         assert want <= found <= want + extra
@@ -118,15 +121,15 @@ def test_data_are_counted_as_they_will_lie_in_memory(tmp_path: Path, kind: str, 
 @pytest.mark.parametrize("kind", SAVED)
 def test_reading_takes_no_more_than_was_counted(tmp_path: Path, kind: str, embedded: bool) -> None:
     with opened(tmp_path, embedded, saved(tmp_path, kind)) as artifact:
-        found, loader = data.held(artifact, str(tmp_path)), artifact.manifest.loaders[0]
-        data.open_records(loader, str(tmp_path), artifact)  # what is imported, and made once
+        found, loader = loaders.held(artifact, str(tmp_path)), artifact.manifest.loaders[0]
+        loaders.open_records(loader, str(tmp_path), artifact)  # what is imported, and made once
         tracemalloc.start()
         try:
-            data.open_records(loader, str(tmp_path), artifact)
+            loaders.open_records(loader, str(tmp_path), artifact)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-    assert peak <= found + 4 * sources.CHUNK  # a piece of the file, and what packs it out
+    assert peak <= found + 4 * file_formats.CHUNK  # a piece of the file, and what packs it out
     if kind == "jsonl":
         assert peak <= 3 * BYTES + jsonl.GROWTH * jsonl.CHUNK
 
@@ -134,9 +137,9 @@ def test_reading_takes_no_more_than_was_counted(tmp_path: Path, kind: str, embed
 def test_several_sources_are_counted_together_and_what_is_not_there_not(tmp_path: Path) -> None:
     name = saved(tmp_path, "npz")
     with opened(tmp_path, False, name, name, "nowhere.npz") as artifact:
-        assert data.held(artifact, str(tmp_path)) < BYTES  # reading refuses the loader as a whole
+        assert loaders.held(artifact, str(tmp_path)) < BYTES  # reading refuses the loader as a whole
     with opened(tmp_path, False, name, name) as artifact:
-        assert 2 * BYTES <= data.held(artifact, str(tmp_path)) < 2 * BYTES + 10_000
+        assert 2 * BYTES <= loaders.held(artifact, str(tmp_path)) < 2 * BYTES + 10_000
 
 
 @pytest.mark.parametrize("kind", ["npz", "packed", "npy", "safetensors"])
@@ -159,9 +162,9 @@ def test_a_header_that_promises_too_much_is_the_file_s_fault(tmp_path: Path, kin
                 archive.writestr("x.npy", lie)
                 archive.writestr("y.npy", lie)
     with opened(tmp_path, False, name) as artifact:
-        assert data.held(artifact, str(tmp_path)) < 10**6
+        assert loaders.held(artifact, str(tmp_path)) < 10**6
         with pytest.raises(RunError) as caught:
-            data.open_records(artifact.manifest.loaders[0], str(tmp_path), artifact)
+            loaders.open_records(artifact.manifest.loaders[0], str(tmp_path), artifact)
     assert caught.value.code.name in ("E-DATA-010", "E-DATA-012")
 
 
@@ -171,9 +174,9 @@ def test_data_that_do_not_fit_are_not_read(
 ) -> None:
     with opened(tmp_path, False, saved(tmp_path, kind)) as artifact:
         pass
-    room = memory.wanted(toy.manifest(), 1).total + memory.OVERHEAD
-    monkeypatch.setattr(memory, "free", lambda: room + BYTES // 2)
-    monkeypatch.setattr(sources, "read", lambda *_: pytest.fail("the data were read"))
+    room = memory_check.wanted(toy.manifest(), 1).total + memory_check.OVERHEAD
+    monkeypatch.setattr(memory_check, "free", lambda: room + BYTES // 2)
+    monkeypatch.setattr(file_formats, "read", lambda *_: pytest.fail("the data were read"))
     status = go(artifact.path, tmp_path / "out", "--threads", "1")
     line = one_error(capsys.readouterr().err, "E-MEM-010")
     assert status == 3 and "of them for data" in line and not (tmp_path / "out").exists()
@@ -196,7 +199,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def free(machine: Path) -> int | None:
-    return memory.free(str(machine / "proc"), str(machine / "groups"))
+    return memory_check.free(str(machine / "proc"), str(machine / "groups"))
 
 
 def test_the_machine_s_memory(machine: Path) -> None:
@@ -234,4 +237,4 @@ def test_a_control_group_s_limit_of_the_first_version(machine: Path) -> None:
 
 
 def test_this_machine_has_memory() -> None:
-    assert (memory.free() or 2**40) > 2**20
+    assert (memory_check.free() or 2**40) > 2**20

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.order import WINDOW, Order
+from artifacts.data.shuffle import WINDOW, Order
 
 
 def order(n: int, seed: int = 7, loader: str = "rows", shuffle: bool = True) -> Order:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import pages, run, tarball
-from artifacts.device import HostDevice
+from artifacts import run
+from artifacts.device import huge_pages
+from artifacts.device.interface import HostDevice
+from artifacts.format import tarball
 
 from . import toy
 from .support import environment
@@ -46,12 +48,12 @@ def test_areas_that_are_the_process_s_own_and_full(
     start: int, size: int, full: int, words: str, expected: list[tuple[int, int]]
 ) -> None:
     lines = iter([*area(1, 1, 1, "r-xp 00000000 fe:00 9   /bin/x"), *area(start, size, full, words)])
-    assert [(a // MIB, b // MIB) for a, b in pages._areas(lines)] == expected
+    assert [(a // MIB, b // MIB) for a, b in huge_pages._areas(lines)] == expected
 
 
 MADE = """
 import mmap
-from artifacts import pages
+from artifacts.device import huge_pages as pages
 memory = mmap.mmap(-1, 32 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.madvise(mmap.MADV_NOHUGEPAGE)
 memory.write(b"x" * (32 << 20))
@@ -65,7 +67,7 @@ with open("/proc/self/smaps") as file:
 def able() -> bool:
     """Whether the kernel of this machine joins pages when it is asked."""
     version = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
-    enabled = Path(pages.ENABLED)
+    enabled = Path(huge_pages.ENABLED)
     return version >= (6, 1) and enabled.exists() and "[never]" not in enabled.read_text()
 
 
@@ -78,14 +80,14 @@ def test_the_kernel_joins_what_it_is_asked_to() -> None:
 
 def test_where_large_pages_are_turned_off_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "enabled").write_text("always madvise [never]\n")
-    monkeypatch.setattr(pages, "ENABLED", str(tmp_path / "enabled"))
-    monkeypatch.setattr(pages, "_areas", None)  # would be called next
-    assert pages.join() == 0
+    monkeypatch.setattr(huge_pages, "ENABLED", str(tmp_path / "enabled"))
+    monkeypatch.setattr(huge_pages, "_areas", None)  # would be called next
+    assert huge_pages.join() == 0
 
 
 def test_a_machine_without_them_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "ENABLED", "/nowhere")
-    assert pages.join() == 0
+    monkeypatch.setattr(huge_pages, "ENABLED", "/nowhere")
+    assert huge_pages.join() == 0
 
 
 @pytest.mark.parametrize("resumed", [False, True])

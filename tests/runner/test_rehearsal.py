@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from artifacts import manifest as m
-from artifacts.rehearsal import BESIDE, PAGE, Asked, rehearse
+from artifacts.format import manifest as m
+from artifacts.loop.memory_simulation import BESIDE, PAGE, Asked, rehearse
 
 from . import toy
 

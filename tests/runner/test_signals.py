@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from artifacts import signals
-from artifacts.clock import Clock
+from artifacts.base.clock import Clock
 
 from . import toy
 from .support import arguments, child, contents, environment, forked, go, metrics, steps, toy_digest
@@ -177,7 +177,7 @@ def test_work_beside_a_suspension_is_counted() -> None:
 
 WAITING = """
 import os, subprocess, time
-from artifacts.clock import Clock
+from artifacts.base.clock import Clock
 
 with Clock(ticks=True) as clock:
     began = clock.now()

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import pytest
 
-from artifacts import checkpoint as saved
-from artifacts import manifest as m
-from artifacts import tarball
+from artifacts.base.errors import RunError
+from artifacts.checkpoint import contents as saved
 from artifacts.describe import describe
-from artifacts.errors import RunError
+from artifacts.format import manifest as m
+from artifacts.format import manifest_reader, tarball
 
 from . import toy
 from .support import checkpoint, contents, go, metrics
@@ -123,9 +123,9 @@ def flat(made: m.Manifest, side: str) -> m.Manifest:
 )
 def test_a_manifest_whose_degrees_do_not_fit_is_refused(change: Any, words: str) -> None:
     made = toy.stacked(toy.manifest(microbatches=5), 2)
-    assert m.read(made.to_bytes()) == made
+    assert manifest_reader.read_manifest(made.to_bytes()) == made
     with pytest.raises(RunError) as caught:
-        m.read(change(made).to_bytes())
+        manifest_reader.read_manifest(change(made).to_bytes())
     assert words in str(caught.value)
 
 
@@ -135,4 +135,4 @@ def test_each_copys_batch_is_checked(tmp_path: Path) -> None:
     assert phase
     inputs = tuple(attrs.evolve(p, shape=p.shape[1:]) if p.kind == "field" else p for p in phase.inputs)
     with pytest.raises(RunError, match="field x is not made so"):
-        m.read(changed(made, "generate.init*2", inputs=inputs).to_bytes())
+        manifest_reader.read_manifest(changed(made, "generate.init*2", inputs=inputs).to_bytes())

@@ -19,10 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifacts import canonical, describe, manifest, run, tarball
-from artifacts.errors import RunError
-from sexpgpu.identity import document
-from sexpgpu.members import source_members
+from artifacts import describe, run
+from artifacts.base import canonical_json
+from artifacts.base.errors import RunError
+from artifacts.format import manifest, tar_writer, tarball
+from sexpgpu.build.archive_members import source_members
+from sexpgpu.phases.identity import document
 from tests.support import CHARACTERS, plan_of
 
 from . import toy
@@ -67,7 +69,7 @@ def test_same_members_same_bytes_whatever_surrounds_them(tmp_path: Path, monkeyp
         os.umask(old)
     assert Path(again).read_bytes() == before
     reordered = dict(reversed(toy.MEMBERS.items()))
-    tarball.write(str(tmp_path / "third.tar"), toy.manifest(), reordered)
+    tar_writer.write(str(tmp_path / "third.tar"), toy.manifest(), reordered)
     assert (tmp_path / "third.tar").read_bytes() == before
 
 
@@ -207,7 +209,7 @@ def test_an_artifact_from_before_the_digest(artifact: str) -> None:
 )
 def test_row_43_bad_member_names(artifact: str, name: str, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
-        tarball.write(str(tmp_path / "b.tar"), toy.manifest(), {**toy.MEMBERS, name: b"x"})
+        tar_writer.write(str(tmp_path / "b.tar"), toy.manifest(), {**toy.MEMBERS, name: b"x"})
     assert caught.value.code.name == "E-ART-004" and not (tmp_path / "b.tar").exists()
     raw = name.encode("utf-8")[:100]
     block = bytearray(tarball.header("x", 1))
@@ -359,7 +361,8 @@ def test_row_49_newer_and_older_formats(artifact: str) -> None:
 
 def test_row_49_a_newer_format_may_have_keys_that_we_do_not_know(artifact: str) -> None:
     refuse(
-        with_manifest(artifact, canonical.dumps({"format": manifest.FORMAT, "version": 7, "news": [1]})), "E-ART-009"
+        with_manifest(artifact, canonical_json.dumps({"format": manifest.FORMAT, "version": 7, "news": [1]})),
+        "E-ART-009",
     )
 
 
@@ -374,7 +377,7 @@ def test_row_50_the_digest_asked_for(artifact: str, out: Path, capsys: pytest.Ca
 def test_row_51_replaced_or_deleted_while_open(artifact: str, tmp_path: Path) -> None:
     with tarball.open(artifact) as opened:
         changed = {**toy.MEMBERS, toy.LIBRARY: b"another"}
-        tarball.write(artifact, toy.manifest(), changed, force=True)
+        tar_writer.write(artifact, toy.manifest(), changed, force=True)
         assert opened.read(toy.LIBRARY) == toy.MEMBERS[toy.LIBRARY]
         os.unlink(artifact)
         opened.verify()
@@ -393,7 +396,7 @@ def test_row_66_an_existing_output(artifact: str, tmp_path: Path) -> None:
 
     def fails(path: str, **how: object) -> None:
         with pytest.raises(RunError) as caught:
-            tarball.write(path, toy.manifest(name="two"), toy.MEMBERS, **how)  # type: ignore[arg-type]
+            tar_writer.write(path, toy.manifest(name="two"), toy.MEMBERS, **how)  # type: ignore[arg-type]
         assert caught.value.code.name == "E-CLI-005" and caught.value.code.exit == 2
         assert ("--force" in caught.value.hint) != ("force" in how)  # who has given it is not told to
 
@@ -404,7 +407,7 @@ def test_row_66_an_existing_output(artifact: str, tmp_path: Path) -> None:
     source.write_text("(defrun x)")
     fails(str(source), force=True)
     assert source.read_text() == "(defrun x)"
-    tarball.write(artifact, toy.manifest(name="two"), toy.MEMBERS, force=True)
+    tar_writer.write(artifact, toy.manifest(name="two"), toy.MEMBERS, force=True)
     assert tarball.verify(artifact).run.name == "two"
 
 
@@ -416,7 +419,7 @@ def test_row_74_a_failed_write_leaves_the_old_file_and_no_other(
         with monkeypatch.context() as patch:
             patch.setattr(os, name, _full)
             with pytest.raises(RunError) as caught:
-                tarball.write(artifact, toy.manifest(name="two"), toy.MEMBERS, force=True)
+                tar_writer.write(artifact, toy.manifest(name="two"), toy.MEMBERS, force=True)
             assert caught.value.code.name == "E-IO-011"
         assert Path(artifact).read_bytes() == before and sorted(os.listdir(tmp_path)) == names
 
@@ -451,7 +454,7 @@ def test_describe_and_diff_load_no_code(artifact: str, tmp_path: Path) -> None:
             ),
         ):
             path = str(tmp_path / "b.tar")
-            tarball.write(path, change["manifest"], change["members"], force=True)
+            tar_writer.write(path, change["manifest"], change["members"], force=True)
             with tarball.open(path) as two:
                 assert (describe.diff(one, two) or "").startswith(expected)
 
@@ -460,7 +463,7 @@ def of_run(folder: Path, name: str, **parts: str) -> tarball.Artifact:
     """An artifact of tests.support's run file with some parts replaced: its sources and forms, the toy's code."""
     plan = plan_of(**parts)
     members = {**toy.MEMBERS, **source_members(plan), "identity.json": document(plan.run)}
-    tarball.write(str(folder / name), toy.manifest(), members)
+    tar_writer.write(str(folder / name), toy.manifest(), members)
     return tarball.open(str(folder / name))
 
 
@@ -523,30 +526,30 @@ def test_fuzz_only_run_errors_escape(tmp_path: Path, data: st.DataObject) -> Non
 )
 def test_canonical_json_round_trips(value: object) -> None:
     try:
-        data = canonical.dumps(value)
+        data = canonical_json.dumps(value)
     except UnicodeEncodeError:
         return
-    assert canonical.loads_canonical(data) == value and data.isascii()
+    assert canonical_json.loads_canonical(data) == value and data.isascii()
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]",:0123456789.eE+-ntfalsru\\u" ', max_size=60).map(str.encode))
 def test_fuzz_json_only_malformed_escapes(data: bytes) -> None:
-    with contextlib.suppress(canonical.Malformed):
-        canonical.loads(data)
+    with contextlib.suppress(canonical_json.Malformed):
+        canonical_json.loads(data)
 
 
 def test_the_writer_accepts_only_what_the_reader_takes(tmp_path: Path) -> None:
     bad = attrs.evolve(toy.manifest(), step=attrs.evolve(toy.manifest().step, stages=()))
     with pytest.raises(RunError) as caught:
-        tarball.write(str(tmp_path / "a.tar"), bad, toy.MEMBERS)
+        tar_writer.write(str(tmp_path / "a.tar"), bad, toy.MEMBERS)
     assert caught.value.code.name == "E-ART-007" and not (tmp_path / "a.tar").exists()
 
 
 def test_bounded_memory_while_verifying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No read of a member asks for more than a chunk."""
     path = str(tmp_path / "big.tar")
-    tarball.write(path, toy.manifest(), {**toy.MEMBERS, "data/rows/big.npz": bytes(3 * tarball.CHUNK)})
+    tar_writer.write(path, toy.manifest(), {**toy.MEMBERS, "data/rows/big.npz": bytes(3 * tarball.CHUNK)})
     asked, real = [], os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, at: asked.append(size) or real(fd, size, at))
     tarball.verify(path)
@@ -581,5 +584,5 @@ def test_a_phase_takes_what_was_made_for_it(tmp_path: Path, name: str, kind: str
     other = attrs.evolve(phase, inputs=tuple(inputs), in_place=())
     phases = tuple(other if p.name == name else p for p in made.phases)
     with pytest.raises(RunError) as caught:
-        tarball.write(str(tmp_path / "a.tar"), attrs.evolve(made, phases=phases), toy.MEMBERS)
+        tar_writer.write(str(tmp_path / "a.tar"), attrs.evolve(made, phases=phases), toy.MEMBERS)
     assert f"phase {name}: {kind} {phase.inputs[at].name} is not made so" in str(caught.value)

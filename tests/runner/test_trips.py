@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from artifacts import manifest as m
-from artifacts import run, tensors
-from artifacts.device import Call
-from artifacts.graphs import Graphs
-from artifacts.replaying import Replaying
-from artifacts.trips import Layout, Missed
+from artifacts import run
+from artifacts.base import safetensors_io
+from artifacts.device.cuda_graphs import Graphs
+from artifacts.device.graph_recording import Layout, Missed
+from artifacts.device.graph_replay import Replaying
+from artifacts.device.interface import Call
+from artifacts.format import manifest as m
 
 from . import toy
 from .support import contents, metrics
@@ -101,8 +102,8 @@ def last(count: int) -> int | None:
 
 class Tensor:
     def __init__(self, pool: Pool, shape: tuple[int, ...], name: str) -> None:
-        self.pool, self.buffer = pool, pool.take(max(1, int(np.prod(shape))) * tensors.DTYPES[name][2])
-        self.array = self.buffer.view(tensors.dtype(name)).reshape(shape)
+        self.pool, self.buffer = pool, pool.take(max(1, int(np.prod(shape))) * safetensors_io.DTYPES[name][2])
+        self.array = self.buffer.view(safetensors_io.dtype(name)).reshape(shape)
 
     def data_ptr(self) -> int:
         return self.buffer.ctypes.data
@@ -170,7 +171,7 @@ class Gpu(Replaying):
         return handle.array.copy()
 
     def _empty(self, array: np.ndarray) -> Tensor:
-        return Tensor(self.pool, array.shape, tensors.dtype_name(array))
+        return Tensor(self.pool, array.shape, safetensors_io.dtype_name(array))
 
     def write(self, handle: Tensor, array: np.ndarray) -> None:
         assert self.stream.captured is None

@@ -14,9 +14,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from artifacts import manifest as m
-from artifacts import tarball
-from artifacts.device import HostDevice
+from artifacts.device.interface import HostDevice
+from artifacts.format import manifest as m
+from artifacts.format import tar_writer, tarball
 
 B, W, MICRO, TRIPS, STEPS = 4, 3, 2, 3, 6
 N, N_HELD = 22, 9  # records; neither is a multiple of the batch
@@ -205,7 +205,7 @@ def write(folder: Path, made: m.Manifest | None = None, name: str = "toy.tar") -
     """The toy's artifact and data in ``folder``; the artifact's path."""
     write_data(folder)
     path = str(folder / name)
-    tarball.write(path, made or manifest(), MEMBERS, force=True)
+    tar_writer.write(path, made or manifest(), MEMBERS, force=True)
     return path
 
 

@@ -12,12 +12,12 @@ import tvm
 from tvm import relax, te, tirx
 
 import schedules
-from lowering import elementary
-from lowering.codegen import CONFIG, ready
+from lowering.codegen.objects import CONFIG, ready
 from lowering.emit import emit
-from sexpgpu.graph import Builder, Graph
+from lowering.math import elementary
+from sexpgpu.graph.core import Builder, Graph
 from sexpgpu.ops import OPS
-from sexpgpu.types import TensorType
+from sexpgpu.ops.types import TensorType
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 Shape = tuple[int, ...]

@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
-from schedules import cubin, nvrtc, targets
+from schedules import targets
+from schedules.cuda import cubin, nvrtc
 
 pytestmark = [
     pytest.mark.build,
@@ -50,7 +51,7 @@ def test_a_product_that_is_added_is_fused_only_where_the_text_says_so() -> None:
     assert b"mul.rn.f32" in plain and b"fma.rn.f32" not in plain and b"fma.rn.f32" in fused
 
 
-PRINT = "import hashlib, sys; from schedules import cubin as c; "
+PRINT = "import hashlib, sys; from schedules.cuda import cubin as c; "
 PRINT += (
     "print([hashlib.sha256(c.kernels(open(sys.argv[1]).read(), a, ())).hexdigest() for a in ('sm_90', 'compute_80')])"
 )

@@ -13,10 +13,10 @@ pytest.importorskip("tvm")
 from tvm import te, tirx
 
 import schedules
-from lowering.kernels import philox
+from lowering.kernels.registry import philox
 from schedules.cpu.plan import make_plan
 from sexpgpu.ops.random import bits_ref
-from sexpgpu.types import TensorType
+from sexpgpu.ops.types import TensorType
 
 from .kernels import V3, V4, build, runs_here, threads
 

@@ -13,8 +13,8 @@ pytest.importorskip("tvm")
 
 from tvm import te, tirx
 
-from lowering.kernels import KERNELS
-from sexpgpu.types import TensorType
+from lowering.kernels.registry import KERNELS
+from sexpgpu.ops.types import TensorType
 
 from .kernels import V3, V4, Built, build, numbers, product, program, runs_here, threads
 

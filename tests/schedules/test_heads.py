@@ -15,11 +15,11 @@ pytest.importorskip("tvm")
 from tvm import tirx
 
 import schedules
-from lowering import elementary
-from lowering.kernels import KERNELS
-from schedules.cpu.tree import collect
+from lowering.kernels.registry import KERNELS
+from lowering.math import elementary
+from schedules.tir.rewrite import collect
 from sexpgpu.ops.backward import attend_grads
-from sexpgpu.types import TensorType
+from sexpgpu.ops.types import TensorType
 
 from .kernels import V3, build, close, numbers, program, runs_here, threads
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from lowering.kernels import KERNELS
-from sexpgpu.types import TensorType
+from lowering.kernels.registry import KERNELS
+from sexpgpu.ops.types import TensorType
 
 from .kernels import V3, build, numbers, program, reference, runs_here, threads
 

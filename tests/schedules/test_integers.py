@@ -8,7 +8,7 @@ pytest.importorskip("tvm")
 
 from tvm import tirx
 
-from schedules.cpu.integers import in_32_bits
+from schedules.tir.narrow_indices import in_32_bits
 
 pytestmark = pytest.mark.build
 

@@ -12,9 +12,9 @@ pytest.importorskip("tvm")
 from tvm import relax, tirx
 
 import schedules
-from schedules.cpu import product_jobs
-from schedules.cpu.product_price import Sizes, choose_tile
-from schedules.cpu.tree import collect
+from schedules.cpu import matmul_tiling
+from schedules.cpu.matmul_cost import Sizes, choose_tile
+from schedules.tir.rewrite import collect
 
 from .kernels import V3, V4, build, close, graph, numbers, operator, product, runs_here, threads
 
@@ -73,19 +73,19 @@ DEEP = [(64, 1024, 24), (61, 1093, 41)]
 @pytest.mark.parametrize("kind", ["NN", "TN", "NT", "TT"])
 @pytest.mark.parametrize("size", DEEP, ids=str)
 def test_a_cut_depth_is_summed_in_order(kind: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_jobs, "LARGEST", 1024)
+    monkeypatch.setattr(matmul_tiling, "LARGEST", 1024)
     assert "block" in loops(product(kind, *size), V3)
     check(kind, *size)
 
 
 def test_so_does_one_for_sixteen_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_jobs, "LARGEST", 1024)
+    monkeypatch.setattr(matmul_tiling, "LARGEST", 1024)
     assert "block" in loops(product("NN", 61, 1093, 130), V4)
     check("NN", 61, 1093, 130, target=V4)
 
 
 def test_a_batch_of_deep_products_and_what_follows_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_jobs, "LARGEST", 1024)
+    monkeypatch.setattr(matmul_tiling, "LARGEST", 1024)
     check("TN", 33, 1100, 45, (3,))
 
     def fused(emit, x, w, b):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tvm import relax, tirx
 
 import schedules
-from schedules.cpu.boxes import _changes
-from schedules.cpu.tree import collect
+from schedules.tir.iteration_domain import _changes
+from schedules.tir.rewrite import collect
 
 from .kernels import V3, V4, build, graph, numbers, operator, reference, runs_here, threads
 

@@ -13,11 +13,11 @@ pytest.importorskip("tvm")
 from tvm import relax, te, tirx
 
 import schedules
-from lowering import elementary
-from schedules.cpu.emit import i64, load, loop, scratch, store
-from schedules.cpu.nests import vectors
-from schedules.cpu.price import WORTH, nanoseconds
-from schedules.cpu.tree import collect
+from lowering.math import elementary
+from schedules.tir.builder import i64, load, loop, scratch, store
+from schedules.tir.context import vectors
+from schedules.tir.rewrite import collect
+from schedules.tir.thread_cost import WORTH, nanoseconds
 
 from .kernels import V3, build, graph, numbers, operator, product, program, runs_here
 

@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("tvm")
 
 import schedules
-from schedules.cpu import product_jobs
-from schedules.cpu.emit import i64
-from schedules.cpu.product_price import ANY, COLUMNS, DEPTH, RATE, Sizes, Tile, choose_tile, copies, price, tiles
-from schedules.cpu.product_price import ROWS as ROWS_FAST
+from schedules.cpu import matmul_tiling
+from schedules.cpu.matmul_cost import ANY, COLUMNS, DEPTH, RATE, Sizes, Tile, choose_tile, copies, price, tiles
+from schedules.cpu.matmul_cost import ROWS as ROWS_FAST
+from schedules.tir.builder import i64
 
 from .kernels import V3, V4
 
@@ -114,16 +114,16 @@ def test_two_threads_have_equal_shares_of_the_writers_tasks(one: tuple[str, int,
     panels, row_tiles = -(-of.n // tile.panel), -(-of.m // tile.mr)
     tasks = [
         count * min(tile.panel, of.n - j * tile.panel)
-        for count in counts(row_tiles, product_jobs._groups(row_tiles, 1, panels))
+        for count in counts(row_tiles, matmul_tiling._groups(row_tiles, 1, panels))
         for j in range(panels)
     ]
     first = sum(tasks[: -(-len(tasks) // 2)])
-    assert len(tasks) >= product_jobs.TASKS and 0.47 <= first / sum(tasks) <= 0.53
+    assert len(tasks) >= matmul_tiling.TASKS and 0.47 <= first / sum(tasks) <= 0.53
 
 
 def counts(row_tiles: int, groups: int) -> list[int]:
     """The row tiles of each group, which take all of them in order."""
-    shares = product_jobs.Shares(row_tiles, groups)
+    shares = matmul_tiling.Shares(row_tiles, groups)
     found = [int(shares.count(i64(g))) for g in range(groups)]
     assert [int(shares.first(i64(g))) for g in range(groups)] == [sum(found[:g]) for g in range(groups)]
     assert sum(found) == row_tiles and 1 <= min(found) <= max(found) == shares.each
@@ -132,17 +132,17 @@ def counts(row_tiles: int, groups: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("least", [1, product_jobs.SHARE, product_jobs.SHARED])
+@pytest.mark.parametrize("least", [1, matmul_tiling.SHARE, matmul_tiling.SHARED])
 def test_two_threads_have_equal_shares_of_any_number_of_row_tiles(least: int) -> None:
     """Within one tile, or one in sixteen where there are many; 13 tiles as 3 groups were 10 and 3. With three panels
     of columns a group's may be cut in the middle."""
     for panels in (1, 2, 3, 5, 8):
         for row_tiles in (*range(1, 60), 76, 203, 1216, 1622):
-            found = counts(row_tiles, product_jobs._groups(row_tiles, least, panels))
+            found = counts(row_tiles, matmul_tiling._groups(row_tiles, least, panels))
             tasks = [count for count in found for _ in range(panels)]
             half = -(-len(tasks) // 2)
             apart = abs(sum(tasks[:half]) - sum(tasks[half:]))
             if len(tasks) % 2 == 0:
-                assert apart <= max(panels, panels * row_tiles / product_jobs.FEW), (panels, row_tiles, found)
+                assert apart <= max(panels, panels * row_tiles / matmul_tiling.FEW), (panels, row_tiles, found)
             else:
                 assert len(found) == 1 or set(found) == {1}, "nothing left to cut"

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
-from schedules.targets import TARGETS, Target
+from schedules.target import Target
+from schedules.targets import TARGETS
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))

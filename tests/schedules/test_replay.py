@@ -16,13 +16,13 @@ import tvm
 from tvm import relax, tirx
 
 import schedules
-from lowering import elementary
-from lowering.codegen import CONFIG, ready
-from schedules import replay
-from schedules.measure import Measured
-from schedules.replay import Record, RecordsFault
-from schedules.space import Search
-from schedules.tune import Log, sums_in_lanes
+from lowering.codegen.objects import CONFIG, ready
+from lowering.math import elementary
+from schedules.tuning import records
+from schedules.tuning.measure import Measured
+from schedules.tuning.records import Record, RecordsFault
+from schedules.tuning.search_space import Search
+from schedules.tuning.tuner import Log, sums_in_lanes
 
 from .gpu.folds import fold
 from .kernels import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
@@ -47,7 +47,7 @@ def traces(func: Any, trials: int = 8, seed: int = 3) -> list[Any]:
     """Those of all candidates of a search whose every candidate takes the same time."""
     search, found = Search(func, TARGET, trials, seed), []
     while batch := search.next():
-        found += [replay.trace_of(one.sch) for one in batch]
+        found += [records.trace_of(one.sch) for one in batch]
         search.tell(batch, [1.0] * len(batch))
     return found
 
@@ -68,7 +68,7 @@ def test_every_candidate_has_the_rules_bits_on_any_number_of_threads(name: str) 
     inputs = [numbers(*map(int, p.shape), seed=n) for n, p in enumerate(func.params[:-1])]
     (want,) = build(func).run(*inputs)
     for trace in traces(func, 4):
-        tuned = compiled(replay.scheduled(func, trace, TARGET))
+        tuned = compiled(records.scheduled(func, trace, TARGET))
         for count in (1, 2):
             threads(count)
             assert tuned.run(*inputs)[0].tobytes() == want.tobytes(), trace
@@ -98,8 +98,8 @@ def test_a_trace_is_plain_json_and_gives_the_same_schedule_each_time() -> None:
     for trace in traces(func, 3):
         again = json.loads(json.dumps(trace))
         assert again == trace
-        assert tvm.ir.save_json(replay.scheduled(func, again, TARGET)) == tvm.ir.save_json(
-            replay.scheduled(func, trace, TARGET)
+        assert tvm.ir.save_json(records.scheduled(func, again, TARGET)) == tvm.ir.save_json(
+            records.scheduled(func, trace, TARGET)
         )
 
 
@@ -119,15 +119,15 @@ def test_a_key_is_of_the_content_and_of_no_name() -> None:
 
     first, other = named("x", "y"), named("lv7", "lv100")
     assert first.script() != other.script()
-    assert replay.key_of(first) == replay.key_of(other) == replay.key_of(first.with_attr("global_symbol", "f"))
-    assert replay.key_of(named("x", "y", 16)) != replay.key_of(first)
-    assert replay.key_of(first.without_attr("tirx.noalias")) != replay.key_of(first)
+    assert records.key_of(first) == records.key_of(other) == records.key_of(first.with_attr("global_symbol", "f"))
+    assert records.key_of(named("x", "y", 16)) != records.key_of(first)
+    assert records.key_of(first.without_attr("tirx.noalias")) != records.key_of(first)
 
 
 def test_a_record_comes_before_the_rules_and_only_for_its_program() -> None:
     func, other = product(), CASES["transpose"]()
     trace = traces(func, 1)[0]
-    tuned = replay.Tuned({replay.key_of(func): Record(replay.key_of(func), "product", trace)})
+    tuned = records.Tuned({records.key_of(func): Record(records.key_of(func), "product", trace)})
     target = attrs.evolve(TARGET, rules=(tuned, *TARGET.rules))
     assert schedules.first(func, target).rule == "tuned"
     assert schedules.first(other, target).rule == "elementwise"
@@ -135,13 +135,13 @@ def test_a_record_comes_before_the_rules_and_only_for_its_program() -> None:
 
 def test_a_record_without_a_trace_leaves_the_rules_their_kernel() -> None:
     func = product()
-    tuned = replay.Tuned({replay.key_of(func): Record(replay.key_of(func), "product", why="no candidate is faster")})
+    tuned = records.Tuned({records.key_of(func): Record(records.key_of(func), "product", why="no candidate is faster")})
     assert schedules.first(func, attrs.evolve(TARGET, rules=(tuned, *TARGET.rules))).rule == "matmul"
 
 
 def test_a_trace_of_another_program_is_a_failure_that_is_told() -> None:
     func, other = product(), CASES["sum of rows"]()
-    tuned = replay.Tuned({replay.key_of(other): Record(replay.key_of(other), "sum", traces(func, 1)[0])})
+    tuned = records.Tuned({records.key_of(other): Record(records.key_of(other), "sum", traces(func, 1)[0])})
     done = schedules.first(other, attrs.evolve(TARGET, rules=(tuned, *TARGET.rules)))
     assert done.rule == "columns" and done.failures[0].startswith("tuned: ")
 
@@ -155,13 +155,13 @@ ROWS = (
 
 
 def test_a_file_is_sorted_and_says_nothing_of_times(tmp_path: Path) -> None:
-    path = replay.write(tmp_path, V3, ROWS)
+    path = records.write(tmp_path, V3, ROWS)
     assert path == tmp_path / V3 / "records.jsonl"
-    assert path.read_text() == replay.text(V3, reversed(ROWS))
+    assert path.read_text() == records.text(V3, reversed(ROWS))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row.get("key") for row in rows] == [None, "a" * 64, "b" * 64]
     assert rows[1]["run_secs"] == [1.0]
-    assert replay.load(tmp_path, V3).by_key == {row.key: row for row in ROWS}
+    assert records.load(tmp_path, V3).by_key == {row.key: row for row in ROWS}
     assert [p.name for p in path.parent.iterdir()] == ["records.jsonl"]
 
 
@@ -177,10 +177,10 @@ def test_a_file_is_sorted_and_says_nothing_of_times(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_what_its_head_says_is_refused(tmp_path: Path, old: str, new: str, what: str) -> None:
-    path = replay.write(tmp_path, V3, ROWS)
+    path = records.write(tmp_path, V3, ROWS)
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(RecordsFault, match=what):
-        replay.load(tmp_path, V3)
+        records.load(tmp_path, V3)
 
 
 @pytest.mark.parametrize("line", ["{", "[" * 100_000, "9" * 5000, "3", "{}", '{"what":"x"}', "\ufeff", "\0" * 9])
@@ -200,32 +200,32 @@ def test_what_is_no_measurement_is_measured_again(tmp_path: Path, line: str) -> 
 
 @pytest.mark.parametrize("kind", ["RFactor", "Tensorize", "SetScope"])
 def test_an_instruction_that_may_change_bits_is_refused(tmp_path: Path, kind: str) -> None:
-    replay.write(tmp_path, V3, [attrs.evolve(ROWS[1], trace=[[[kind, [], [], []]], []])])
+    records.write(tmp_path, V3, [attrs.evolve(ROWS[1], trace=[[[kind, [], [], []]], []])])
     with pytest.raises(RecordsFault, match=f"records.jsonl:2 has {kind}"):
-        replay.load(tmp_path, V3)
+        records.load(tmp_path, V3)
 
 
 @pytest.mark.parametrize("trace", [3, [], [[]], ["GetLoops"], [[3], []]])
 def test_a_trace_that_is_none_is_refused(tmp_path: Path, trace: Any) -> None:
-    replay.write(tmp_path, V3, [attrs.evolve(ROWS[1], trace=trace)])
+    records.write(tmp_path, V3, [attrs.evolve(ROWS[1], trace=trace)])
     with pytest.raises(RecordsFault, match=r"records.jsonl:2 has"):
-        replay.load(tmp_path, V3)
+        records.load(tmp_path, V3)
 
 
 def test_records_of_another_compiler_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "compiler", lambda: "apache-tvm 0.26.0")
-        replay.write(tmp_path, V3, ROWS)
-    found = replay.load(tmp_path, V3)
+        patch.setattr(records, "compiler", lambda: "apache-tvm 0.26.0")
+        records.write(tmp_path, V3, ROWS)
+    found = records.load(tmp_path, V3)
     assert found.by_key == {} and found.reason.startswith("made with apache-tvm 0.26.0, and this is apache-tvm 0.27")
 
 
 def test_no_file_is_no_records(tmp_path: Path) -> None:
-    assert replay.load(tmp_path, V3) == replay.Records(V3, {}, f"no {V3}/records.jsonl")
+    assert records.load(tmp_path, V3) == records.Records(V3, {}, f"no {V3}/records.jsonl")
 
 
 def test_numbers_of_a_measurement_are_the_same_everywhere() -> None:
-    from schedules import measure
+    from schedules.tuning import measure
 
     wanted = measure.arguments(product())
     assert wanted.written == (2,) and [shape for shape, _ in wanted.params] == [(24, 40), (40, 20), (24, 20)]
@@ -237,7 +237,7 @@ def test_numbers_of_a_measurement_are_the_same_everywhere() -> None:
 @pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")
 def test_a_measured_shift_leaves_something_of_a_word() -> None:
     """What is shifted out makes a kernel's work superfluous, and a compiler sees that."""
-    from schedules import measure
+    from schedules.tuning import measure
 
     func = operator("shift-right", ("u32", (64,)), ("u32", ()))
     for fill in range(measure.FILLS):
@@ -259,7 +259,7 @@ def test_every_candidate_for_a_gpu_has_the_rules_bits(name: str) -> None:
     batch = Search(func, target, 2, 3).next()
     assert batch
     for one in batch:
-        tuned = replay.scheduled(func, replay.trace_of(one.sch), target)
+        tuned = records.scheduled(func, records.trace_of(one.sch), target)
         for order in ("forward", "hashed"):
             found = cuda.run(tuned, *inputs, order=order, synced=True)[-1]  # MetaSchedule leaves barriers to TVM
             assert found.tobytes() == want.tobytes(), one.sch.trace

@@ -12,14 +12,14 @@ import pytest
 pytest.importorskip("tvm")
 
 import schedules
-from lowering import elementary
-from schedules import replay
-from schedules.measure import arguments, inputs
-from sexpgpu.build import rates_named
-from sexpgpu.cli import plan_of
-from sexpgpu.diagnostics import Report
-from sexpgpu.stack import stacked
-from sexpgpu.tune import wanted_programs
+from lowering.math import elementary
+from schedules.tuning import records
+from schedules.tuning.measure import arguments, inputs
+from sexpgpu.build.targets import rates_named
+from sexpgpu.build.tuner import wanted_programs
+from sexpgpu.cli.commands import plan_of
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.planning.microbatch_stacking import stacked
 
 from .kernels import V3, build, runs_here
 from .test_replay import compiled
@@ -35,14 +35,14 @@ TARGET = attrs.evolve(schedules.TARGETS[V3], functions=elementary.STEPS)
 def programs(example: str) -> dict[str, Any]:
     plan = plan_of(str(EXAMPLES / example / "run.sx"), Report())
     found = wanted_programs(stacked(plan, None, rates_named(V3).values()), None)
-    return {replay.key_of(func): func for func in found.values()}
+    return {records.key_of(func): func for func in found.values()}
 
 
-def shipped() -> dict[str, replay.Record]:
-    return dict(replay.load(replay.SHIPPED, V3).by_key)
+def shipped() -> dict[str, records.Record]:
+    return dict(records.load(records.SHIPPED, V3).by_key)
 
 
-def cases() -> list[tuple[Any, replay.Record]]:
+def cases() -> list[tuple[Any, records.Record]]:
     """Every shipped record, with its kernel."""
     known = {key: func for example in TUNED for key, func in programs(example).items()}
     return [(known[key], record) for key, record in shipped().items() if key in known]
@@ -57,7 +57,7 @@ def test_every_record_is_of_a_kernel_of_an_example() -> None:
 def test_every_record_has_the_rules_bits() -> None:
     for func, record in cases():
         wanted = arguments(func)
-        tuned, rules = compiled(replay.scheduled(func, record.trace, TARGET)), build(replay.plain(func))
+        tuned, rules = compiled(records.scheduled(func, record.trace, TARGET)), build(records.plain(func))
         for fill in (0, 1):
             given = [x for n, x in enumerate(inputs(wanted, fill)) if n not in wanted.written]
             assert wanted.written == tuple(range(len(given), len(wanted.params))), record.kernel

@@ -8,17 +8,17 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from artifacts import manifest as m
 from artifacts import run as runner
-from artifacts import tarball
-from artifacts.data import Training, open_records
-from artifacts.device import HostDevice
-from artifacts.loop import Loop
-from sexpgpu import manifest_records
-from sexpgpu.identity import document
-from sexpgpu.interpret import run
-from sexpgpu.phases import Phase, Plan
-from sexpgpu.stack import stack_plan
+from artifacts.data.loaders import Training, open_records
+from artifacts.device.interface import HostDevice
+from artifacts.format import manifest as m
+from artifacts.format import tar_writer, tarball
+from artifacts.loop.step import Loop
+from sexpgpu.build import manifest as manifest_records
+from sexpgpu.graph.interpreter import run
+from sexpgpu.phases.identity import document
+from sexpgpu.phases.plan import Phase, Plan
+from sexpgpu.planning.microbatch_stacking import stack_plan
 from tests.runner import toy
 from tests.support import plan_text
 
@@ -86,7 +86,7 @@ class Case:
         plan = stack_plan(plan, stack)
         path = str(folder / name)
         members = {**toy.MEMBERS, "identity.json": document(plan.run)}
-        tarball.write(path, manifest(plan), members, force=True)
+        tar_writer.write(path, manifest(plan), members, force=True)
         return Case(plan, path)
 
     def device(self, artifact: tarball.Artifact, threads: int | None = None) -> HostDevice:

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifacts import forms, tarball
 from artifacts import run as runner
-from artifacts.cpu import CpuDevice
-from artifacts.structure import plain
-from sexpgpu.diagnostics import Report
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
+from artifacts.base.json_classes import plain
+from artifacts.checkpoint import identity_forms
+from artifacts.device.cpu import CpuDevice
+from artifacts.format import tarball
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import build
 from tests.loops import generated, interpreted
 from tests.runner.support import contents
@@ -55,7 +56,7 @@ def go(artifact: Path, out: Path, *more: str) -> int:
 def test_s40_an_artifact_has_its_forms(drawing: Path) -> None:
     """40: their digests are the identity, their places relative to the run file."""
     with tarball.open(str(drawing)) as artifact:
-        made, identity = forms.read(forms.of_artifact(artifact)), artifact.manifest.run.identity
+        made, identity = identity_forms.read(identity_forms.of_artifact(artifact)), artifact.manifest.run.identity
     assert made and {f.place.split(":")[0].split("/")[0] for f in made.forms} == {"run.sx", "prelude"}
     assert all(made.digest(name) == digest for name, digest in plain(identity).items())
 

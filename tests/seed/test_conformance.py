@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sexpgpu.codes import CODES
-from sexpgpu.grammar import FORMS
-from sexpgpu.values import CTX_KEYS
+from sexpgpu.language.codes import CODES
+from sexpgpu.language.grammar import FORMS
+from sexpgpu.trace.values import CTX_KEYS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conformance.md").read_text()

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifacts import checkpoint, forms
+from artifacts.checkpoint import contents as checkpoint
+from artifacts.checkpoint import identity_forms
 from tests.runner.support import contents, one_error, steps
 from tests.support import run_text
 
@@ -87,7 +88,7 @@ def test_s40_without_the_old_forms_the_digests_are_shown(tmp_path: Path, capsys:
     """40: the digests decide; forms that are not the checkpoint's are not believed."""
     one, other = two(tmp_path, (":trips 3", ":trips 4"))
     assert one.go(tmp_path / "out", "--steps", "2") == 0
-    kept = tmp_path / "out" / forms.NAME
+    kept = tmp_path / "out" / identity_forms.NAME
     if spoil == "absent":
         kept.unlink()
     else:
@@ -114,9 +115,9 @@ def test_s40_steps_cadences_passes_and_layout_may_change(tmp_path: Path, edits: 
     assert one.go(tmp_path / "out", "--steps", "2") == 0 and other.go(tmp_path / "out", "--resume", "--steps", "4") == 0
     name = "params.safetensors"
     assert contents(tmp_path / "out", 4)[name] == contents(tmp_path / "whole", 4)[name]
-    assert b'"place":"run.sx:' in (tmp_path / "out" / forms.NAME).read_bytes()
+    assert b'"place":"run.sx:' in (tmp_path / "out" / identity_forms.NAME).read_bytes()
     if "; a word" in edits[0][1]:
-        assert b'"place":"run.sx:16:' in (tmp_path / "out" / forms.NAME).read_bytes()
+        assert b'"place":"run.sx:16:' in (tmp_path / "out" / identity_forms.NAME).read_bytes()
 
 
 def test_s40_a_fork_goes_on_from_the_weights_under_a_new_identity(tmp_path: Path) -> None:

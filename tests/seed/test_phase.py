@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from artifacts import run as runner
-from artifacts import session, signals, tarball
-from artifacts.device import HostDevice
+from artifacts import session, signals
+from artifacts.device.interface import HostDevice
+from artifacts.format import tarball
 from artifacts.options import parse
-from artifacts.report import Console
+from artifacts.reporting import Console
 from artifacts.signals import Stop, Stopped
-from sexpgpu.cost import Rates, phase_cost, step_seconds
-from sexpgpu.explain import explain
-from sexpgpu.memory import estimate, lines
-from sexpgpu.phases import Plan
+from sexpgpu.phases.plan import Plan
+from sexpgpu.planning.cost_model import Rates, phase_cost, step_seconds
+from sexpgpu.planning.memory_plan import estimate, lines
+from sexpgpu.reports.explain import explain
 from tests.conftest import ONE, called
 from tests.runner.support import contents, metrics, steps
 from tests.support import plan_of, run_text

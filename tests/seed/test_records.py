@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifacts import tarball
-from artifacts.device import HostDevice
-from sexpgpu.graph import Graph, Value
+from artifacts.device.interface import HostDevice
+from artifacts.format import tarball
+from sexpgpu.graph.core import Graph, Value
 from tests.conftest import EXAMPLES
 from tests.support import faults, plan_of, plan_text, run_text
 

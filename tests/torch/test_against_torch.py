@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Value
-from sexpgpu.interpret import evaluate
-from sexpgpu.types import TensorType
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Value
+from sexpgpu.graph.interpreter import evaluate
+from sexpgpu.ops.types import TensorType
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 F = torch.nn.functional

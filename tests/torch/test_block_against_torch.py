@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sexpgpu.interpret import run
-from sexpgpu.phases import Phase
+from sexpgpu.graph.interpreter import run
+from sexpgpu.phases.plan import Phase
 from tests.support import plan_of
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")

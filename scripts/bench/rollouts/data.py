@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sexpgpu.diagnostics import Report
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
 from sexpgpu.ops.random import UNIT, bits_ref
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
+from sexpgpu.phases.trace_run import trace_run
 
 STEPS = 5  # those whose losses are compared
 SEED = np.array([3, 0], "uint32")  # of run.sx

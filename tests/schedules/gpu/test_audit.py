@@ -10,9 +10,9 @@ pytest.importorskip("tvm")
 
 from tvm import tirx
 
-from schedules.cpu.emit import i64, load, loop, seq, store
-from schedules.gpu.audit import audit
-from schedules.gpu.launch import launch, over, shared
+from schedules.gpu.audit.launch_audit import audit
+from schedules.gpu.threads.launch import launch, over, shared
+from schedules.tir.builder import i64, load, loop, seq, store
 
 N = 1 << 20
 

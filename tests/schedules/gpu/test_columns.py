@@ -13,7 +13,7 @@ pytest.importorskip("ziglang")
 
 from tvm import relax, te
 
-from schedules.gpu.audit import audit
+from schedules.gpu.audit.launch_audit import audit
 
 from ..kernels import V3, graph, numbers, operator, program, runs_here
 from .both import same, scheduled

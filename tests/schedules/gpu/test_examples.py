@@ -14,12 +14,12 @@ from tvm import DataType, s_tir
 
 import schedules
 from lowering import emit, pipeline
-from schedules.cpu.emit import shape_of
-from schedules.cpu.tree import collect
-from schedules.gpu.audit import MIB, audit
-from sexpgpu.diagnostics import Report
-from sexpgpu.phases import trace_run
-from sexpgpu.runfile import load
+from schedules.gpu.audit.launch_audit import MIB, audit
+from schedules.tir.builder import shape_of
+from schedules.tir.rewrite import collect
+from sexpgpu.language.diagnostics import Report
+from sexpgpu.language.runfile import load
+from sexpgpu.phases.trace_run import trace_run
 
 pytestmark = pytest.mark.build
 

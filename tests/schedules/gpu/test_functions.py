@@ -12,7 +12,7 @@ pytest.importorskip("ziglang")
 
 from tvm import te
 
-from lowering import cuda_functions, elementary
+from lowering.math import cuda_text, elementary
 from tests.cuda_on_cpu import kernels
 
 from ..kernels import V3, build, numbers, operator, program, runs_here
@@ -67,8 +67,8 @@ def test_a_sum_of_a_product_rounds_once_where_the_cpu_does() -> None:
 def test_no_function_of_cuda_but_those_with_one_answer() -> None:
     """Steps call fused products, extremes, rounding and casts of bits: exact by IEEE."""
     exact = {"fmaf", "fma", "fmaxf", "fmax", "fminf", "fmin", "nearbyint", "nearbyintf"}
-    casts = set(cuda_functions.REINTERPRET.values())
+    casts = set(cuda_text.REINTERPRET.values())
     for name, function in elementary.RULES.items():
-        text = cuda_functions.source(name, function, 2 if name == "pow" else 1)
+        text = cuda_text.source(name, function, 2 if name == "pow" else 1)
         called = set(re.findall(r"\b([a-z_]\w*)\(", text)) - {f"f32_{name}"}
         assert called <= exact | casts, called

@@ -16,14 +16,15 @@ import tvm
 from tvm import tirx
 
 import schedules
-from lowering import codegen, emit, pipeline
-from lowering.kernels import KERNELS
-from schedules.cpu.emit import shape_of
-from schedules.cpu.tree import collect
-from schedules.gpu import head_memory
-from sexpgpu.grad import gradients
-from sexpgpu.graph import Builder, Graph
-from sexpgpu.types import TensorType
+from lowering import emit, pipeline
+from lowering.codegen import objects
+from lowering.kernels.registry import KERNELS
+from schedules.gpu.attention import shared_memory
+from schedules.tir.builder import shape_of
+from schedules.tir.rewrite import collect
+from sexpgpu.graph.autodiff import gradients
+from sexpgpu.graph.core import Builder, Graph
+from sexpgpu.ops.types import TensorType
 
 from ..kernels import V3, numbers, program, runs_here
 from ..test_heads import attend_grad
@@ -48,8 +49,8 @@ def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the last block has fewer."""
-    monkeypatch.setattr(head_memory, "ROWS", (4,))
-    monkeypatch.setattr(head_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "ROWS", (4,))
+    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
     same(func, *given(func), rule="heads")
 
@@ -103,7 +104,7 @@ def test_what_launches_hand_on_is_reckoned_where_the_last_piece_of_the_queries_i
     graph = Graph("train", (*ins, mask), tuple(zip("yabc", (y, *found), strict=True)))
     func = pipeline.lower(emit.emit([graph])).programs["attend_grad"]
     part, aimed = tvm.ir.save_json(tvm.IRModule({"attend_grad": func})), schedules.TARGETS[GPU]
-    made = codegen.compile_part(part, aimed.tvm, lambda func, _: schedules.first(func, aimed))
+    made = objects.compile_part(part, aimed.tvm, lambda func, _: schedules.first(func, aimed))
     assert made.workspaces["attend_grad"].own == (heads * 4 * q * 4,) * 3
 
 

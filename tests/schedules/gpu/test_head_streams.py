@@ -13,9 +13,9 @@ pytest.importorskip("tvm")
 
 from tvm import te, tirx
 
-from lowering.kernels import KERNELS
-from schedules.gpu import head_memory, heads
-from sexpgpu.types import TensorType
+from lowering.kernels.registry import KERNELS
+from schedules.gpu.attention import resident, shared_memory
+from sexpgpu.ops.types import TensorType
 
 from ..kernels import V3, numbers, program, runs_here
 from ..test_heads import attend, attend_grad
@@ -33,8 +33,8 @@ SIZES = [
 @pytest.fixture(autouse=True)
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row may lie in a block; and a block has as many as fit."""
-    monkeypatch.setattr(heads, "plan_memory", lambda *_: None)
-    monkeypatch.setattr(head_memory, "BLOCKS", 1)
+    monkeypatch.setattr(resident, "plan_memory", lambda *_: None)
+    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
 
 
 def given(func: Any, count: int) -> list[np.ndarray]:
@@ -53,7 +53,7 @@ def test_gradients() -> None:
 
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_memory, "ROWS", (2,))
+    monkeypatch.setattr(shared_memory, "ROWS", (2,))
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
     same(func, *given(func, 4), rule="heads")
 
@@ -88,11 +88,11 @@ def test_a_score_that_another_column_needs_is_not_streamed() -> None:
 
 def test_a_block_has_no_more_memory_than_there_is() -> None:
     """Wide heads have fewer rows in a block; very wide ones are products and row nests."""
-    from schedules.gpu.audit import audit
+    from schedules.gpu.audit.launch_audit import audit
 
     for width, rows in ((64, 32), (128, 32), (256, 16)):
         *_, one = audit(
             scheduled(attend((4,), 4096, 4096, width, width, True), "heads")
         )  # before it, a row of values each
-        assert one.shared <= head_memory.ROOM and one.blocks == 4 * 4096 // rows
+        assert one.shared <= shared_memory.ROOM and one.blocks == 4 * 4096 // rows
     assert scheduled(attend((4,), 64, 64, 13000, 8, True), "mixed") is not None

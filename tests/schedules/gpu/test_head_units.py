@@ -15,17 +15,18 @@ pytest.importorskip("tvm")
 
 from tvm import te, tirx
 
-from lowering.kernels import KERNELS
-from lowering.kernels_attention import heads_of, product, wide
-from lowering.kernels_rows import total
-from schedules.cpu.emit import Call
-from schedules.cpu.tree import collect
-from schedules.gpu import head_units, ptx
-from schedules.gpu.audit import audit
-from schedules.gpu.head_hidden import EARLIER, LATER
+from lowering.kernels.attention import heads_of, product, wide
+from lowering.kernels.normalization import total
+from lowering.kernels.registry import KERNELS
+from schedules.gpu.attention import tensor_core_plan
+from schedules.gpu.attention.causal_mask import EARLIER, LATER
+from schedules.gpu.audit.launch_audit import audit
+from schedules.gpu.threads import ptx
+from schedules.tir.builder import Call
+from schedules.tir.rewrite import collect
 from sexpgpu.ops.backward import attend_grads
 from sexpgpu.ops.nn import attention_ref
-from sexpgpu.types import TensorType
+from sexpgpu.ops.types import TensorType
 from tests.cuda_on_cpu import kernels
 
 from ..kernels import program
@@ -286,8 +287,8 @@ def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.
     assert audit(scheduled(func))[0].threads == 32 and "left_ptr" in compiled(CAUSAL, gradient).text
     bits = [x.tobytes() for x in made(CAUSAL, gradient)]
     for name, value in {"BLOCKS": 1, "WARPS": (4,), "COLUMNS": (16,), "HELD": 0}.items():
-        monkeypatch.setattr(head_units, name, value)
-    monkeypatch.setattr(head_units, "hidden_columns", lambda _: "")
+        monkeypatch.setattr(tensor_core_plan, name, value)
+    monkeypatch.setattr(tensor_core_plan, "hidden_columns", lambda _: "")
     other = scheduled(func, "matrix-units")
     assert audit(other)[0].threads == 128
     done = kernels.compile(other, GPU)
@@ -311,8 +312,8 @@ def test_bits_do_not_depend_on_what_stands_beside() -> None:
 def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What of each launch's columns counts for nothing."""
     found: list[str] = []
-    read = head_units.hidden_columns
-    monkeypatch.setattr(head_units, "hidden_columns", lambda stream: found.append(read(stream)) or found[-1])
+    read = tensor_core_plan.hidden_columns
+    monkeypatch.setattr(tensor_core_plan, "hidden_columns", lambda stream: found.append(read(stream)) or found[-1])
     return found
 
 
@@ -336,7 +337,7 @@ def test_keys_that_a_mask_hides_are_not(found: list[str]) -> None:
 def test_half_of_the_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     func = attend(((3,), 1024, 1024, 64, 64), True, gradient=True)
     few = [one.flops for one in audit(scheduled(func))]  # as of the block in the middle
-    monkeypatch.setattr(head_units, "hidden_columns", lambda _: "")
+    monkeypatch.setattr(tensor_core_plan, "hidden_columns", lambda _: "")
     assert all(a < 0.6 * b for a, b in zip(few, (one.flops for one in audit(scheduled(func))), strict=True))
 
 

@@ -13,10 +13,10 @@ pytest.importorskip("tvm")
 
 from tvm import te, tirx
 
-from lowering.kernels import KERNELS
-from schedules.cpu.tree import collect
-from schedules.gpu import head_memory
-from sexpgpu.types import TensorType
+from lowering.kernels.registry import KERNELS
+from schedules.gpu.attention import shared_memory
+from schedules.tir.rewrite import collect
+from sexpgpu.ops.types import TensorType
 
 from ..kernels import V3, numbers, program, runs_here
 from ..test_heads import attend
@@ -42,19 +42,19 @@ def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     same(func, *given(func), rule="heads")
 
 
-@pytest.mark.parametrize("rows", head_memory.ROWS)
+@pytest.mark.parametrize("rows", shared_memory.ROWS)
 def test_any_number_of_rows_in_a_block(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the last block has fewer."""
-    monkeypatch.setattr(head_memory, "ROWS", (rows,))
-    monkeypatch.setattr(head_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "ROWS", (rows,))
+    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
     func = attend((2,), 37, 37, 12, 40, causal=True)
     same(func, *given(func), rule="heads")
 
 
-@pytest.mark.parametrize("columns", head_memory.COLUMNS)
+@pytest.mark.parametrize("columns", shared_memory.COLUMNS)
 def test_any_number_of_columns_side_by_side(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_memory, "COLUMNS", (columns,))
-    monkeypatch.setattr(head_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "COLUMNS", (columns,))
+    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
     func = attend((2,), 9, 270, 12, 20, causal=False)
     same(func, *given(func), rule="heads")
 

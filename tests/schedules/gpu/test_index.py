@@ -11,8 +11,8 @@ pytest.importorskip("tvm")
 pytest.importorskip("ziglang")
 
 import lowering.emit  # noqa: F401  (all tensor programs)
-from lowering.kernels import KERNELS
-from sexpgpu.types import TensorType
+from lowering.kernels.registry import KERNELS
+from sexpgpu.ops.types import TensorType
 
 from ..kernels import V3, numbers, program, reference, runs_here
 from .both import same

@@ -12,9 +12,9 @@ pytest.importorskip("ziglang")
 
 from tvm import relax, te, tirx
 
-from lowering.kernels import philox
-from schedules.gpu import maps
-from sexpgpu.types import TensorType
+from lowering.kernels.registry import philox
+from schedules.gpu import elementwise
+from sexpgpu.ops.types import TensorType
 from tests.cuda_on_cpu import kernels
 
 from ..kernels import V3, graph, numbers, operator, program, reference, runs_here
@@ -85,7 +85,7 @@ def test_what_is_read_under_a_condition_stays_out_of_tiles() -> None:
 
 @pytest.mark.parametrize("points", [2048, 2049, 5000])
 def test_a_thread_takes_several_points_of_many(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maps, "MANY", 2048)
+    monkeypatch.setattr(elementwise, "MANY", 2048)
     a, b = numbers(points), numbers(points, seed=1)
     func = program(lambda a, b: te.compute((points,), lambda i: a[i] * b[i] + a[i]), *(((points,), "float32"),) * 2)
     same(func, a, b)

@@ -13,10 +13,10 @@ pytest.importorskip("tvm")
 
 from tvm import relax, te
 
-from lowering.kernels import KERNELS
-from schedules.gpu import matmul, product_tiles
-from schedules.gpu.product_tiles import TILES, Tile, choose_tile
-from sexpgpu.types import TensorType
+from lowering.kernels.registry import KERNELS
+from schedules.gpu.matmul import simt, simt_tiling
+from schedules.gpu.matmul.simt_tiling import TILES, Tile, choose_tile
+from sexpgpu.ops.types import TensorType
 from tests.cuda_on_cpu import kernels
 
 from ..kernels import V3, graph, numbers, product, program, runs_here
@@ -31,7 +31,7 @@ KINDS = ("NN", "TN", "NT", "TT")
 @pytest.fixture
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tile:
     """The tile that every product takes."""
-    monkeypatch.setattr(matmul, "choose_tile", lambda *_: request.param)
+    monkeypatch.setattr(simt, "choose_tile", lambda *_: request.param)
     return request.param
 
 
@@ -162,6 +162,6 @@ def test_tiles_fit_and_fill_the_device() -> None:
         tile = choose_tile(m, n, k, count, 4)
         blocks = count * -(-m // tile.bm) * -(-n // tile.bn)
         assert blocks >= min(64, m * n * count // 256), (m, n, k, tile)
-    for tile in product_tiles.TILES:
+    for tile in simt_tiling.TILES:
         words = 2 * tile.bk * (tile.bm + tile.bn + 8) + tile.down * (tile.bn + 1)
         assert words * 4 <= 48 << 10 and tile.makers <= tile.threads <= 256

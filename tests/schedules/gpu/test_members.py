@@ -14,8 +14,8 @@ pytest.importorskip("ziglang")
 from tvm import te, tirx
 
 import schedules
-from lowering import elementary
-from schedules.gpu.audit import audit
+from lowering.math import elementary
+from schedules.gpu.audit.launch_audit import audit
 from tests.cuda_on_cpu import kernels
 
 from ..kernels import V3, runs_here
@@ -60,7 +60,7 @@ def test_what_is_made_of_the_sums_is_made_in_the_same_launch() -> None:
 
 def test_more_tensors_than_a_kernel_has_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, pointers, most in (("elements", 9, 4), ("sums", 5, 3)):  # two tensors a launch; four
-        monkeypatch.setattr("schedules.gpu.members.POINTERS", pointers)
+        monkeypatch.setattr("schedules.gpu.multi_tensor.POINTERS", pointers)
         form, inputs = FORMS[name]
         func = many(form, inputs=inputs)
         same(func, *given(inputs=inputs), rule="pieces")

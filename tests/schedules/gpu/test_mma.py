@@ -12,8 +12,9 @@ pytest.importorskip("tvm")
 
 from tvm import te
 
-from schedules.gpu import mma, tiles
-from schedules.gpu.tiles import Cut
+from schedules.gpu.matmul import tensor_core
+from schedules.gpu.threads import mma_tiling
+from schedules.gpu.threads.mma_tiling import Cut
 from tests.cuda_on_cpu import kernels
 
 from ..kernels import program
@@ -35,8 +36,8 @@ def results(func: Any, *arrays: np.ndarray) -> np.ndarray:
 def cut_as(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Products are cut so, whatever their shape."""
 
-    def choose(tile: tiles.Tile, apart: bool = False) -> None:
-        monkeypatch.setattr(mma, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, apart))
+    def choose(tile: mma_tiling.Tile, apart: bool = False) -> None:
+        monkeypatch.setattr(tensor_core, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, apart))
 
     return choose
 
@@ -58,10 +59,10 @@ def test_no_rest_and_the_least(m: int, k: int, n: int) -> None:
     np.testing.assert_array_equal(results(product("NN", m, k, n), a, b), want)
 
 
-@pytest.mark.parametrize("tile", tiles.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
-def test_every_tile(cut_as: Any, tile: tiles.Tile) -> None:
+@pytest.mark.parametrize("tile", mma_tiling.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
+def test_every_tile(cut_as: Any, tile: mma_tiling.Tile) -> None:
     cut_as(tile)
-    kind = KINDS[tiles.TILES.index(tile) % 4]
+    kind = KINDS[mma_tiling.TILES.index(tile) % 4]
     a, b, want = factors(kind, 136, 168, 140)
     np.testing.assert_array_equal(results(product(kind, 136, 168, 140), a, b), want)
 
@@ -167,7 +168,7 @@ def bound(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     less than UNIT of it.
     """
     k = a.shape[-1]
-    steps, pieces = -(-k // tiles.DEPTH) * 2, -(-k // tiles.piece_of(k))
+    steps, pieces = -(-k // mma_tiling.DEPTH) * 2, -(-k // mma_tiling.piece_of(k))
     return (17 * steps + pieces) * UNIT * (np.abs(a.astype("f8")) @ np.abs(b.astype("f8")))
 
 
@@ -194,7 +195,7 @@ def test_bits_do_not_depend_on_what_stands_beside(k: int) -> None:
 def test_pieces_of_a_sum_are_the_same_in_one_block_and_in_several(cut_as: Any, apart: bool) -> None:
     a, b, _ = factors("TN", 40, 1300, 24, whole=False)
     chosen = results(product("TN", 40, 1300, 24), a, b)
-    cut_as(tiles.TILES[3], apart)
+    cut_as(mma_tiling.TILES[3], apart)
     func = scheduled(product("TN", 40, 1300, 24), "matrix-units")
     compiled = kernels.compile(func, GPU)
     assert compiled.text.count("__global__") == (4 if apart else 2)  # each launch is declared and defined

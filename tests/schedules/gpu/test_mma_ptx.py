@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
-from schedules import cubin, nvrtc
-from schedules.gpu import mma, tiles
-from schedules.gpu.tiles import Cut
+from schedules.cuda import cubin, nvrtc
+from schedules.gpu.matmul import tensor_core
+from schedules.gpu.threads import mma_tiling
+from schedules.gpu.threads.mma_tiling import Cut
 from tests.cuda_on_cpu import kernels
 
 from .both import GPU, scheduled
@@ -95,10 +96,10 @@ def told(source: str, arch: str) -> str:
     return nvrtc._output(program, "ProgramLog").decode()
 
 
-@pytest.mark.parametrize("tile", tiles.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
-def test_no_tile_spills(monkeypatch: pytest.MonkeyPatch, tile: tiles.Tile) -> None:
+@pytest.mark.parametrize("tile", mma_tiling.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
+def test_no_tile_spills(monkeypatch: pytest.MonkeyPatch, tile: mma_tiling.Tile) -> None:
     """Every register that a kernel names is one, with the sums of several pieces; shared memory fits the level."""
-    monkeypatch.setattr(mma, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, False))
+    monkeypatch.setattr(tensor_core, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, False))
     log = told(text(product("TN", 1000, 2048, 1000, out="bfloat16")), "sm_90")
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log) == [
         ("0", "0", "0")

@@ -14,7 +14,7 @@ pytest.importorskip("ziglang")
 
 from tvm import relax, te, tirx
 
-from schedules.gpu.audit import audit
+from schedules.gpu.audit.launch_audit import audit
 
 from ..kernels import V3, graph, numbers, operator, program, runs_here
 from .both import same, scheduled
@@ -106,7 +106,7 @@ def test_rows_that_do_not_fit_are_worked_out_again(monkeypatch: pytest.MonkeyPat
     (kept,), (again,) = audit(scheduled(short)), audit(scheduled(long))
     assert kept.shared == kept.threads // 32 * 4000 and again.shared == 0
     assert again.flops / 20_000 > kept.flops / 1000
-    monkeypatch.setattr("schedules.gpu.rows.SHARED", 1000)
+    monkeypatch.setattr("schedules.gpu.row_reduction.SHARED", 1000)
     func = one(lambda emit, x: R.nn.softmax(x, -1), (40, 300))
     same(func, numbers(40, 300), rule="rows")
     assert audit(scheduled(func))[0].shared == 0

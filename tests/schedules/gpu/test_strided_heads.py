@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from lowering.kernels import KERNELS
-from lowering.views import Viewed
-from sexpgpu.ops.affine import Affine
-from sexpgpu.ops.views import View
-from sexpgpu.types import TensorType
+from lowering.kernels.registry import KERNELS
+from lowering.kernels.strided_views import Viewed
+from sexpgpu.ops.affine_index import Affine
+from sexpgpu.ops.strided_views import View
+from sexpgpu.ops.types import TensorType
 from tests.cuda_on_cpu import kernels
 
 from ..kernels import V3, program, runs_here

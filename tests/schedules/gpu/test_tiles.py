@@ -6,22 +6,22 @@ import pytest
 
 pytest.importorskip("tvm", reason="needs the extra `build`")
 
-from schedules.gpu import tiles
-from schedules.gpu.audit import audit
-from schedules.gpu.tiles import cut, piece_of
+from schedules.gpu.audit.launch_audit import audit
+from schedules.gpu.threads import mma_tiling
+from schedules.gpu.threads.mma_tiling import cut, piece_of
 
 from .both import scheduled
 from .halves import product
 
 
 def test_a_short_sum_is_one_piece() -> None:
-    assert all(piece_of(depth) >= depth for depth in (16, 100, 1000, tiles.LONG - 1))
+    assert all(piece_of(depth) >= depth for depth in (16, 100, 1000, mma_tiling.LONG - 1))
 
 
 @pytest.mark.parametrize("depth", [1024, 1025, 4096, 9728, 16384, 100_000, 1_000_003])
 def test_a_long_sum_is_one_of_some_pieces(depth: int) -> None:
     piece = piece_of(depth)
-    assert piece % tiles.DEPTH == 0 and piece >= tiles.PIECE and 2 <= -(-depth // piece) <= tiles.PIECES
+    assert piece % mma_tiling.DEPTH == 0 and piece >= mma_tiling.PIECE and 2 <= -(-depth // piece) <= mma_tiling.PIECES
 
 
 def test_pieces_follow_from_the_depth_alone() -> None:
@@ -53,8 +53,8 @@ def test_narrow_products_have_narrow_tiles() -> None:
 
 
 def test_shared_memory_fits() -> None:
-    assert all(3 <= tile.stages <= 4 and tile.stages * tile.halves <= tiles.HALVES for tile in tiles.TILES)
-    for tile in tiles.TILES:  # the sums of 16 rows of every warp, as pipeline.write lays them down
+    assert all(3 <= tile.stages <= 4 and tile.stages * tile.halves <= mma_tiling.HALVES for tile in mma_tiling.TILES)
+    for tile in mma_tiling.TILES:  # the sums of 16 rows of every warp, as pipeline.write lays them down
         assert tile.down * tile.across * 16 * (tile.warp_columns + 8) * 2 <= tile.stages * tile.halves
 
 

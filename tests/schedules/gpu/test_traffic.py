@@ -14,9 +14,11 @@ pytest.importorskip("ziglang")
 
 from tvm import relax
 
-from lowering.kernels import KERNELS
-from schedules.gpu import head_memory, heads, matmul, mma, product_tiles, tiles
-from schedules.gpu.tiles import Cut
+from lowering.kernels.registry import KERNELS
+from schedules.gpu.attention import resident, shared_memory
+from schedules.gpu.matmul import simt, simt_tiling, tensor_core
+from schedules.gpu.threads import mma_tiling
+from schedules.gpu.threads.mma_tiling import Cut
 from tests.cuda_on_cpu import kernels, traffic
 
 from ..kernels import graph, numbers, operator, product, program
@@ -52,8 +54,8 @@ PRODUCTS = [(0, "NT"), (1, "TT"), (2, "TN"), (3, "NT"), (5, "NN"), (8, "NT"), (1
 
 @pytest.mark.parametrize(("number", "kind"), PRODUCTS, ids=str)
 def test_products(number: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tile = product_tiles.TILES[number]
-    monkeypatch.setattr(matmul, "choose_tile", lambda *_: tile)
+    tile = simt_tiling.TILES[number]
+    monkeypatch.setattr(simt, "choose_tile", lambda *_: tile)
     m, k, n = 2 * tile.bm, 2 * tile.bk, 2 * tile.bn
     check(asked(product(kind, m, k, n), *_factors(kind, m, k, n), rule="matmul"), 1.04)
 
@@ -72,8 +74,8 @@ def _factors(kind: str, m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]
 @pytest.mark.parametrize("number", [0, 3, 5])
 @pytest.mark.parametrize("kind", ["NT", "TN"])
 def test_products_on_matrix_units(kind: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tile = tiles.TILES[number]
-    monkeypatch.setattr(mma, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, False))
+    tile = mma_tiling.TILES[number]
+    monkeypatch.setattr(tensor_core, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, False))
     m, k, n = 2 * tile.rows, 128, 2 * tile.columns
     narrow = tile.warp_columns < 32  # then a warp takes sums of two rows at a time
     check(
@@ -117,15 +119,15 @@ KEYS = [(64, 1.0), (20, 1.02), (12, 1.04), (300, 1.02)]
 
 @pytest.mark.parametrize(("keys", "shared"), KEYS, ids=str)
 def test_attention(keys: int, shared: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
     func = attend((2,), 64, keys, 32, 32, causal=False)
     check(asked(func, *_given(func), rule="heads"), shared)
 
 
 def test_attention_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients, by queries and by keys: then the mask lies turned, and a warp reads eight bytes of four lines."""
-    monkeypatch.setattr(heads, "plan_memory", lambda *_: None)
-    monkeypatch.setattr(head_memory, "BLOCKS", 1)
+    monkeypatch.setattr(resident, "plan_memory", lambda *_: None)
+    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
     made = partial(KERNELS["attend-grad"], causal=False)
     shapes = [(2, 1, 128, 32), (2, 1, 128, 32), (2, 1, 96, 32), (2, 1, 96, 32)]
     func = program(made, *((s, F) for s in shapes), ((2, 1, 128, 96), "bool"))

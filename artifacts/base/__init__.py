@@ -1,0 +1,1 @@
+"""What every room of the runner uses: errors, durable files, JSON, safetensors, the clock."""

@@ -1,0 +1,1 @@
+"""Checkpoints: their contents, how they are published, and which run they belong to."""

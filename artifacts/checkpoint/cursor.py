@@ -1,0 +1,94 @@
+"""The state of a run after a number of finished steps: all that a checkpoint keeps, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field, frozen
+
+from ..format.manifest import Manifest, Stage
+
+
+@frozen
+class Cursor:
+    """Where the run stands: counts, all 0 at first. ``positions``: records taken from each training loader's stream;
+    ``counters``: the running totals that ``prepare`` declares; ``stage`` counts from 0."""
+
+    step: int
+    records: int
+    stage: int
+    stage_step: int
+    stage_records: int
+    positions: dict[str, int]
+    counters: dict[str, int]
+
+    def ctx(self, microbatch: int, batch: int) -> dict[str, int]:
+        """The values of the ctx ports at a microbatch of the step in flight."""
+        taken = microbatch * batch
+        return {
+            "step": self.step,
+            "microbatch": microbatch,
+            "records": self.records + taken,
+            "stage": self.stage,
+            "stage-step": self.stage_step,
+            "stage-records": self.stage_records + taken,
+        }
+
+
+@define(eq=False)
+class State:
+    """``params`` and ``optimizer``: name -> tensor on the device. Changed only when a step commits."""
+
+    cursor: Cursor
+    params: dict[str, Any] = field(factory=dict)
+    optimizer: dict[str, Any] = field(factory=dict)
+
+
+def start(manifest: Manifest) -> Cursor:
+    """The cursor of a run that has not begun."""
+    return at(manifest, 0)
+
+
+def at(manifest: Manifest, step: int) -> Cursor:
+    """The cursor after ``step`` finished steps, but for the totals of its counters, which are 0."""
+    names = {port.name for phase in manifest.phases for port in phase.outputs if port.kind == "counter"}
+    positions, stages, left = dict.fromkeys(manifest.training_loaders(), 0), manifest.step.stages, step
+    number = steps = each = 0
+    for number, stage in enumerate(stages):
+        each = _taken(stage, manifest)
+        length = None if number + 1 == len(stages) else _length(stage, each)
+        steps = left if length is None else min(left, length)
+        positions[stage.loader] += steps * each
+        left -= steps
+        if steps != length:
+            break
+    totals = dict.fromkeys(sorted(names), 0)
+    return Cursor(step, sum(positions.values()), number, steps, steps * each, positions, totals)
+
+
+def _taken(stage: Stage, manifest: Manifest) -> int:
+    """Records that a step of the stage takes."""
+    return manifest.run.microbatches * manifest.loader(stage.loader).batch
+
+
+def _length(stage: Stage, each: int) -> int | None:
+    """Steps of a stage that is not the last, of ``each`` records; None: it has no end."""
+    return stage.steps if stage.records is None else -(-stage.records // each)
+
+
+def advance(cursor: Cursor, manifest: Manifest, counters: dict[str, int]) -> Cursor:
+    """The cursor after one more step, in the next stage when this one is done; the last stage has no end."""
+    stages = manifest.step.stages
+    stage = stages[cursor.stage]
+    taken = _taken(stage, manifest)
+    positions = {**cursor.positions, stage.loader: cursor.positions[stage.loader] + taken}
+    place = (cursor.stage, cursor.stage_step + 1, cursor.stage_records + taken)
+    if _done(stage, place[1], place[2]) and cursor.stage + 1 < len(stages):
+        place = (cursor.stage + 1, 0, 0)
+    return Cursor(cursor.step + 1, cursor.records + taken, *place, positions, counters)
+
+
+def _done(stage: Stage, steps: int, records: int) -> bool:
+    return (stage.steps is not None and steps >= stage.steps) or (
+        stage.records is not None and records >= stage.records
+    )

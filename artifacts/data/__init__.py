@@ -1,0 +1,1 @@
+"""Records and batches: file formats, loaders, the shuffled order."""

@@ -1,0 +1,310 @@
+"""Files of records: .npz, a directory of .npy, .safetensors, .jsonl. One source gives one array a field, record first.
+
+Only what the loader's fields name is read. No pickle ever is. What is wrong is a RunError with the file and, where
+there is one, the record and byte. What a source will take of memory is known before it is read (``held``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+from attrs import frozen
+
+from ..base import safetensors_io
+from ..base.errors import ART_DIGEST, DATA_FIELD, DATA_KIND, DATA_READ, RunError, of_os_error, shown
+from ..format.manifest import Field
+from ..format.tarball import Artifact
+from . import jsonl, numpy_files
+from .numpy_files import check_type
+
+PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+CHUNK = 2**20
+HEADERS = 20  # bytes of Python's objects for a byte of a header that is JSON, at most
+Columns = dict[str, np.ndarray]
+
+
+@frozen(eq=False)
+class Blob:
+    """A file by its name, its size and a way to open it: on disk (``path``), or a member of an artifact, whose
+    ``digest`` is listed."""
+
+    name: str
+    size: int
+    open: Callable[[], IO[bytes]]
+    path: str | None = None
+    digest: str | None = None
+
+
+@frozen(eq=False)
+class Shard:
+    """``columns``: field -> array [records, ...]. ``digests``: (file name, sha256 in hex) of what was read."""
+
+    name: str
+    columns: Mapping[str, np.ndarray]
+    digests: tuple[tuple[str, str], ...]
+
+    @property
+    def count(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+def blobs(folder: str, source: str, fields: Sequence[Field]) -> list[Blob]:
+    """The files of the source as written: one, or of a directory the .npy files of ``fields``, by name."""
+    path = os.path.join(folder, source)
+    if not os.path.isdir(path):
+        return [_blob(path)]
+    try:
+        names = {name for name in os.listdir(path) if name.endswith(".npy")}
+    except OSError as error:
+        raise of_os_error(error, path, DATA_READ) from None
+    if not names:
+        raise RunError(DATA_READ, "the directory holds no .npy files", path)
+    for field in fields:
+        if f"{field.name}.npy" not in names:
+            raise _absent(path, field, [n.removesuffix(".npy") for n in names if not n.startswith(".")])
+    return [_blob(os.path.join(path, f"{name}.npy")) for name in sorted(field.name for field in fields)]
+
+
+def _blob(path: str) -> Blob:
+    """The file at ``path``, which must be a plain one that is not empty."""
+    try:
+        size = os.stat(path).st_size
+    except (OSError, ValueError) as error:
+        hint = "give its folder with --data"
+        raise RunError(DATA_READ, getattr(error, "strerror", None) or str(error), path, hint) from None
+    if not os.path.isfile(path):
+        raise RunError(DATA_READ, "not a regular file", path)
+    if size == 0:
+        raise RunError(DATA_READ, "the file is empty", path)
+    return Blob(path, size, lambda: open(path, "rb"), path)
+
+
+def inside(artifact: Artifact, member: str) -> Blob:
+    """A member of the artifact as a file."""
+    file = artifact.places[member][1]
+    return Blob(member, file.size, lambda: artifact.file(member), digest=file.sha256)
+
+
+def read(files: Sequence[Blob], fields: Sequence[Field], tick: Callable[[int], None] = lambda size: None) -> Shard:
+    """The records of one source, with the dtypes and shapes of ``fields``; ``tick`` is told of bytes as they are
+    read, where that takes long."""
+    name = files[0].name
+    kind = _kind(name)
+    try:
+        seen = [_look(blob) for blob in files]
+        with _reading(name, kind.name):
+            columns = kind.read(files, fields, seen[0][1], tick)
+    except MemoryError:
+        raise RunError(DATA_READ, "it declares more data than memory holds", name) from None
+    except OSError as error:
+        raise of_os_error(error, name, DATA_READ) from None
+    digests = tuple((os.path.basename(blob.name), digest) for blob, (digest, _) in zip(files, seen, strict=True))
+    shard = Shard(os.path.dirname(name) if name.endswith(".npy") else name, columns, digests)
+    _check_counts(shard)
+    return shard
+
+
+def held(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    """Bytes of memory that ``read`` will take at most. 0 where it will refuse the files."""
+    try:
+        return _kind(files[0].name).held(files, fields)
+    except Exception:  # told of when the files are read
+        return 0
+
+
+def _look(blob: Blob) -> tuple[str, int]:
+    """sha256, in hex, and the number of line ends of a file."""
+    digest, lines = hashlib.sha256(), 0
+    with blob.open() as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            lines += chunk.count(b"\n")
+    if blob.digest not in (None, digest.hexdigest()):
+        raise RunError(ART_DIGEST, "the member does not have the digest listed", blob.name)
+    return digest.hexdigest(), lines
+
+
+def _check_counts(shard: Shard) -> None:
+    for field, column in shard.columns.items():
+        if len(column) != shard.count:
+            first = next(iter(shard.columns))
+            raise RunError(DATA_FIELD, f"{first} has {shard.count} records, {field} has {len(column)}", shard.name)
+
+
+def _absent(where: str, field: Field, have: Sequence[str]) -> RunError:
+    names = shown(", ".join(sorted(have)[:10]), 100) or "none"
+    return RunError(DATA_FIELD, f"there is no field {field.name}", where, f"it has {names}")
+
+
+@contextlib.contextmanager
+def _reading(where: str, what: str) -> Iterator[None]:
+    """Whatever a library raises over bad bytes is the data's fault: E-DATA-010. A failed system call is not."""
+    try:
+        yield
+    except (RunError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        words = shown(str(error) or type(error).__name__, 100)
+        raise RunError(DATA_READ, f"not readable as {what}: {words}", where) from None
+
+
+# .npz: the members FIELD.npy of a zip archive
+
+
+def _members(
+    blob: Blob, fields: Sequence[Field], use: Callable[[Field, IO[bytes], numpy_files.Header, int], Any]
+) -> list[Any]:
+    """What ``use`` makes of each field's member, opened behind its header, and the bytes to set aside for it."""
+    out = []
+    with blob.open() as file, zipfile.ZipFile(file) as archive:
+        for field in fields:
+            info = numpy_files.member(archive, field)
+            if info is None:
+                raise _absent(blob.name, field, [name.removesuffix(".npy") for name in archive.namelist()])
+            with archive.open(info) as data:
+                header = numpy_files.read_header(data, blob.name, field)
+                out.append(use(field, data, header, numpy_files.room(header, info, blob.size)))
+    return out
+
+
+def _read_npz(files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]) -> Columns:
+    (blob,) = files
+    found = _members(blob, fields, lambda field, data, *how: numpy_files.read(data, blob.name, field, *how))
+    return {field.name: array for field, array in zip(fields, found, strict=True)}
+
+
+def _held_npz(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    return sum(_members(files[0], fields, lambda field, data, header, room: room))
+
+
+# .npy: the files FIELD.npy of a directory; mapped into memory when they are on disk
+
+
+def _read_npy(files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]) -> Columns:
+    out, by_name = {}, {os.path.basename(blob.name).removesuffix(".npy"): blob for blob in files}
+    for field in fields:
+        if field.name not in by_name:
+            raise _absent(os.path.dirname(files[0].name), field, list(by_name))
+        blob = by_name[field.name]
+        with _reading(blob.name, ".npy"), blob.open() as file:
+            header = numpy_files.read_header(file, blob.name, field)
+            if blob.path:
+                out[field.name] = numpy_files.mapped(file, blob.name, field, header)
+            else:
+                room = min(header.nbytes, blob.size)
+                out[field.name] = numpy_files.read(file, blob.name, field, header, room)
+    return out
+
+
+def _held_npy(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    wanted = {f"{field.name}.npy" for field in fields}
+    return sum(blob.size for blob in files if not blob.path and os.path.basename(blob.name) in wanted)
+
+
+# .safetensors: the tensors named as the fields
+
+
+def _header(file: IO[bytes], blob: Blob) -> tuple[dict[str, Any], int]:
+    """The tensors' entries, and where their data begins, which must be as long as they say."""
+    size = safetensors_io.header_size(file.read(8), blob.size)
+    header, start = safetensors_io.parse_header(file.read(size)), 8 + size
+    end, have = safetensors_io.end_of(header), blob.size - start
+    if end != have:
+        more = f"cut short: {have} data bytes of {end}" if have < end else f"{have - end} bytes after the last tensor"
+        raise safetensors_io.BadTensors(more)
+    return header, start
+
+
+def _read_safetensors(
+    files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]
+) -> Columns:
+    (blob,) = files
+    out = {}
+    try:
+        with blob.open() as file:
+            header, start = _header(file, blob)
+            for field in fields:
+                if field.name not in header:
+                    raise _absent(blob.name, field, list(header))
+                entry = header[field.name]
+                shape = safetensors_io.entry_shape(field.name, entry)
+                dtype = safetensors_io.OF_SAFETENSORS.get(entry["dtype"], shown(entry["dtype"], 20))
+                check_type(blob.name, field, shape, dtype)
+                file.seek(start + safetensors_io.span(field.name, entry)[0])
+                array = out[field.name] = np.empty(shape, safetensors_io.dtype(field.dtype))
+                if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
+                    raise safetensors_io.BadTensors("the file shrank while it was read")
+    except safetensors_io.BadTensors as error:
+        raise RunError(DATA_READ, shown(error, 150), blob.name) from None
+    return out
+
+
+def _held_safetensors(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    with files[0].open() as file:
+        header, start = _header(file, files[0])
+    spans = (safetensors_io.span(field.name, header[field.name]) for field in fields if field.name in header)
+    return HEADERS * start + sum(stop - begin for begin, stop, _ in spans)
+
+
+# .jsonl: one JSON object a line, its keys the fields, its values numbers or nested lists of numbers
+
+
+def _read_jsonl(files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]) -> Columns:
+    (blob,) = files
+    with blob.open() as file:
+        return jsonl.read_lines(file, blob.name, fields, jsonl.bound(lines, blob.size, fields), tick)
+
+
+def _held_jsonl(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    (blob,) = files
+    lines, longest, line = 0, 0, 0
+    with blob.open() as file:
+        while chunk := file.read(CHUNK):
+            ends = chunk.count(b"\n")
+            lines += ends
+            longest = max(longest, line + chunk.find(b"\n") if ends else line + len(chunk))
+            line = len(chunk) - chunk.rfind(b"\n") - 1 if ends else line + len(chunk)
+    record = sum(np.dtype(safetensors_io.dtype(f.dtype)).itemsize * int(np.prod(f.shape, dtype=object)) for f in fields)
+    together = jsonl.CHUNK + min(max(longest, jsonl.CHUNK), jsonl.MAX_LINE)
+    return jsonl.bound(lines, blob.size, fields) * record + jsonl.GROWTH * min(together, blob.size)
+
+
+@frozen
+class Kind:
+    """A kind of file: ``read`` and ``held`` take the files of one source and the fields; ``read`` the number of its
+    line ends, too, and ``tick``."""
+
+    name: str
+    read: Callable[[Sequence[Blob], Sequence[Field], int, Callable[[int], None]], Columns]
+    held: Callable[[Sequence[Blob], Sequence[Field]], int]
+
+
+_ALL = (
+    Kind(".npz", _read_npz, _held_npz),
+    Kind(".npy", _read_npy, _held_npy),
+    Kind(".safetensors", _read_safetensors, _held_safetensors),
+    Kind(".jsonl", _read_jsonl, _held_jsonl),
+)
+KINDS = {kind.name: kind for kind in _ALL}
+
+
+def _kind(name: str) -> Kind:
+    extension = os.path.splitext(name)[1].lower()
+    if extension in PICKLES:
+        raise RunError(DATA_KIND, "pickle is not read: it can run any code", name, "convert it to safetensors")
+    if extension not in KINDS:
+        raise RunError(
+            DATA_KIND,
+            f"{shown(extension, 20) or 'a file without an extension'} is not a kind of data that is read",
+            name,
+            "use .npz, a directory of .npy, .safetensors or .jsonl",
+        )
+    return KINDS[extension]

@@ -1,0 +1,1 @@
+"""Devices: the CPU and CUDA rows of one table, with memory, threads and CUDA graphs."""

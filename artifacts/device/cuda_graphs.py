@@ -1,0 +1,151 @@
+"""CUDA graphs: what the loop repeats is captured once and then replayed, call by call.
+
+A captured call has the addresses of its tensors in it. Those it is given stay where they are: batches, numbers and
+parameters have fixed places (``Replaying.place`` and ``keep``), and a capture serves only calls on the very tensors it
+was made with. Those it returns are held as long as it is. The memory between is the runtime's: it goes back to
+the runtime's pool after the capture, and each replay writes into it. That is sound because nothing else is in use then
+that was taken from the pool after a capture, and as long as the pool gives nothing back to the system, which it
+does only when it is out of memory, or to take a larger workspace, in a phase that has not run before: then all captures
+are made again.
+
+Trips take two graphs, however many trips there are: ``trips.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+from attrs import define, field, frozen
+
+from ..base.errors import DEVICE_CALL, DEVICE_FULL, RunError
+from .graph_recording import Layout, Missed, Number, Recording, Trips, Work
+from .interface import Body, Call, Env, Handle, Look, Made
+
+MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
+
+
+@frozen(eq=False)
+class Tape:
+    """The calls of a body as graphs. ``given``: its tensors; ``made``: what it returns; ``calls``: in order, each a
+    graph or a loop; ``graphs``: all of these; ``nodes``: launches in them."""
+
+    given: dict[tuple[str, str], Handle]
+    made: Made
+    calls: tuple[int | Trips, ...]
+    graphs: tuple[int, ...]
+    nodes: int
+
+    def fits(self, env: Env) -> bool:
+        return all(env.get(key) is handle for key, handle in self.given.items())
+
+    def launches(self) -> Iterator[tuple[int, Number | None]]:
+        """(graph, what number to write before it) of each call."""
+        for call in self.calls:
+            if isinstance(call, Trips):
+                yield from call.launches()
+            else:
+                yield call, None
+
+
+@define(eq=False)
+class Graphs:
+    """Captures by the key of what is repeated.
+
+    ran:  phases that have run
+    seen: keys of bodies that have run, call by call
+    off:  keys of bodies that cannot be captured -> why
+    took: keys of bodies that were captured -> (graphs, launches in them)
+    laid: keys of bodies -> what was learned of their loops
+    """
+
+    stream: Work
+    ran: set[str] = field(factory=set)
+    seen: set[Hashable] = field(factory=set)
+    off: dict[Hashable, str] = field(factory=dict)
+    took: dict[Hashable, tuple[int, int]] = field(factory=dict)
+    laid: dict[Hashable, Layout] = field(factory=dict)
+    tapes: dict[Hashable, Tape] = field(factory=dict)
+    recording: Recording | None = None
+
+    def call(self, name: str, plain: Call, inputs: Sequence[Handle]) -> tuple[Handle, ...]:
+        """A phase's call: done, or during ``_record`` written down."""
+        if self.recording is not None:
+            return self.recording.call(plain, inputs)
+        if name not in self.ran:
+            self.ran.add(name)
+            self.forget()
+        made = self.stream.paced(lambda: plain(inputs))
+        self._watch()
+        return made
+
+    def _watch(self) -> None:
+        """Drop all captures if the pool has given memory back, and gone on: their addresses may be others' now."""
+        if self.tapes and self.stream.last_error() == MEMORY_ALLOCATION:
+            self.forget()
+
+    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
+        """``Device.repeat``: the first time the calls are done, the second time they are captured."""
+        tape = self.tapes.get(key)
+        if tape is None or not tape.fits(env):
+            if key not in self.seen or key in self.off:
+                self.seen.add(key)
+                return body()
+            tape = self._record(key, dict(env), body)
+            if tape is None:
+                return body()
+        for graph, number in tape.launches():
+            look()
+            if number is None:
+                self.stream.launch(graph)
+            else:
+                self.stream.launch(graph, number)
+        return tape.made
+
+    def _record(self, key: Hashable, given: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
+        """The tape of ``body``, of which nothing is done; None where it cannot be captured."""
+        self._drop(key)
+        while True:
+            with contextlib.suppress(Missed):
+                return self._captured(key, given, body)
+
+    def _captured(self, key: Hashable, given: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
+        self.recording = made = Recording(self.stream, self.laid.setdefault(key, Layout()))
+        try:
+            returned = body()
+            made.close()
+        except BaseException as error:
+            made.abandon()
+            if not isinstance(error, RunError) or error.code not in (DEVICE_CALL, DEVICE_FULL):
+                raise  # to be captured again, or a signal, or a device that is no more
+            self.off[key] = error.what
+            self.forget()
+            return None
+        finally:
+            self.recording = None
+        self._watch()
+        tape = Tape(given, returned, tuple(made.calls), tuple(made.graphs), made.nodes)
+        self.tapes[key], self.took[key] = tape, (len(tape.graphs), tape.nodes)
+        return tape
+
+    def forget(self) -> None:
+        """Drop all captures: the next time of each is captured anew."""
+        for key in list(self.tapes):
+            self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        tape = self.tapes.pop(key, None)
+        if tape is not None:
+            self.stream.wait()  # the last launches may be under way
+            for graph in tape.graphs:
+                self.stream.destroy(graph)
+
+    def lines(self) -> list[str]:
+        """What was captured, and what could not be, for people."""
+        taken = [f"{_words(key)}: {count} graphs of {nodes} launches" for key, (count, nodes) in self.took.items()]
+        return taken + [f"{_words(key)}: not captured, {why}" for key, why in self.off.items()]
+
+
+def _words(key: Any) -> str:
+    return " ".join(str(part) for part in key if part not in ("", 1)) if isinstance(key, tuple) else str(key)

@@ -1,0 +1,45 @@
+"""How many threads the runtime computes with, and how they wait.
+
+Where they run is the scheduler's choice. The runtime's own placing ignores the cores that a process is confined to
+(taskset, cpusets), and a thread that may not leave a core waits there for whoever else is on it, and all the others for
+it at the end of each kernel.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+from ..base.errors import CLI_VALUE, RunError
+from . import control_groups
+
+# How often a thread that waits for work looks for it before it sleeps: some half a millisecond, longer than it takes to
+# the next kernel. The runtime's 300,000 keep a core from whoever else has work for it, such as the thread waited for.
+LOOKS = 1000
+
+
+def available(proc: str = control_groups.PROC, usual: str = control_groups.USUAL) -> int:
+    """The cores that this process may use: those it is confined to, or as many as its control groups grant time of."""
+    granted = control_groups.quota(proc, usual)
+    cores = len(os.sched_getaffinity(0))
+    return cores if granted is None else max(1, min(cores, math.ceil(granted[0])))
+
+
+def set_threads(count: int | None) -> int:
+    """Fix the number of threads of the runtime, before it is loaded; default: the cores this process may use."""
+    if count is not None and not 1 <= count <= 1024:
+        raise RunError(CLI_VALUE, f"--threads is {count}; the range is 1 to 1024")
+    cores = available()
+    chosen = count or cores
+    os.environ["TVM_NUM_THREADS"] = str(chosen)
+    os.environ["TVM_BIND_THREADS"] = "0"
+    os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = str(LOOKS if chosen <= cores else 0)
+    return chosen
+
+
+def words(count: int | None) -> str:
+    """How many threads there will be, and why."""
+    granted = control_groups.quota()
+    more = f", and a quota of {granted[0]:g} of a core in {granted[1]}" if granted else ""
+    asked = "by --threads; " if count else ""
+    return f"threads: {count or available()} ({asked}this process may use {len(os.sched_getaffinity(0))} cores{more})"

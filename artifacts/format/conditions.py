@@ -1,0 +1,46 @@
+"""Conditions on the parts of a manifest: what a number, a name and a type may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ..base.canonical_json import Malformed
+from ..base.safetensors_io import DTYPES
+
+MAX_RANK, MAX_ELEMENTS = 8, 2**40
+MAX_COUNT = 2**31 - 1  # the language's, of whatever a run file counts, and of a tensor's axes
+LONGEST = 512  # characters of a name
+
+
+def need(fact: bool, message: str) -> None:
+    """Malformed, with ``message``, unless ``fact``."""
+    if not fact:
+        raise Malformed(message)
+
+
+def need_count(at: str, value: int | None, most: int = MAX_COUNT, least: int = 1) -> None:
+    """Malformed unless ``value`` is None or from ``least`` to ``most``."""
+    need(value is None or least <= value <= most, f"{at} is {value}; it should be from {least} to {most}")
+
+
+def need_name(at: str, name: str) -> None:
+    """Malformed unless ``name`` is one that a line and a file's name can show; it may be empty."""
+    need(len(name) <= LONGEST and name.isprintable(), f"{at}: the name {name[:60]!r} is not allowed")
+
+
+def need_unique(what: str, names: Iterable[str]) -> None:
+    """Malformed where one of ``names`` stands twice."""
+    seen: set[str] = set()
+    for name in names:
+        need(name not in seen, f"{what} names {name} twice")
+        seen.add(name)
+
+
+def check_type(name: str, shape: tuple[int, ...], dtype: str) -> None:
+    """Malformed unless a tensor may have this type."""
+    need(dtype in DTYPES, f"{name} has the unknown dtype {dtype[:30]!r}")
+    need(
+        len(shape) <= MAX_RANK and all(1 <= n <= MAX_COUNT for n in shape) and math.prod(shape) < MAX_ELEMENTS,
+        f"{name} has a shape that no tensor may have",
+    )

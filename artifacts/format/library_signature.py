@@ -1,0 +1,97 @@
+"""What a library was built for: a digest that stands in it, and that the manifest it is run by must give again.
+
+Kernels look at none of their arguments: an array that is shorter than they were compiled for is read and written past
+its end. So a manifest that says anything else of what they trust than the one that the library was linked for, by a
+mix-up of files or by hand, is refused before the library is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from ..base import canonical_json, elf
+from ..base.errors import ART_CUT, ART_VERSION, ENV_LIBRARY, RunError
+from ..base.json_classes import plain
+from .manifest import Manifest, Target
+from .tarball import Artifact
+
+RUNTIME, CUDA_RUNTIME = "libtvm_runtime.so", "libtvm_runtime_cuda.so"
+SYMBOL = "_binary_signature_start"  # as the linker names what it takes from a file called ``signature``
+SIZE = 64  # bytes of a digest in hexadecimal digits
+
+# Of each part of a manifest what a kernel trusts, and the runner does not look at again. The memory plan, cadences, the
+# seed and what a run is called are not among it: the same library serves runs that differ in these.
+PHASE = ("name", "function", "stack", "inputs", "outputs", "in_place")
+LOADER = ("name", "kind", "count", "batch", "fields")
+TARGET = ("name", "machine", "cpu_flags", "device")
+TOOLCHAIN = ("tvm", "tvm_ffi")
+
+
+def of(manifest: Manifest, target: Target) -> str:
+    """The digest that the library of ``target`` must have: of every port in order, of the tensors that phases take
+    from a checkpoint, of the ranges of fields, of the numbers that a trip or microbatch can be, of the machine."""
+    whole = plain(manifest)
+    trusted = {
+        "toolchain": _only(whole["toolchain"], TOOLCHAIN),
+        "microbatches": manifest.run.microbatches,
+        "parameters": whole["parameters"],
+        "optimizer": whole["optimizer"],
+        "phases": [_only(phase, PHASE) for phase in whole["phases"]],
+        "trips": manifest.step.trips,
+        "generated": manifest.step.generated,
+        "passes": [_only(one, ("name", "loader", "generate")) for one in whole["step"]["passes"]],
+        "stages": [stage.loader for stage in manifest.step.stages],
+        "loaders": [_only(loader, LOADER) for loader in whole["loaders"]],
+        "target": _only(plain(target), TARGET),
+    }
+    return hashlib.sha256(canonical_json.dumps(plain(trusted))).hexdigest()
+
+
+def _only(record: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: record[key] for key in keys}
+
+
+def checked(artifact: Artifact, target: Target) -> bytes:
+    """The bytes of the target's library, once they are whole and are those that the manifest was made for.
+
+    E-ART-002 where they end too soon, E-ENV-011 where they are no library, E-ART-009 where they are another's.
+    """
+    data = _whole(artifact, target.library)
+    found = elf.constant(data, SYMBOL, SIZE)
+    if found != of(artifact.manifest, target).encode():
+        what = "is of another manifest" if found else "does not say what its phases take"
+        raise RunError(ART_VERSION, f"{target.library} {what}", artifact.path, "build it again, and mix no files")
+    return data
+
+
+def runtime(artifact: Artifact, member: str, name: str) -> bytes:
+    """The bytes of the runtime's library ``name``, whole; E-ART-009 for another one, which might be loaded already."""
+    data = _whole(artifact, member)
+    if elf.name(data) != name:
+        raise RunError(ART_VERSION, f"{member} is not {name}", artifact.path, "build it again, and mix no files")
+    return data
+
+
+def check_kernels(artifact: Artifact, member: str) -> None:
+    """E-ART-002 where compiled kernels end before their headers say: a driver is given no length of them."""
+    data = artifact.read(member)
+    if data.startswith(elf.MAGIC) or len(data) < elf.HEADER:
+        _check_whole(artifact, member, data)
+
+
+def _whole(artifact: Artifact, member: str) -> bytes:
+    """The bytes of a library that ends where its headers say; E-ART-002 or E-ENV-011."""
+    data = artifact.read(member)
+    _check_whole(artifact, member, data)
+    return data
+
+
+def _check_whole(artifact: Artifact, member: str, data: bytes) -> None:
+    try:
+        elf.check_whole(data)
+    except elf.Cut as fault:
+        raise RunError(ART_CUT, f"{member} is cut short: {fault}", artifact.path) from None
+    except elf.NotElf as fault:
+        what = f"the library cannot be loaded: {member} is {fault}"
+        raise RunError(ENV_LIBRARY, what, artifact.path, "copy or build it again") from None

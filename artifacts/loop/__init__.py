@@ -1,0 +1,1 @@
+"""The training step over phases, and the simulation of its memory."""

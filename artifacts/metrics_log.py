@@ -1,0 +1,192 @@
+"""``metrics.jsonl`` of a run directory: a line a step and a line a pass.
+
+It may never end a training run: a log that cannot be written is told of once. Nor may a whole line be lost that no step
+will write again: a log of another start is put aside, a broken line is kept apart, and what a crash cut short at the
+very end is all that goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, TextIO
+
+from attrs import define, field
+
+from .base import atomic_files, canonical_json
+from .base.errors import RunError
+from .reporting import LOG, Console
+
+_PIECE = re.compile(rb"[^\0]+")
+HEADER = b'{"schema": "sexpgpu-metrics", "version": 1}\n'
+
+
+@define
+class Found:
+    """What a log holds for a run of a number of finished steps.
+
+    kept:   the lines to go on after: first byte, end, and the newline that the last one lacks; neighbours are joined
+    broken: (number from 1, bytes) of the lines that are not lines of a log
+    torn:   whether the last line is cut short
+    passes: names of the passes that have a line at the last step
+    """
+
+    kept: list[tuple[int, int, bytes]] = field(factory=list)
+    broken: list[tuple[int, bytes]] = field(factory=list)
+    torn: bool = False
+    passes: set[str] = field(factory=set)
+
+
+class Log:
+    """The log of a run in ``folder``."""
+
+    def __init__(self, folder: str, console: Console) -> None:
+        self._path, self._console = os.path.join(folder, LOG), console
+        self._file: TextIO | None = None
+        self._passes: tuple[int, set[str]] = -1, set()
+
+    def begin(self) -> None:
+        """Start a log. An old one, of a run that left no checkpoint, is put aside."""
+        try:
+            head = None if os.path.islink(self._path) else atomic_files.plain_bytes(self._path, len(HEADER) + 1)
+            if os.path.islink(self._path) or head not in (None, b"", HEADER):
+                self._put_aside("is of a run that left no checkpoint")
+            atomic_files.replace(self._path, [HEADER])
+            self._open()
+        except (OSError, RunError) as error:
+            self._lost(error)
+
+    def resume(self, step: int) -> None:
+        """Keep the lines up to ``step`` finished steps, and go on after them."""
+        try:
+            if os.path.islink(self._path):
+                self._console.warn(f"{self._path} is a link: the log goes on in a file of its own, the other one stays")
+            if self._is_ours():
+                self._cut(scan(self._path, step), step)
+            else:
+                self._put_aside("is not a log of this version")
+                atomic_files.replace(self._path, [HEADER])
+            self._open()
+        except (OSError, RunError) as error:
+            self._lost(error)
+
+    def _is_ours(self) -> bool:
+        """Is the first line, if it is a header at all, ours? One of another version is not to be cut by this one."""
+        first = atomic_files.plain_bytes(self._path, 4096)
+        line = _parsed((first or b"").partition(b"\n")[0])
+        return line is None or "schema" not in line or line == json.loads(HEADER)
+
+    def _cut(self, found: Found, step: int) -> None:
+        if found.broken:
+            aside = f"{self._path}.broken-{atomic_files.token()}"
+            atomic_files.replace(aside, [line for _, line in found.broken])
+            several = len(found.broken) > 1
+            what = f"{len(found.broken)} broken lines, from line" if several else "a broken line,"
+            self._console.warn(
+                f"{self._path} has {what} {found.broken[0][0]}: {'they are' if several else 'it is'} now in {aside}"
+            )
+        if found.torn:
+            self._console.warn(f"{self._path} ends in the middle of a line: that line is cut")
+        atomic_files.replace(self._path, _parts(self._path, found))
+        self._passes = step, found.passes
+
+    def _put_aside(self, why: str) -> None:
+        aside = atomic_files.put_aside(self._path)
+        self._console.warn(f"{self._path} {why}: it is now {aside}")
+
+    def _open(self) -> None:
+        self._file = open(self._path, "a", encoding="ascii")  # noqa: SIM115 (open as long as the run)
+
+    def passes_at(self, step: int) -> set[str]:
+        """Names of the passes that have a line at ``step``, the last one with lines."""
+        return set(self._passes[1]) if self._passes[0] == step else set()
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        if "pass" in line:
+            self._passes = line["step"], {*self.passes_at(line["step"]), line["pass"]}
+        if self._file is None:
+            return
+        try:
+            self._file.write(canonical_json.line(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._lost(error)
+
+    def _lost(self, error: Exception) -> None:
+        self.close()
+        why = error.what if isinstance(error, RunError) else error
+        self._console.warn(f"{self._path} cannot be written ({why}); the run goes on without it")
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def scan(path: str, step: int) -> Found:
+    """What is to be kept of the log at ``path`` for a run of ``step`` finished steps. RunError where it is no plain
+    file, OSError where it cannot be read."""
+    found, start = Found(), 0
+    with contextlib.suppress(FileNotFoundError), atomic_files.open_plain(path) as file:
+        for number, text in enumerate(file, 1):
+            if text != HEADER and text.strip():
+                _sort(found, number, text, start, step)
+            start += len(text)
+    return found
+
+
+def _sort(found: Found, number: int, text: bytes, start: int, step: int) -> None:
+    """Put line ``number``, which begins at byte ``start``, where it belongs. A loss of power leaves zeros, and whole
+    lines on both sides of them may now be one."""
+    pieces = [(at.start(), at.group()) for at in _PIECE.finditer(text)] if b"\0" in text else [(0, text)]
+    good = 0
+    for at, piece in pieces:
+        line = _parsed(piece)
+        if line is None or type(line.get("step")) is not int:
+            continue
+        good += 1
+        if line["step"] <= step:  # later ones the run writes again
+            _keep(found, start + at, piece)
+            if line["step"] == step and isinstance(line.get("pass"), str):
+                found.passes.add(line["pass"])
+    if not text.endswith(b"\n"):
+        found.torn = good < max(1, len(pieces))
+    elif not good or pieces[0][1] is not text:
+        found.broken.append((number, text))
+
+
+def _keep(found: Found, start: int, piece: bytes) -> None:
+    end, close = start + len(piece), b"" if piece.endswith(b"\n") else b"\n"
+    if found.kept and found.kept[-1][1:] == (start, b""):
+        start = found.kept.pop()[0]
+    found.kept.append((start, end, close))
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """The object of a line of JSON; None where it is not one."""
+    try:
+        line = json.loads(text.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _parts(path: str, found: Found) -> Iterator[bytes]:
+    """The bytes of the log that ``found`` keeps, of the one at ``path``."""
+    yield HEADER
+    if found.kept:
+        with atomic_files.open_plain(path) as file:
+            for start, end, close in found.kept:
+                file.seek(start)
+                while start < end and (data := file.read(min(atomic_files.CHUNK, end - start))):
+                    start += len(data)
+                    yield data
+                yield close

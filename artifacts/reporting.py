@@ -1,0 +1,209 @@
+"""What a run says: lines for people or programs, and a bar. None of it may ever end a training run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from surroundings.streams import discard
+
+from .base import canonical_json
+from .base.canonical_json import number
+from .base.clock import Clock
+from .base.errors import printable
+
+LOG = "metrics.jsonl"
+EVERY = 0.2  # seconds between two words of a terminal's progress
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, Any]:
+    return {name: number(value) for name, value in values.items()}
+
+
+class Console:
+    """Lines to standard output; warnings to standard error. A closed or full output is given up, with one warning."""
+
+    def __init__(self, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> None:
+        self.quiet, self.verbose, self.as_json = quiet, verbose, as_json
+        self._dead = False
+
+    def line(self, text: str, data: Mapping[str, Any], always: bool = False) -> None:
+        """Say ``text`` on one line, or ``data`` as one JSON line when that is asked for."""
+        self.lines([text], data, always)
+
+    def lines(self, texts: Sequence[str], data: Mapping[str, Any], always: bool = False) -> None:
+        """Say each of ``texts`` on a line of its own, or ``data`` as one JSON line."""
+        if self.quiet and not always:
+            return
+        self._out(canonical_json.line(data) if self.as_json else "\n".join(map(printable, texts)))
+
+    def _out(self, text: str) -> None:
+        if self._dead:
+            return
+        try:
+            print(text, flush=True)
+        except (OSError, ValueError, UnicodeEncodeError) as error:
+            self._dead = True
+            discard(sys.stdout)
+            self.warn(f"standard output is lost ({error}); the run goes on, and {LOG} has every step")
+
+    def warn(self, text: str) -> None:
+        self._aside("warning", text, "warning: ")
+
+    def detail(self, text: str) -> None:
+        if self.verbose:
+            self._aside("detail", text)
+
+    def _aside(self, kind: str, text: str, before: str = "") -> None:
+        """A line on standard error; if that is gone too, nobody is left to tell."""
+        with contextlib.suppress(OSError, ValueError):
+            text = printable(text)
+            print(canonical_json.line({kind: text}) if self.as_json else before + text, file=sys.stderr, flush=True)
+
+
+def step_line(step: int, result: Any, records: int, counters: Mapping[str, int], seconds: float) -> dict[str, Any]:
+    """The log's object for a finished step; ``result`` is a loop.StepResult, ``seconds`` its wall time."""
+    return {
+        "step": step,
+        "loss": number(result.loss),
+        "metrics": _numbers(result.metrics),
+        "lr": None if result.rate is None else number(result.rate),
+        "grad_norm": number(result.grad_norm),
+        "records": records,
+        "counters": dict(counters),
+        "seconds": round(seconds, 6),
+    }
+
+
+def pass_line(step: int, name: str, result: Any, seconds: float) -> dict[str, Any]:
+    """The log's object for a pass after ``step`` finished steps; ``result`` is a loop.PassResult."""
+    return {
+        "step": step,
+        "pass": name,
+        "loss": number(result.loss),
+        "metrics": _numbers(result.metrics),
+        "batches": result.batches,
+        "seconds": round(seconds, 6),
+    }
+
+
+def step_text(line: Mapping[str, Any], steps: int) -> str:
+    """``step_line`` for people, of a run of ``steps`` steps."""
+    rate = [] if line["lr"] is None else [f"lr {_short(line['lr'])}"]
+    metrics = [f"{name} {_short(value)}" for name, value in line["metrics"].items()]
+    parts = [
+        f"step {line['step']}/{steps}",
+        f"loss {_short(line['loss'])}",
+        *metrics,
+        f"grad_norm {_short(line['grad_norm'])}",
+    ]
+    return "  ".join([*parts, *rate, f"{line['seconds'] * 1e3:.1f} ms"])
+
+
+def pass_text(line: Mapping[str, Any]) -> str:
+    """``pass_line`` for people."""
+    metrics = [f"{name} {_short(value)}" for name, value in line["metrics"].items()]
+    return "  ".join([f"pass {line['pass']} at step {line['step']}", f"loss {_short(line['loss'])}", *metrics])
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+class Progress:
+    """A bar on standard error when that is a terminal and lines are for people; otherwise nothing. Where there is none,
+    or it is lost, the log's lines are printed."""
+
+    def __init__(self, console: Console, done: int, steps: int, clock: Clock) -> None:
+        self._bar: Any = None
+        if not (console.quiet or console.as_json) and _terminal():
+            with contextlib.suppress(Exception):  # whatever becomes of a bar, the run goes on
+                self._bar = _bar(done, steps)
+                self._bar._time = lambda: time.time() - clock.away  # what its rate and time left are worked out by
+
+    @property
+    def shown(self) -> bool:
+        return self._bar is not None
+
+    def step(self, loss: Any) -> None:
+        with self._kept() as bar:
+            bar.set_postfix_str(f"loss {_short(loss)}", refresh=False)
+            bar.update()
+
+    def clear(self) -> None:
+        """Take the bar off the line before something is printed."""
+        with self._kept() as bar:
+            bar.clear()
+
+    def close(self) -> None:
+        with self._kept() as bar:
+            bar.close()
+        self._bar = None
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[Any]:
+        """The bar, which is given up where it fails."""
+        try:
+            yield _Silent() if self._bar is None else self._bar
+        except Exception:  # noqa: BLE001  (whatever becomes of a bar, the run goes on)
+            self._bar = None
+
+
+class _Silent:
+    """Of a bar what is called, for nothing."""
+
+    def set_postfix_str(self, text: str, refresh: bool) -> None: ...
+
+    def update(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _bar(done: int, steps: int) -> Any:
+    """tqdm's bar as it is made here: what variables TQDM_* say would silence it, or stop the import."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("TQDM_")}
+    try:
+        from tqdm import tqdm
+    finally:
+        os.environ.update(kept)
+    known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # some terminals do not say how wide they are
+    columns = None if known else 80
+    return tqdm(
+        total=steps, initial=done, unit="step", file=sys.stderr, dynamic_ncols=known, ncols=columns, disable=False
+    )
+
+
+@contextlib.contextmanager
+def reading(console: Console, loader: str) -> Iterator[Callable[[int], None]]:
+    """What is told of bytes as they are read, and shows how many there were: on a terminal, for people."""
+    live, total, said = not console.quiet and not console.as_json and _terminal(), 0, time.monotonic()
+
+    def tick(size: int) -> None:
+        nonlocal total, said
+        total, now = total + size, time.monotonic()
+        if live and now - said > EVERY:
+            said = now
+            show(f"\rloader {loader}: {total / 2**20:.0f} MiB read")
+
+    def show(text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, end="", file=sys.stderr, flush=True)
+
+    began = said
+    try:
+        yield tick
+    finally:
+        if said != began:
+            show("\r\033[K")
+
+
+def _terminal() -> bool:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return False

@@ -1,0 +1,285 @@
+"""A training run from the place where it starts: begin, train, save, and say what came of it."""
+
+from __future__ import annotations
+
+from attrs import define, evolve, frozen
+
+from . import reporting
+from .base import atomic_files
+from .base.errors import CKPT_PRESENT, RunError
+from .checkpoint import contents, identity, store
+from .checkpoint import identity_forms as forms
+from .checkpoint.cursor import Cursor, State
+from .data.loaders import Records
+from .device import memory_check
+from .format.manifest import Manifest, Pass
+from .loop.step import Loop, PassResult, StepResult
+from .metrics_log import Log
+from .options import Options
+from .signals import Stop, Stopped
+
+
+@frozen
+class Stamp:
+    """Whose checkpoints these are, before a place to start is chosen."""
+
+    artifact: str
+    identity: dict[str, str]
+    data: dict[str, list[list[str]]]
+    origin: str = ""
+
+
+@define(eq=False)
+class Session:
+    """``forms``: the artifact's identity.json; ``saved``: the step of the newest checkpoint on disk, -1 without one."""
+
+    manifest: Manifest
+    options: Options
+    console: reporting.Console
+    stop: Stop
+    loop: Loop
+    stamp: Stamp
+    forms: bytes
+    records: dict[str, Records]
+    store: store.Store
+    saved: int = -1
+    loss: float | None = None
+    results: dict[str, PassResult] = {}  # noqa: RUF012 (attrs copies nothing: replaced, never changed)
+
+    @property
+    def steps(self) -> int:
+        return self.options.steps or self.manifest.run.steps
+
+    def run(self, locked: bool) -> int:
+        began = self.stop.clock.now()
+        now = self.begin(locked)
+        self._announce(now)
+        log = Log(self.options.out, self.console)
+        if self.saved < 0:
+            log.begin()
+        else:
+            log.resume(now.cursor.step)
+        done = log.passes_at(now.cursor.step)
+        progress = reporting.Progress(self.console, min(now.cursor.step, self.steps), self.steps, self.stop.clock)
+        self.stop.at_once = False
+        try:
+            self._train(now, log, progress, done)
+        except Stopped as stopped:
+            progress.close()
+            return self._stopped(now, stopped)
+        except RunError as error:
+            progress.close()
+            raise self._failed(now, error) from error
+        finally:
+            progress.close()
+            log.close()
+        self._finish(now, self.stop.clock.now() - began)
+        for text in self.loop.device.notes():
+            self.console.detail(text)
+        return 0
+
+    # Where to start
+
+    def begin(self, locked: bool) -> State:
+        """The state to start from: the checkpoint, the forked weights, or the seed."""
+        nbytes = memory_check.checkpoint_bytes(self.manifest)
+        self.store.check_place()
+        present = self.store.steps()
+        if present and not self.options.resume:
+            raise RunError(
+                CKPT_PRESENT,
+                f"the directory holds checkpoints up to step {present[-1]}",
+                self.options.out,
+                "continue them with --resume, or choose another --out",
+            )
+        loaded = self._resumed(bool(present))
+        now = self._restore(loaded) if loaded else self._started()
+        self.store.prepare(nbytes, locked)
+        if locked:
+            atomic_files.sweep(self.options.out)
+        forms.keep(self.options.out, self.forms, self.console.warn, begins=loaded is None)
+        for name in self.store.strangers():
+            self.console.detail(f"not a checkpoint, left alone: {self.store.folder}/{name}")
+        return now
+
+    def _started(self) -> State:
+        """The state before the first step. Nothing is written before it is known to be sound."""
+        now = self.loop.initial()
+        if self.options.fork:
+            self._fork(now, self.options.fork)
+        return now
+
+    def _resumed(self, present: bool) -> contents.Loaded | None:
+        if not self.options.resume or (self.options.resume == "auto" and not present):
+            return None
+        return self.store.newest(self.options.strict, self._check_belongs)
+
+    def _check_belongs(self, loaded: contents.Loaded) -> None:
+        entry = loaded.entry
+        changed = forms.Changes(forms.of_directory(self.options.out), self.forms, entry.identity, entry.data)
+        contents.check_belongs(loaded, self.manifest, self.stamp.identity, self.stamp.data, changed)
+
+    def _restore(self, loaded: contents.Loaded) -> State:
+        tensor = self.loop.device.tensor
+        self.stamp = evolve(self.stamp, origin=loaded.entry.origin)
+        self.saved = loaded.entry.cursor.step
+        return State(
+            loaded.entry.cursor,
+            {name: tensor(array) for name, array in loaded.params.items()},
+            {name: tensor(array) for name, array in loaded.optim.items()},
+        )
+
+    def _fork(self, now: State, folder: str) -> None:
+        """Replace the values of the parameters of ``now`` by those of another run: new tensors would be beside them."""
+        loaded = store.find(folder, self.options.strict, self.console.warn)
+        contents.check_fit(loaded.params, self.manifest.parameters, loaded.path)
+        for name, array in loaded.params.items():
+            self.loop.device.write(now.params[name], array)
+        self.stamp = evolve(self.stamp, origin=loaded.params_sha256)
+        self.console.line(f"forked from {loaded.path}", {"forked": loaded.path})
+
+    # Training
+
+    def _train(self, now: State, log: Log, progress: reporting.Progress, done: set[str]) -> None:
+        """Steps, passes and checkpoints until the last step, or the end of the data."""
+        if now.cursor.step:
+            self._passes(now, log, progress, done)
+        first = now.cursor.step + 1
+        while now.cursor.step < self.steps:
+            if not self.loop.left(now.cursor):
+                progress.clear()
+                self.console.line(
+                    f"the data ends after step {now.cursor.step}: its :epochs are over",
+                    {"step": now.cursor.step, "data": "end"},
+                )
+                break
+            began = self.stop.clock.now()
+            result = self.loop.step(now)
+            self._log_step(now.cursor, result, log, progress, self.stop.clock.now() - began)
+            if now.cursor.step == first:
+                self.loop.device.settled()
+            self._passes(now, log, progress, set())
+            if self._due(now.cursor.step, self.manifest.run.checkpoint_every):
+                self.save(now)
+        self._last_passes(now, log, progress)
+
+    def _due(self, step: int, every: int | None) -> bool:
+        return every is not None and step % every == 0
+
+    def _log_step(
+        self, cursor: Cursor, result: StepResult, log: Log, progress: reporting.Progress, seconds: float
+    ) -> None:
+        self.loss = result.loss
+        line = reporting.step_line(cursor.step, result, cursor.records, cursor.counters, seconds)
+        log.add(line)
+        progress.step(line["loss"])
+        if not self._due(cursor.step, self.manifest.run.log_every) and cursor.step != self.steps:
+            return
+        if not progress.shown:
+            self.console.line(reporting.step_text(line, self.steps), line)
+        self._diagnose(f"step {cursor.step}", cursor.step, result.diagnostics, progress)
+
+    def _passes(self, now: State, log: Log, progress: reporting.Progress, done: set[str]) -> None:
+        """The passes that are due at this step and not among ``done``."""
+        for one in self.manifest.step.passes:
+            if self._due(now.cursor.step, one.every) and one.name not in done:
+                self._pass(now, one, log, progress)
+
+    def _last_passes(self, now: State, log: Log, progress: reporting.Progress) -> None:
+        """After the last step every pass has its value, if it is not of this very step already."""
+        done = log.passes_at(now.cursor.step)
+        for one in self.manifest.step.passes:
+            if not self._due(now.cursor.step, one.every) and one.name not in done:
+                self._pass(now, one, log, progress)
+
+    def _pass(self, now: State, one: Pass, log: Log, progress: reporting.Progress) -> None:
+        began = self.stop.clock.now()
+        result = self.loop.evaluate(now, one)
+        line = reporting.pass_line(now.cursor.step, one.name, result, self.stop.clock.now() - began)
+        self.results = {**self.results, one.name: evolve(result, diagnostics={})}
+        log.add(line)
+        progress.clear()
+        self.console.line(reporting.pass_text(line), line)
+        self._diagnose(f"pass {one.name} at step {now.cursor.step}", now.cursor.step, result.diagnostics, progress)
+
+    def _diagnose(self, where: str, step: int, tensors: dict, progress: reporting.Progress) -> None:
+        for name in self.options.diagnostics:
+            if name in tensors:
+                progress.clear()
+                array = self.loop.device.numpy(tensors[name])
+                texts = [f"diagnostic {name}, {where}: {array.dtype}{list(array.shape)}", *str(array).split("\n")]
+                self.console.lines(texts, {"diagnostic": name, "step": step, "values": array.tolist()}, always=True)
+
+    def save(self, now: State) -> None:
+        """A checkpoint of the last finished step, if it has none yet."""
+        if self.saved == now.cursor.step:
+            return
+        stamp, seed = self.stamp, self.manifest.run.seed
+        entry = contents.Entry(
+            run_id=identity.run_id(stamp.identity, seed, stamp.origin),
+            origin=stamp.origin,
+            artifact=stamp.artifact,
+            seed=seed,
+            identity=stamp.identity,
+            data={loader: tuple(map(tuple, pairs)) for loader, pairs in stamp.data.items()},
+            cursor=now.cursor,
+        )
+        path = self.store.save(entry, *self.loop.arrays(now))
+        self.saved = now.cursor.step
+        self.console.detail(f"saved {path}")
+
+    # How it ends
+
+    def _stopped(self, now: State, stopped: Stopped) -> int:
+        self.save(now)
+        path = self.store.path(now.cursor.step)
+        self.console.warn(f"stopped by {stopped} after step {now.cursor.step}; saved {path}; continue with --resume")
+        return stopped.exit
+
+    def _failed(self, now: State, error: RunError) -> RunError:
+        """``error``, its hint naming the checkpoint to go on from: of the last finished step where that state is sound,
+        else the last one that was saved."""
+        if error.code.name.startswith(("E-NUM", "E-DATA")):
+            self.save(now)
+            hint = f"the state after step {now.cursor.step} is saved in {self.store.path(now.cursor.step)}"
+        elif error.code.name.startswith("E-DEVICE"):
+            last = f"the last checkpoint is {self.store.path(self.saved)}"
+            hint = last if self.saved >= 0 else "there is no checkpoint yet"
+        else:
+            return error
+        error.hint = "; ".join(filter(None, (error.hint, hint)))
+        return error
+
+    def _announce(self, now: State) -> None:
+        run = self.manifest.run
+        where = f"from step {now.cursor.step} to {self.steps}" if now.cursor.step else f"{self.steps} steps"
+        artifact = f"sha256:{self.stamp.artifact}"
+        data = {"run": run.name, "step": now.cursor.step, "steps": self.steps, "artifact": artifact}
+        self.console.line(f"run {run.name}: {where}, artifact {artifact}", data)
+        for one in self.manifest.step.passes:
+            records = self.records[one.loader]
+            left = records.count % records.loader.batch
+            if left and one.batches is None:
+                text = f"pass {one.name} leaves out the last {left} of {records.count} records: they fill no batch"
+                self.console.line(text, {"left_out": left, "of": one.name, "records": records.count})
+
+    def _finish(self, now: State, seconds: float) -> None:
+        self.save(now)
+        path = self.store.path(now.cursor.step)
+        entry, _ = contents.read_entry(path)
+        digest = next(f.sha256 for f in entry.files if f.path == contents.PARAMS)
+        passes = {
+            name: {"loss": reporting.number(r.loss), **{k: reporting.number(v) for k, v in r.metrics.items()}}
+            for name, r in self.results.items()
+        }
+        loss = None if self.loss is None else reporting.number(self.loss)
+        text = [
+            f"done: step {now.cursor.step}"
+            + ("" if self.loss is None else f", loss {self.loss:.6g}")
+            + f", {seconds:.1f} s, a signal would have waited {self.stop.longest * 1e3:.1f} ms at most"
+        ]
+        text += [f"pass {name}: " + "  ".join(f"{k} {v}" for k, v in values.items()) for name, values in passes.items()]
+        text += [f"checkpoint {path}", f"params sha256:{digest}"]
+        data = {"done": True, "step": now.cursor.step, "loss": loss, "passes": passes, "checkpoint": path}
+        data |= {"params": f"sha256:{digest}", "seconds": round(seconds, 6), "latency": round(self.stop.longest, 6)}
+        self.console.lines(text, data)

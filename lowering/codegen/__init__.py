@@ -1,0 +1,1 @@
+"""Tensor programs to object code and CUDA source, a part at a time, in several processes."""

@@ -1,0 +1,220 @@
+"""From tensor programs to object code for one target, a part at a time: parts may be compiled in any process, in any
+order, and give the same bytes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+from attrs import frozen
+from tvm import tirx
+from tvm_ffi.serialization import from_json_graph_str
+
+from .. import pipeline
+from ..math import elementary
+from ..passes import flatten_buffer, fma_contraction
+from ..passes.apply_schedules import Kernel, Scheduler, schedule
+from ..passes.buffer_donation import Pair
+from ..passes.memory_usage import STACK, Workspace, Workspaces
+from ..pipeline import Lowered
+from . import cuda_source as device
+from .cuda_source import Device
+from .temp_space import need_room
+
+# disable_cse_tir: TVM names vectors of truth values that its own analyzer then refuses; LLVM finds common
+# subexpressions anyway. disable_assert: each kernel would check all that the virtual machine has planned for it, which
+# is most of the code; what a phase is given fits by the manifest (artifacts/format/manifest_checks.py).
+CONFIG = {"tirx.disable_cse_tir": True, "tirx.disable_assert": True}
+PART = 8  # kernels an object: few enough to share out evenly, enough that an object's own cost does not show
+
+
+class KernelFault(RuntimeError):
+    """Kernels that would not run on the target's GPU, or wrongly.
+
+    ``unbound``: programs that no rule bound to threads, and the failures of the rules that tried;
+    ``bool_vectors``: kernels that access bool by vectors
+    """
+
+    def __init__(self, unbound: Mapping[str, Sequence[str]], bool_vectors: Sequence[str]) -> None:
+        self.unbound, self.bool_vectors = dict(unbound), tuple(bool_vectors)
+        super().__init__(f"not bound to threads: {self.unbound}; bool by vectors: {self.bool_vectors}")
+
+
+@frozen
+class Part:
+    """Some kernels for one target: their object file, name -> (rule, failures) and workspace, and the seconds of
+    processor it took, by kind of work. For a GPU the object launches them, and ``device`` is what they are; where some
+    are ``unbound`` to threads, nothing was compiled. ``launches``: program -> what the audit says of each launch."""
+
+    object: bytes
+    told: Mapping[str, tuple[str, tuple[str, ...]]]
+    workspaces: Mapping[str, Workspace]
+    seconds: Mapping[str, float]
+    device: Device | None = None
+    unbound: tuple[str, ...] = ()
+    launches: Mapping[str, tuple[Mapping[str, Any], ...]] = {}
+
+
+@frozen
+class Compiled:
+    """The code for one target and what a build has to know about it.
+
+    lowered:    what it was made from
+    workspaces: program -> what it takes for itself
+    kernels:    one row a compiled tensor program, by name
+    devices:    for a GPU: the CUDA text of each part
+    """
+
+    target: tvm.target.Target
+    lowered: Lowered
+    objects: tuple[bytes, ...]
+    workspaces: Mapping[str, Workspace]
+    kernels: tuple[Kernel, ...]
+    devices: tuple[Device, ...] = ()
+
+    @property
+    def host(self) -> Any:
+        """The tvm.target.Target of the library's own code."""
+        return self.target if self.target.host is None else self.target.host
+
+    @property
+    def in_place(self) -> Mapping[str, tuple[Pair, ...]]:
+        return self.lowered.in_place
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Function -> bytes of a call beyond its inputs: planned intermediates, outputs, the largest workspace of a
+        kernel on one thread."""
+        return {
+            name: call.bytes + max((self.workspaces[k].bytes for k in call.kernels), default=0)
+            for name, call in sorted(self.lowered.planned.items())
+        }
+
+
+def parts(lowered: Lowered) -> tuple[str, ...]:
+    """The programs in parts, as TVM's JSON. Neighbours by name are much alike, so they go to different parts."""
+    programs = lowered.programs
+    names = list(programs)
+    count = max(1, -(-len(names) // PART))
+    return tuple(tvm.ir.save_json(tvm.IRModule({n: programs[n] for n in names[i::count]})) for i in range(count))
+
+
+def hosted(target: Any) -> tvm.target.Target:
+    """The target, its own host: never the building machine."""
+    made = tvm.target.Target(dict(target)) if isinstance(target, Mapping) else target
+    return made if made.host is not None else made.with_host(made)
+
+
+Audit = Callable[[tirx.PrimFunc], Sequence[Mapping[str, Any]]]
+Told = dict[str, tuple[str, tuple[str, ...]]]  # program -> the rule that took it, and what failed on the way
+
+
+def compile_part(
+    part: str, target: Any, scheduler: Scheduler, dump: str | None = None, audit: Audit | None = None
+) -> Part:
+    """Schedule and compile ``part``, one of ``parts``.
+
+    target:    a tvm.target.Target or the dictionary of one
+    scheduler: asked once for each program, see passes/schedule.py
+    dump:      a folder that gets each program as it was scheduled, and the CUDA text
+    audit:     asked once for each scheduled program of a GPU, for the report
+    """
+    started = time.process_time()
+    elementary.install()
+    target = hosted(target)
+    module: Any = from_json_graph_str(part)  # load_json first writes it anew, as older versions need
+    with target, tvm.transform.PassContext(config=CONFIG):
+        module, told = schedule(module, target, scheduler)
+        if dump is not None:
+            _write(module, Path(dump))
+        scheduled = time.process_time()
+        unbound = device.unbound(module) if target.kind.name == "cuda" else ()
+        launches = _audited(module, audit, told) if audit is not None and not unbound else {}
+    needed = Workspaces(1 if target.kind.name == "cuda" else STACK)
+    with target, tvm.transform.PassContext(config=CONFIG, instruments=[needed]):
+        data, kernels = (b"", None) if unbound else _build(module, target)
+    if dump is not None and kernels is not None:
+        (Path(dump) / f"{kernels.key}.cu").write_text(kernels.source, encoding="utf-8")
+    seconds = {"schedule": scheduled - started, "compile": time.process_time() - scheduled}
+    return Part(data, told, needed.found, seconds, kernels, unbound, launches)
+
+
+def _audited(module: tvm.IRModule, audit: Audit, told: Told) -> dict[str, tuple[Mapping[str, Any], ...]]:
+    """Program -> what ``audit`` says. Where it fails, ``told`` says so: a report may lack a line."""
+    found = {}
+    for gv, func in module.functions_items():
+        try:
+            found[gv.name_hint] = tuple(audit(func))
+        except Exception as fault:  # noqa: BLE001  (whatever it does not foresee)
+            rule, failures = told[gv.name_hint]
+            why = f"audit: {type(fault).__name__}: {' '.join(str(fault).split())[-200:]}"
+            told[gv.name_hint] = rule, (*failures, why)
+    return found
+
+
+def ready(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Scheduled programs as TVM may compile them. Fusion and schedules repeat a program's body, its let variables with
+    it; and what is rounded once is said. From here on TVM's pipelines have our passes (flatten.py)."""
+    flatten_buffer.install()
+    return fma_contraction.explicit(tirx.transform.ConvertSSA()(module), target)
+
+
+def _build(module: tvm.IRModule, target: tvm.target.Target) -> tuple[bytes, Device | None]:
+    """The object of scheduled programs, and the kernels that it launches."""
+    with device.as_text():
+        built = tirx.build(ready(module, target), target=target)
+    return _object(built), device.device(built)
+
+
+def _object(module: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        need_room(folder)
+        path = Path(folder) / "part.o"
+        module.write_to_file(str(path), "o")
+        return path.read_bytes()
+
+
+def _write(module: tvm.IRModule, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for gv, func in module.functions_items():
+        (folder / f"{gv.name_hint[:200]}.py").write_text(func.script(show_meta=True), encoding="utf-8")
+
+
+def join(lowered: Lowered, target: Any, made: Sequence[Part]) -> Compiled:
+    """What the compiled parts of ``lowered`` for ``target`` come to, in the order of ``parts``. Raises KernelFault."""
+    devices = tuple(part.device for part in made if part.device is not None)
+    unbound = {name: part.told[name][1] for part in made for name in part.unbound}
+    vectors = sorted(name for of in devices for name in device.bool_vectors(of.source))
+    if unbound or vectors:
+        raise KernelFault(unbound, vectors)
+    told = {name: answer for part in made for name, answer in part.told.items()}
+    needed = {name: workspace for part in made for name, workspace in part.workspaces.items()}
+    launches = {name: found for part in made for name, found in part.launches.items()}
+    kernels = tuple(
+        Kernel(
+            name,
+            rule,
+            failures,
+            dict(sorted(lowered.calls.get(name, {}).items())),
+            needed[name].bytes,
+            launches.get(name, ()),
+        )
+        for name, (rule, failures) in sorted(told.items())
+    )
+    return Compiled(hosted(target), lowered, tuple(part.object for part in made), needed, kernels, devices)
+
+
+def compile(
+    module: tvm.IRModule,
+    target: Any,
+    scheduler: Scheduler,
+    in_place: Mapping[str, Sequence[Pair]] | None = None,
+    dump: Path | str | None = None,
+) -> Compiled:
+    """All of it for one target, in this process."""
+    lowered = pipeline.lower(module, in_place, dump)
+    return join(lowered, target, [compile_part(part, target, scheduler) for part in parts(lowered)])

@@ -1,0 +1,1 @@
+"""Tensor programs of operators that Relax lacks, or computes differently from the operator table."""

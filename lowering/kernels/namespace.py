@@ -1,0 +1,170 @@
+"""What a row's ``relax`` column may use to say what its operator becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+from attrs import frozen
+from tvm import relax
+
+from sexpgpu.ops.strided_views import View
+from sexpgpu.ops.types import DTYPES, TensorType
+
+from . import (  # noqa: F401  (fill KERNELS)
+    attention,
+    cumsum,
+    division,
+    elementwise,
+    indexing,
+    integers,
+    normalization,
+    reduction,
+    scatter,
+)
+from .registry import KERNELS
+from .relax_wrappers import COMPOSED
+from .strided_views import Viewed
+
+OURS = {dtype.numpy: name for name, dtype in DTYPES.items()}
+ALONE = ("concat", "parts")  # kernels that nothing joins: a copy of parts stays one only while none is computed in it
+OPAQUE = 8  # TVM's number for that
+MADE = (tvm.ir.Call, relax.TupleGetItem)  # expressions that are not yet a variable
+
+
+# Programs so far, by name, result, types of the arguments and attributes (as text: 0.0 and -0.0 are not one): the
+# program in the module, and its result's type. An equal layer need not be traced again.
+Programs = dict[tuple[Any, ...], tuple[Any, Any]]
+
+
+@frozen(eq=False)
+class Strided:
+    """An argument of a strided row: the variable of the tensor that ``view`` is of."""
+
+    of: relax.Expr
+    view: View
+
+
+def _traced(program: Callable[..., Any], args: Sequence[Any], attrs: dict[str, Any]) -> Callable[..., Any]:
+    """``program`` on te tensors, each seen through the view of its argument."""
+    views = [x.view if isinstance(x, Strided) else None for x in args]
+    seen = lambda tensors: (t if v is None else Viewed(t, v) for t, v in zip(tensors, views, strict=True))  # noqa: E731
+    return lambda *tensors: program(*seen(tensors), **attrs)
+
+
+class Namespace:
+    """What a row's ``relax`` column may use: every function of ``relax.op`` by its name, and the names below.
+
+    out:  the TensorType of the value being emitted
+    orders: of a strided row's results, each in which order its axes are written, None as they are
+    A call may be nested in another one; only its last result need be returned.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder, programs: Programs) -> None:
+        self._builder = builder
+        self._programs = programs
+        self._calls: dict[Any, relax.Expr] = {}  # of programs of several results, by the program and its arguments
+        self.out = TensorType((), "f32")
+        self.orders: tuple[Any, ...] = ()
+        self._reshaped: dict[relax.Expr, relax.Expr] = {}  # a variable that is a reshape -> what it is one of
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(relax.op, name)
+
+    def dt(self, dtype: str) -> str:
+        """TVM's name of our dtype: "f32" -> "float32"."""
+        return DTYPES[dtype].numpy
+
+    def const(self, number: Any, dtype: str) -> relax.Expr:
+        """A scalar (or, of nested lists, a tensor) of our ``dtype``, rounded once."""
+        return relax.const(number, self.dt(dtype))
+
+    def bound(self, x: relax.Expr) -> relax.Expr:
+        """``x`` as a variable, to be used more than once."""
+        return self._typed(x)
+
+    def shape(self, x: relax.Expr) -> tuple[int, ...]:
+        return tuple(int(n) for n in self._typed(x).ty.shape)
+
+    def dtype(self, x: relax.Expr) -> str:
+        """Our name of the dtype of ``x``."""
+        return OURS[dtype_text(self._typed(x).ty)]
+
+    def number(self, x: relax.Expr) -> float | int | bool | None:
+        """What a scalar constant holds; None of anything else."""
+        value = getattr(x, "value", None)
+        return value.numpy().item() if isinstance(value, tvm.runtime.Tensor) and not value.shape else None
+
+    def kernel(self, name: str, *args: relax.Expr, **attrs: Any) -> relax.Expr:
+        """The kernel ``name`` on ``args``: a tensor program of KERNELS, or a function of COMPOSED around one."""
+        if name in COMPOSED:
+            return COMPOSED[name](self, *args, **attrs)
+        return self.program(name, self.out, *args, **attrs)
+
+    def program(self, name: str, out: TensorType, *args: Any, **attrs: Any) -> relax.Expr:
+        """The tensor program ``name`` of KERNELS on ``args``; it is told ``out``, its result's type, and ``attrs``."""
+        if any(self.orders):
+            attrs["order"] = self.orders[0]
+        args, given = self._given(args)
+        key = self._key(name, args, attrs)
+        if (key, out) in self._programs:
+            made, type = self._programs[key, out]
+            return relax.call_tir(made, relax.Tuple(given), type)
+        call = self._call(name, _traced(KERNELS[name], args, {"out": out, **attrs}), given)
+        self._programs[key, out] = (call.args[0], call.ty_args[0])
+        return call
+
+    def one_of(self, n: int, name: str, *args: Any, **attrs: Any) -> relax.Expr:
+        """Result ``n`` of the tensor program ``name`` of several results. Equal calls in one function are one."""
+        if any(self.orders):
+            attrs["orders"] = self.orders
+        args, given = self._given(args)
+        key = self._key(name, args, attrs)
+        call = (key, *given)
+        if call not in self._calls:
+            self._calls[call] = self.emit(self._several(key, args, given, attrs))
+        return relax.TupleGetItem(self._calls[call], n)
+
+    def _several(self, key: tuple[Any, ...], args: Any, given: list[relax.Expr], attrs: dict[str, Any]) -> relax.Expr:
+        if key in self._programs:
+            made, type = self._programs[key]
+            return relax.call_tir(made, relax.Tuple(given), type)
+        made = self._call(key[0], _traced(KERNELS[key[0]], args, attrs), given)
+        self._programs[key] = (made.args[0], list(made.ty_args[0].fields))
+        return made
+
+    def _given(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[relax.Expr]]:
+        """``args`` with a variable for each expression, and the tensors that a program is called on."""
+        bound = tuple(x if isinstance(x, Strided) else self._typed(x) for x in args)
+        return bound, [x.of if isinstance(x, Strided) else x for x in bound]
+
+    def _key(self, name: str, args: Sequence[Any], attrs: dict[str, Any]) -> tuple[Any, ...]:
+        types = tuple(x.view.key if isinstance(x, Strided) else self.shape(x) for x in args)
+        dtypes = tuple(self.dtype(x.of if isinstance(x, Strided) else x) for x in args)
+        return name, types, dtypes, repr(sorted(attrs.items()))
+
+    def _call(self, name: str, te: Any, given: list[relax.Expr]) -> Any:
+        """A call of the new program ``te``."""
+        how = {"op_pattern": OPAQUE} if name in ALONE else None
+        return self._builder.call_te(te, *given, primfunc_name_hint=name.replace("-", "_"), primfunc_attrs=how)
+
+    def _typed(self, x: relax.Expr) -> relax.Expr:
+        """``x`` itself if it is a variable or constant, else the variable it is now bound to."""
+        return self.emit(x) if isinstance(x, MADE) else x
+
+    def reshape(self, x: relax.Expr, shape: Any) -> relax.Expr:
+        """``x`` in another shape; of a reshape, what that is made of: two in a row would be a kernel that copies."""
+        x = self._typed(x)
+        return relax.op.reshape(self._reshaped.get(x, x), shape)
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """A variable for ``expr``, an expression that is not yet one."""
+        var = self._builder.emit(expr)
+        if isinstance(expr, tvm.ir.Call) and getattr(expr.op, "name", "") == "relax.reshape":
+            self._reshaped[var] = expr.args[0]
+        return var
+
+
+def dtype_text(type: Any) -> str:
+    return str(getattr(type.dtype, "dtype", type.dtype))

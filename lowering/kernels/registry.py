@@ -1,0 +1,123 @@
+"""Tensor programs that Relax lacks, or computes differently from the operator table.
+
+A program is a function (te tensors..., out: TensorType, **attrs) -> te tensor. ``out`` is the type of the value
+that is being emitted; a program of several results makes a list of them, and is not told their types. Every sum runs in
+one fixed order, so the bits of a result depend on nothing but its inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import te, tirx
+
+from sexpgpu.ops.types import DTYPES, TensorType
+
+KERNELS: dict[str, Callable[..., Any]] = {}
+
+
+def kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a tensor program under ``name``; a name twice is a programming error."""
+
+    def add(program: Callable[..., Any]) -> Callable[..., Any]:
+        if name in KERNELS:
+            raise ValueError(f"tensor program {name!r} is declared twice")
+        KERNELS[name] = program
+        return program
+
+    return add
+
+
+def dims(out: TensorType) -> tuple[Any, ...]:
+    """The shape as TVM's own programs have it, with 64-bit sizes; mixed widths do not fuse."""
+    return tuple(tirx.const(n, "int64") for n in out.shape)
+
+
+@kernel("copy")
+def copy(x: te.Tensor, out: TensorType) -> Any:
+    """``x`` in new memory."""
+    return te.compute(x.shape, lambda *i: x(*i), "copy")
+
+
+@kernel("matmul")
+def matmul(a: te.Tensor, b: te.Tensor, out: TensorType, ta: bool = False, tb: bool = False) -> Any:
+    """[.., m, k] x [.., k, n] -> [.., m, n] with leading axes broadcast; ``ta`` reads a as [.., k, m], ``tb`` b as
+    [.., n, k]. Products and sums are in ``out``'s dtype, k ascending."""
+    acc = DTYPES[out.dtype].numpy
+    k = te.reduce_axis((0, a.shape[-2] if ta else a.shape[-1]), "k")
+
+    def product(*at: Any) -> Any:
+        *lead, i, j = at
+        left = a(*_lead(a, lead), *((k, i) if ta else (i, k)))
+        right = b(*_lead(b, lead), *((j, k) if tb else (k, j)))
+        return te.sum(left.astype(acc) * right.astype(acc), axis=k)
+
+    return te.compute(dims(out), product, "matmul", attrs={"in_order": True})
+
+
+def _lead(x: te.Tensor, lead: list[Any]) -> list[Any]:
+    """The leading indices of ``x``, which may have fewer leading axes than the result, or axes of one element."""
+    own = len(x.shape) - 2
+    used = lead[len(lead) - own :]
+    return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(x.shape, used, strict=False)]
+
+
+PHILOX_ROUNDS = 10
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
+LOW = 0xFFFFFFFF
+
+
+@kernel("philox")
+def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) -> Any:
+    """Philox4x32-10 (Salmon et al., SC 2011): element e of the flat result is word e % 4 of the block of counter
+    (e // 4, place, salt's low word, salt's high word) under the key ``seed``.
+
+    seed: u32[2], salt: i64[], place: u32[1]. The place is data so that all draws of one shape share one kernel.
+    """
+    strides = [math.prod(out.shape[n + 1 :]) for n in range(out.rank)]
+
+    def word(*at: Any) -> Any:
+        flat = sum((i * n for i, n in zip(at, strides, strict=True)), tirx.const(0, "int64"))
+        block, names = _philox_block(flat.astype("uint64") >> _u64(2), seed, salt().astype("uint64"), place(0))
+        which: Any = flat % 4
+        y = block[3]
+        for n in (2, 1, 0):
+            y = tirx.Select(which == n, block[n], y)
+        for name, value in reversed(names):
+            y = tirx.Let(name, value, y)
+        return y
+
+    return te.compute(dims(out), word, "philox")
+
+
+def _philox_block(index: Any, seed: te.Tensor, salt: Any, place: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """The four words of one counter, and the names they use, each with its value: a round uses every word of the
+    one before it twice, so without names the expression would grow as 2^rounds.
+
+    A word is the low half of 64 bits all along, whatever is above it: a machine's vector product of 32 by 32 bits reads
+    the low halves of 64-bit lanes and leaves its own there."""
+    names: list[tuple[Any, Any]] = []
+
+    def name(value: Any) -> Any:
+        names.append((tirx.Var(f"x{len(names)}", value.ty), value))
+        return names[-1][0]
+
+    c = [name(x) for x in (index, place.astype("uint64"), salt, salt >> _u64(32))]
+    for n in range(PHILOX_ROUNDS):
+        # n * weyl is added to the key at once: repeated additions are what TVM's simplifier cannot fold
+        k = [name(seed(i).astype("uint64") + _u64(n * w & LOW)) for i, w in enumerate(PHILOX_WEYL)]
+        p, q = (name((c[i] & _u64(LOW)) * _u64(m)) for i, m in zip((0, 2), PHILOX_MULTIPLIERS, strict=True))
+        c = [name(x) for x in ((q >> _u64(32)) ^ c[1] ^ k[0], q, (p >> _u64(32)) ^ c[3] ^ k[1], p)]
+    return [name(_low(x)) for x in c], names
+
+
+def _u64(number: int) -> Any:
+    return tirx.const(number, "uint64")
+
+
+def _low(x: Any) -> Any:
+    """The low 32 bits. Masked before the cast: TVM's simplifier fails on a u32 cast of what it knows to be larger."""
+    return (x & _u64(LOW)).astype("uint32")

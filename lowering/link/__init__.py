@@ -1,0 +1,1 @@
+"""Object code to the bytes of a shared library."""

@@ -1,0 +1,1 @@
+"""CUDA source to cubin or PTX, by NVRTC."""

@@ -1,0 +1,1 @@
+"""What a scheduled launch asks of a GPU, read from the program."""

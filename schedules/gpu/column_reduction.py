@@ -1,0 +1,156 @@
+"""Folds whose memory runs along the results: a thread a result, neighbours side by side, each in the order of its rows.
+
+Where results are few and rows many, all threads of a block read, and a few of them add what was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import tvm
+from tvm import tirx
+
+from ..tir.access import contiguous_axis, reads_of
+from ..tir.accumulators import accumulator, in_type, partial_type
+from ..tir.argmax import is_pick
+from ..tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store, unravel
+from ..tir.context import Context, block, dynamic_loop
+from ..tir.contraction import read_contraction
+from ..tir.epilogue import followers
+from ..tir.point_writer import at, finish
+from ..tir.reduction import walks_rows
+from ..tir.stages import Axis, Stage
+from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, over, shared
+from .threads.warp_reduce import joined, parts_of, read_parts, turns, written_out
+
+BLOCKS = 256  # blocks from which they are of THREADS threads
+MANY = 16_384  # results from which a thread each is enough to keep memory busy
+DEEP = 64  # rows from which it pays to read ahead
+LEAST = 64, 8  # blocks for which a block has fewer results, and the fewest: a piece of a memory line
+ROOM = 32 * 1024  # bytes of shared memory for what is read ahead
+
+
+def columns_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+    """How many stages it takes, and the launch; None if no such fold comes first."""
+    fold = stages[0]
+    if fold.fold is None or walks_rows(ctx, fold) or read_contraction(ctx.program, fold) is not None:
+        return None
+    after = followers(ctx, fold, stages[1:])
+    ahead = fold.points < MANY and fold.depth >= DEEP and not is_pick(fold)
+    one = _Columns(ctx, fold, after, _side_by_side(ctx, fold))
+    return 1 + len(after), one.ahead() if ahead else one.each()
+
+
+def _side_by_side(ctx: Context, fold: Stage) -> tuple[Axis, ...]:
+    """The axes of the results, that along which memory runs last."""
+    last = contiguous_axis(reads_of(ctx, fold), [*fold.space, *fold.reduce])
+    return (*(a for a in fold.space if a is not last), *(a for a in fold.space if a is last))
+
+
+@attrs.frozen(eq=False)
+class _Columns:
+    """``fold`` and the maps ``after`` it. ``axes``: of its results, as neighbouring threads take them."""
+
+    ctx: Context
+    fold: Stage
+    after: Sequence[Stage]
+    axes: Sequence[Axis]
+
+    def _here(self, flat: Expr) -> dict[Any, Expr]:
+        return at(self.axes, unravel(flat, [a.extent for a in self.axes]))
+
+    def _row(self, r: Expr) -> dict[Any, Expr]:
+        return at(self.fold.reduce, unravel(r, [a.extent for a in self.fold.reduce]))
+
+    def each(self) -> Stmt:
+        """A thread reads and adds its column."""
+        threads = THREADS
+        while threads > WARP and self.fold.points < threads * BLOCKS:
+            threads //= 2
+
+        def column(flat: Expr) -> Stmt:
+            acc, here = accumulator(self.fold, 1), self._here(flat)
+            walk = turns(self.fold.depth, lambda r: acc.add(self.ctx, here | self._row(r), i64(0)), UNROLL)
+            done = finish(self.ctx, self.fold, here, acc.result(i64(0)), self.after)
+            return block([acc.start(i64(0), i64(0)), walk, done], acc.buffers)
+
+        return over(self.fold.points, column, threads)
+
+    def ahead(self) -> Stmt:
+        """Pieces of some rows: every thread reads a few elements of the next piece while the first ones add up this."""
+        width = self._width()
+        lines = THREADS // width
+        parts, dtype = parts_of(self.ctx, self.fold), partial_type(self.fold)
+        each = ROOM // (THREADS * parts * tvm.DataType(dtype).itemsize)
+        each = max(1, min(UNROLL, each, -(-self.fold.depth // lines)))
+        held = [scratch([each], dtype, "held") for _ in range(parts)]
+        rows = [shared([lines * each * width], dtype, "rows") for _ in range(parts)]
+        acc = scratch([1], dtype, "acc")
+        assert self.fold.fold is not None
+        start = store(acc, tirx.const(self.fold.fold.init.value, dtype), i64(0))
+
+        def body(b: Expr, t: Expr) -> Stmt:
+            column, line = b * width + tirx.floormod(t, i64(width)), tirx.floordiv(t, i64(width))
+            whole = self.fold.points % width == 0
+            here = self._here(column if whole else tirx.Min(column, i64(self.fold.points - 1)))
+            one = _Piece(self, here, line, t, lines, each, held, rows)
+            last = finish(
+                self.ctx, self.fold, here, in_type(load(acc, i64(0)), str(self.fold.buffer.dtype)), self.after
+            )
+            mine = t < width if whole else tirx.And(t < width, column < i64(self.fold.points))
+            piece = lambda p: seq([one.fetch(p + 1), tirx.IfThenElse(t < width, one.add(p, acc, width), None),  # noqa: E731
+                                   barrier(), one.put(), barrier()])  # fmt: skip
+            count = -(-self.fold.depth // (lines * each))
+            parts = [start, one.fetch(i64(0)), one.put(), barrier(), loop(count, piece, name="p")]
+            return block([*parts, tirx.IfThenElse(mine, last, None)], [acc, *held, *rows])
+
+        return launch(-(-self.fold.points // width), THREADS, body)
+
+    def _width(self) -> int:
+        """Results of a block, a power of two."""
+        width, (blocks, least) = WARP, LEAST
+        while width > least and self.fold.points < width * blocks:
+            width //= 2
+        return width
+
+
+@attrs.frozen(eq=False)
+class _Piece:
+    """``lines`` times ``each`` rows of a block's columns: what the thread at ``line`` reads of them (``held``), what
+    lies in shared memory (``rows``), and what the first threads make of it."""
+
+    of: _Columns
+    here: dict[Any, Expr]
+    line: Expr
+    thread: Expr
+    lines: int
+    each: int
+    held: Sequence[Any]
+    rows: Sequence[Any]
+
+    def fetch(self, piece: Expr) -> Stmt:
+        def one(u: Expr) -> Stmt:
+            row = piece * (self.lines * self.each) + (u * self.lines + self.line)
+            read = read_parts(self.of.ctx, self.of.fold, self.here | self.of._row(row), self.held, u)
+            return tirx.IfThenElse(row < i64(self.of.fold.depth), read, None)
+
+        return written_out(self.each, one)
+
+    def put(self) -> Stmt:
+        def one(u: Expr) -> Stmt:
+            slot = u * THREADS + self.thread
+            return seq([store(r, load(h, u), slot) for h, r in zip(self.held, self.rows, strict=True)])
+
+        return written_out(self.each, one)
+
+    def add(self, piece: Expr, acc: Any, width: int) -> Stmt:
+        size = self.lines * self.each
+        count = tirx.Min(i64(self.of.fold.depth) - piece * size, i64(size))
+
+        def one(r: Expr) -> Stmt:
+            parts = [load(b, r * width + self.thread) for b in self.rows]
+            return store(acc, joined(self.of.fold, load(acc, i64(0)), parts), i64(0))
+
+        return dynamic_loop(count, one, "r")

@@ -1,0 +1,1 @@
+"""Parts of GPU kernels: launches, warp reductions, tensor-core fragments, staging through shared memory."""

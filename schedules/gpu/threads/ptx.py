@@ -1,0 +1,155 @@
+"""Instructions that CUDA has no word for, as functions of the kernel's text, each one instruction: PTX ISA 8.0, 9.7.9
+(copies) and 9.7.13 (matrices). Shared memory is a buffer of halves: 16-bit elements, counted by ``at``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import StringImm
+
+from ...tir.builder import Call, Expr, Stmt, load
+from .launch import WARP
+
+_HEAD = "__forceinline__ __device__ "
+_ADDRESS = '"r"((unsigned)__cvta_generic_to_shared(tile))'
+
+_CALL, _COPY, _MULTIPLY = "tirx.cuda.func_call", "copy_", "multiply_"
+
+# What PTX calls the operands of a product, by dtype.
+OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
+
+# Two numbers a and b as two halves each, those of a in the lower half of a register.
+_SPLIT = {
+    "bfloat16": (
+        "unsigned x = __float_as_uint(a), y = __float_as_uint(b);",
+        "high[j + r] = x >> 16 | (y & 0xffff0000u);",
+        "x = __float_as_uint(a - __uint_as_float(x & 0xffff0000u));",
+        "y = __float_as_uint(b - __uint_as_float(y & 0xffff0000u));",
+        "low[k + r] = x >> 16 | (y & 0xffff0000u);",
+    ),
+    "float16": (
+        "__half x = __float2half_rn(a), y = __float2half_rn(b);",
+        "high[j + r] = __half_as_ushort(x) | (unsigned)__half_as_ushort(y) << 16;",
+        "x = __float2half_rn(a - __half2float(x)), y = __float2half_rn(b - __half2float(y));",
+        "low[k + r] = __half_as_ushort(x) | (unsigned)__half_as_ushort(y) << 16;",
+    ),
+}
+
+
+def multiply(acc: tuple[Any, Expr], a: tuple[Any, Expr], b: tuple[Any, Expr], dtype: str) -> Stmt:
+    """``acc += a b`` of a warp: 16 rows by 8 columns of float32, 16 deep. Each is (buffer of registers, first of them):
+    4, 4 and 2 registers of each thread."""
+    kind = OPERANDS[dtype]
+    return _statement(
+        _MULTIPLY + kind,
+        "float* acc, int i, const unsigned* a, int j, const unsigned* b, int k",
+        f'asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 '
+        '{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" '
+        ': "+f"(acc[i]), "+f"(acc[i + 1]), "+f"(acc[i + 2]), "+f"(acc[i + 3]) '
+        ': "r"(a[j]), "r"(a[j + 1]), "r"(a[j + 2]), "r"(a[j + 3]), "r"(b[k]), "r"(b[k + 1]));',
+        *_pointer(*acc),
+        *_pointer(*a),
+        *_pointer(*b),
+    )
+
+
+def load_matrices(registers: tuple[Any, Expr], tile: Any, at: Expr, transposed: bool) -> Stmt:
+    """Four matrices of 8 by 8 halves into four registers: thread t brings row t % 8 of matrix t / 8, which begins at
+    ``at``, and gets elements 2 (t % 4) and the next of row t / 4 of each; ``transposed``: of column t / 4."""
+    kind = ".trans" if transposed else ""
+    return _statement(
+        "load_matrices_transposed" if transposed else "load_matrices",
+        "unsigned* to, int i, const void* tile",
+        f'asm volatile("ldmatrix.sync.aligned.m8n8.x4{kind}.shared.b16 {{%0, %1, %2, %3}}, [%4];" '
+        f': "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3]) : {_ADDRESS} : "memory");',
+        *_pointer(*registers),
+        tirx.address_of(load(tile, at)),
+    )
+
+
+def split(numbers: tuple[Any, Expr], high: tuple[Any, Expr], low: tuple[Any, Expr], dtype: str) -> Stmt:
+    """Eight float32 as the sum of two halves each, in four registers of ``high`` and four of ``low``. What is left of a
+    number is less than 2^-15 of it for bfloat16, which is cut off; for float16 at most 2^-22 of it, or 2^-25."""
+    steps = "\n".join(f"    {line}" for line in _SPLIT[dtype])
+    return _statement(
+        f"split_{OPERANDS[dtype]}",
+        "const float* from, int i, unsigned* high, int j, unsigned* low, int k",
+        "#pragma unroll\n  for (int r = 0; r < 4; ++r) {\n"
+        f"    float a = from[i + 2 * r], b = from[i + 2 * r + 1];\n{steps}\n  }}",
+        *_pointer(*numbers),
+        *_pointer(*high),
+        *_pointer(*low),
+    )
+
+
+def copy(tile: Any, at: Expr, source: Expr, width: int, valid: Expr) -> Stmt:
+    """``width`` (8, 4, 2 or 1) halves from the address ``source`` to shared memory, zeros where it is not ``valid``.
+    Seen after ``wait`` and a barrier; a single half, for which there is no asynchronous copy, after a barrier."""
+    if width == 1:
+        code = "*(unsigned short*)tile = valid ? *(const unsigned short*)from : (unsigned short)0;"
+    else:
+        cache = "cg" if width == 8 else "ca"  # past the first cache, which whole 16 bytes alone can go
+        code = (
+            f'asm volatile("cp.async.{cache}.shared.global [%0], [%1], {2 * width}, %2;" '
+            f':: {_ADDRESS}, "l"(from), "r"(valid ? {2 * width} : 0) : "memory");'
+        )
+    arguments = "void* tile, const void* from, bool valid"
+    return _statement(f"{_COPY}{width}", arguments, code, tirx.address_of(load(tile, at)), source, valid)
+
+
+def width(expr: Expr) -> int:
+    """Elements that ``copy`` takes at once from the address in it; 1 for any other expression."""
+    name = _name(expr)
+    return int(name.removeprefix(_COPY)) if name.startswith(_COPY) else 1
+
+
+def operations(expr: Expr) -> int:
+    """Multiplications and additions that are a thread's part of ``multiply``; 0 for any other expression."""
+    return 2 * 16 * 8 * 16 // WARP if _name(expr).startswith(_MULTIPLY) else 0
+
+
+def commit() -> Stmt:
+    """The copies of the thread since the last one are a group."""
+    return _statement("commit_copies", "", 'asm volatile("cp.async.commit_group;" ::: "memory");')
+
+
+def wait(left: int) -> Stmt:
+    """Until all but the last ``left`` groups of the thread have arrived."""
+    return _statement(f"wait_copies_{left}", "", f'asm volatile("cp.async.wait_group {left};" ::: "memory");')
+
+
+def meet() -> Stmt:
+    """The threads of a warp wait for each other; what one wrote to shared memory before, all see after."""
+    return tirx.Evaluate(tirx.call_extern("int32", "__syncwarp"))
+
+
+def put(tile: Any, at: Expr, values: tuple[Expr, Expr]) -> Stmt:
+    """Two float32 into shared memory, from the float32 ``at`` on, an even one. TVM does not see it, and puts no barrier
+    there."""
+    code = "*(float2*)((float*)tile + at) = make_float2(a, b);"
+    return _statement("put", "void* tile, int at, float a, float b", code, *_pointer(tile, at), *values)
+
+
+def get(tile: Any, at: Expr) -> Expr:
+    """What ``put`` put there."""
+    code = "return ((const float*)tile)[at];"
+    return _call("float32", "float", "get", "const void* tile, int at", code, *_pointer(tile, at))
+
+
+def _pointer(buffer: Any, at: Expr) -> tuple[Expr, Expr]:
+    """The whole buffer and a place in it: by the address of an element TVM would take the others for unused."""
+    return buffer.data, at
+
+
+def _statement(name: str, parameters: str, code: str, *arguments: Expr) -> Stmt:
+    return tirx.Evaluate(_call("void", "void", name, parameters, code, *arguments))
+
+
+def _call(dtype: str, result: str, name: str, parameters: str, code: str, *arguments: Expr) -> Expr:
+    text = f"{_HEAD}{result} {name}({parameters}) {{\n  {code}\n}}\n"
+    return tirx.call_intrin(dtype, _CALL, StringImm(name), *arguments, StringImm(text))
+
+
+def _name(expr: Expr) -> str:
+    return str(expr.args[0].value) if isinstance(expr, Call) and expr.op.name == _CALL else ""

@@ -1,0 +1,144 @@
+"""What a fold keeps a lane: a partial result, or the best key so far and its index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+from tvm import tirx
+
+from .argmax import beats, extreme, is_pick
+from .builder import Expr, Stmt, load, scratch, seq, store
+from .context import Context
+from .inline import Point
+from .stages import Stage
+
+
+class Accumulator(Protocol):
+    """Slots of partial results."""
+
+    @property
+    def buffers(self) -> list[Any]: ...
+
+    def start(self, slot: Expr, first: Expr) -> Stmt:
+        """``first``: the index of the first element that the slot will see."""
+        ...
+
+    def add(self, ctx: Context, here: dict[Any, Expr], slot: Expr) -> Stmt:
+        """The element at ``here`` into a slot."""
+        ...
+
+    def meet(self, slot: Expr, other: Expr) -> Stmt:
+        """A slot and another one into the first of them."""
+        ...
+
+    def result(self, slot: Expr) -> Expr:
+        """What a slot holds, in the dtype of the stage's buffer."""
+        ...
+
+
+def accumulator(stage: Stage, width: int) -> Accumulator:
+    """``width`` slots for partial results of a fold, in buffers that the caller allocates around their use."""
+    if is_pick(stage):
+        return Picks(stage, scratch([width], str(stage.value.ty.dtype), "best"), scratch([width], "int32", "where"))
+    return Partial(stage, scratch([width], partial_type(stage), "acc"))
+
+
+def partial_type(stage: Stage) -> str:
+    """Partial results of half precision are kept in float32."""
+    dtype = str(stage.buffer.dtype)
+    return "float32" if dtype in ("bfloat16", "float16") else dtype
+
+
+def in_type(value: Expr, dtype: str) -> Expr:
+    """``value`` cast to ``dtype``; itself where it has it."""
+    return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
+
+
+def factors(value: Expr, binds: Sequence[Any]) -> tuple[Expr, Expr] | None:
+    """The two factors of a float product, which may stand under a name."""
+    named = next((b.value for b in binds if b.var.same_as(value)), value)
+    is_product = isinstance(named, tirx.Mul) and str(named.ty.dtype) in ("float32", "float64")
+    return (named.a, named.b) if is_product else None
+
+
+def fused(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a b + c, rounded once, and said to be so: LLVM makes one operation of the two where it sees them side by side,
+    which for a short loop follows from what stands around it."""
+    return tirx.call_llvm_pure_intrin(str(c.ty.dtype), "llvm.fma", a, b, c)
+
+
+@attrs.frozen(eq=False)
+class Partial:
+    """A sum, product or extremum."""
+
+    stage: Stage
+    acc: Any
+
+    @property
+    def buffers(self) -> list[Any]:
+        return [self.acc]
+
+    def start(self, slot: Expr, first: Expr) -> Stmt:
+        assert self.stage.fold is not None
+        return store(self.acc, tirx.const(self.stage.fold.init.value, str(self.acc.dtype)), slot)
+
+    def add(self, ctx: Context, here: dict[Any, Expr], slot: Expr) -> Stmt:
+        assert self.stage.fold is not None
+        point = Point(ctx.virtual)
+        value = point.write(in_type(self.stage.value, str(self.acc.dtype)), here)
+        product = factors(value, point.binds) if self.stage.fold.kind == "sum" else None
+        before = load(self.acc, slot)
+        after = fused(*product, before) if product else self.stage.fold.combine(before, value)
+        return seq([*point.binds, store(self.acc, after, slot)])
+
+    def meet(self, slot: Expr, other: Expr) -> Stmt:
+        assert self.stage.fold is not None
+        return store(self.acc, self.stage.fold.combine(load(self.acc, slot), load(self.acc, other)), slot)
+
+    def result(self, slot: Expr) -> Expr:
+        return in_type(load(self.acc, slot), str(self.stage.buffer.dtype))
+
+
+@attrs.frozen(eq=False)
+class Picks:
+    """The most extreme key and the smallest index that has it. Indices come in rising order, so that only a better key
+    replaces one; where slots meet, equal keys keep the smaller index."""
+
+    stage: Stage
+    keys: Any
+    places: Any
+
+    @property
+    def buffers(self) -> list[Any]:
+        return [self.keys, self.places]
+
+    def start(self, slot: Expr, first: Expr) -> Stmt:
+        assert self.stage.fold is not None
+        worst = tirx.const(self.stage.fold.init.value, str(self.keys.dtype))
+        return seq([store(self.keys, worst, slot), store(self.places, in_type(first, "int32"), slot)])
+
+    def add(self, ctx: Context, here: dict[Any, Expr], slot: Expr) -> Stmt:
+        point = Point(ctx.virtual)
+        key, best = point.bind(point.write(self.stage.value, here), "key"), load(self.keys, slot)
+        index = in_type(here[self.stage.reduce[0].var], "int32")
+        chosen = tirx.Select(beats(self.stage, key, best), index, load(self.places, slot))
+        return seq([*point.binds, *self._keep(slot, chosen, extreme(self.stage, best, key))])
+
+    def meet(self, slot: Expr, other: Expr) -> Stmt:
+        a, b = load(self.keys, slot), load(self.keys, other)
+        i, j = load(self.places, slot), load(self.places, other)
+        equal = tirx.Select(tirx.EQ(a, b), tirx.Min(i, j), i)
+        chosen = tirx.Select(beats(self.stage, b, a), j, equal)
+        return seq(self._keep(slot, chosen, extreme(self.stage, a, b)))
+
+    def _keep(self, slot: Expr, place: Expr, key: Expr) -> Sequence[Stmt]:
+        """The place first: it is chosen by the key that is replaced."""
+        return [store(self.places, place, slot), store(self.keys, key, slot)]
+
+    def result(self, slot: Expr) -> Expr:
+        return in_type(load(self.places, slot), str(self.stage.buffer.dtype))
+
+
+__all__ = ["Accumulator", "accumulator"]

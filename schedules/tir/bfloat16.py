@@ -1,0 +1,178 @@
+"""bfloat16 written out in integers: TVM 0.27 converts vectors of it, and names bound to it, as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+from tvm import tirx
+from tvm.ir import Var
+
+from .builder import Call, Expr, Load, Stmt
+from .rewrite import collect, rewrite
+
+BF16 = "bfloat16"
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
+_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+
+
+def _u32(value: int) -> Expr:
+    return tirx.const(value, "uint32")
+
+
+def is_bf16(expr: Expr) -> bool:
+    return str(expr.ty.dtype) == BF16
+
+
+def bits16(expr: Expr) -> Expr:
+    """The bits of a bfloat16 value."""
+    if isinstance(expr, Call) and expr.op.name == "tirx.reinterpret":
+        return expr.args[0]
+    if isinstance(expr, tirx.FloatImm):
+        return _upper(tirx.const(float(expr.value), "float32"))
+    return tirx.reinterpret("uint16", expr)
+
+
+def from_bits16(bits: Expr) -> Expr:
+    """The bfloat16 value that has these 16 bits."""
+    return tirx.reinterpret(BF16, bits)
+
+
+def _upper(wide: Expr) -> Expr:
+    """The upper half of a float32's bits."""
+    return tirx.Cast("uint16", tirx.reinterpret("uint32", wide) >> _u32(16))
+
+
+def exact(wide: Expr) -> Expr:
+    """A float32 that is a bfloat16 value, as one."""
+    return from_bits16(_upper(wide))
+
+
+def _wide_of(expr: Expr) -> Expr | None:
+    """The float32 that ``exact`` was given, if ``expr`` is its answer."""
+    if not (isinstance(expr, Call) and isinstance(expr.args[0], tirx.Cast)):
+        return None
+    shift = expr.args[0].value
+    wide = shift.a if isinstance(shift, tirx.RShift) else None
+    wide = wide.args[0] if isinstance(wide, Call) and wide.op.name == "tirx.reinterpret" else None
+    return wide if isinstance(wide, Var) else None
+
+
+def widen(expr: Expr) -> Expr:
+    """A bfloat16 value as float32, exactly."""
+    if isinstance(expr, tirx.FloatImm):
+        return tirx.const(float(expr.value), "float32")
+    wide = _wide_of(expr)
+    if wide is not None:
+        return wide
+    return tirx.reinterpret("float32", tirx.Cast("uint32", bits16(expr)) << _u32(16))
+
+
+def narrow(wide: Expr) -> Expr:
+    """A float32 as bfloat16, to nearest, ties to even; a NaN stays one. ``wide`` is written four times: give a name."""
+    bits = tirx.reinterpret("uint32", wide)
+    odd = (bits >> _u32(16)) & _u32(1)
+    rounded = (bits + odd + _u32(0x7FFF)) >> _u32(16)
+    nan = (bits & _u32(0x7FFFFFFF)) > _u32(0x7F800000)
+    return from_bits16(tirx.Cast("uint16", tirx.Select(nan, _u32(0x7FC0), rounded)))
+
+
+@attrs.frozen
+class WriteOut:
+    """Callbacks for ``tree.rewrite`` that write bfloat16 out. ``name(expr)`` answers a variable that holds ``expr``."""
+
+    name: Callable[[Expr], Expr]
+
+    def table(self) -> list[tuple[Any, Callable[[Any], Expr]]]:
+        return [
+            (tirx.Cast, self._cast),
+            (_ARITHMETIC, self._arithmetic),
+            (_COMPARISONS, self._compare),
+            (tirx.Select, self._select),
+        ]
+
+    def _narrow(self, wide: Expr) -> Expr:
+        return narrow(self.name(wide))
+
+    def _cast(self, node: Any) -> Expr:
+        if is_bf16(node.value):
+            wide = widen(node.value)
+            return wide if str(node.ty.dtype) == "float32" else tirx.Cast(str(node.ty.dtype), wide)
+        if is_bf16(node):
+            wide = node.value if str(node.value.ty.dtype) == "float32" else tirx.Cast("float32", node.value)
+            return self._narrow(wide)
+        return node
+
+    def _arithmetic(self, node: Any) -> Expr:
+        return self._narrow(type(node)(widen(node.a), widen(node.b))) if is_bf16(node) else node
+
+    def _compare(self, node: Any) -> Expr:
+        return type(node)(widen(node.a), widen(node.b)) if is_bf16(node.a) else node
+
+    def _select(self, node: Any) -> Expr:
+        if not is_bf16(node):
+            return node
+        return from_bits16(tirx.Select(node.condition, bits16(node.true_value), bits16(node.false_value)))
+
+    def call(self, node: Any) -> Expr:
+        """A function of a bfloat16 value, computed in float32."""
+        if not is_bf16(node) or not str(node.op.name).startswith("tirx.") or node.op.name == "tirx.reinterpret":
+            return node
+        return self._narrow(Call(node.op, [widen(a) for a in node.args], ret_ty="float32"))
+
+
+def spread(stmt: Stmt, lane: Any, width: int) -> tuple[list[Any], Stmt]:
+    """Buffers' makers, and ``stmt`` with each bfloat16 number that is one for all lanes stored as a lane's own bits.
+
+    TVM stores no vector of bfloat16 made of one number: it takes the buffer for integers and the number for a float.
+    """
+    vary, made = {lane}, []
+    for bound in collect(stmt, tirx.Bind, order="pre"):
+        if not vary.isdisjoint(collect(bound.value, Var)):
+            vary.add(bound.var)
+
+    def write(node: Any) -> Stmt:
+        if str(node.buffer.dtype) != BF16 or not vary.isdisjoint(collect(node.value, Var)):
+            return node
+        bits = tirx.decl_buffer([tirx.IntImm("int64", width)], "uint16", "bits")
+        made.append(tirx.AllocBuffer(bits))
+        own = from_bits16(tirx.BufferLoad(bits, [lane]))
+        return tirx.SeqStmt(
+            [
+                tirx.BufferStore(bits, bits16(node.value), [lane]),
+                tirx.BufferStore(node.buffer, own, list(node.indices)),
+            ]
+        )
+
+    return made, rewrite(stmt, [(tirx.BufferStore, write)])
+
+
+def as_bits(stmt: Stmt, buffers: Iterable[Any]) -> Stmt:
+    """``stmt`` with the given bfloat16 buffers kept as their bits.
+
+    TVM turns a kernel's own bfloat16 buffers into float32, and with them the meaning of the bits read from them.
+    """
+    halves = [b for b in buffers if str(b.dtype) == BF16]
+    new = {b: tirx.decl_buffer(list(b.shape), "uint16", b.name, scope=b.scope()) for b in halves}
+    if not new:
+        return stmt
+
+    def read(node: Any) -> Expr:
+        return from_bits16(tirx.BufferLoad(new[node.source], list(node.indices))) if node.source in new else node
+
+    def unwrap(node: Any) -> Expr:
+        inner = node.args[0] if node.op.name == "tirx.reinterpret" else None
+        twice = isinstance(inner, Call) and is_bf16(inner) and str(node.ty.dtype) == "uint16"
+        return inner.args[0] if twice and inner is not None else node
+
+    def write(node: Any) -> Stmt:
+        if node.buffer not in new:
+            return node
+        return tirx.BufferStore(new[node.buffer], bits16(node.value), list(node.indices))
+
+    def make(node: Any) -> Stmt:
+        return tirx.AllocBuffer(new[node.buffer]) if node.buffer in new else node
+
+    table = [(Load, read), (Call, unwrap), (tirx.BufferStore, write), (tirx.AllocBuffer, make)]
+    return rewrite(stmt, table)

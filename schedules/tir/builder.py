@@ -1,0 +1,87 @@
+"""Short constructors for statements, loops and buffers. Extents are static; indices are 64-bit integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.ir.expr import Call as Call  # re-exported, like Load
+from tvm.ir.expr import TensorLoad
+
+from .let_buffers import in_buffers
+
+Expr = Any  # tvm.ir.Expr with arithmetic operators, which its type stub does not show
+Stmt = Any
+Load = TensorLoad
+
+SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
+VECTOR, UNROLLED = tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED
+
+
+def i64(value: int) -> Expr:
+    return tirx.IntImm("int64", value)
+
+
+def value_of(expr: Expr) -> int:
+    """The number of an integer literal."""
+    return int(expr.value)
+
+
+def is_int(expr: Expr, value: int | None = None) -> bool:
+    """Is ``expr`` an integer literal (equal to ``value``, if given)?"""
+    return isinstance(expr, tirx.IntImm) and (value is None or value_of(expr) == value)
+
+
+def seq(statements: Sequence[Stmt]) -> Stmt:
+    """Statements one after the other. Raises ValueError for none: a loop without a body is our mistake."""
+    if not statements:
+        raise ValueError("a body without statements")
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+
+
+def loop(extent: int, body: Callable[[Expr], Stmt], kind: Any = SERIAL, name: str = "i") -> Stmt:
+    """A loop of ``kind`` over 0 <= i < extent; no loop at all for one turn."""
+    if extent == 1:
+        return body(i64(0))
+    var = tirx.Var(name, "int64")
+    return tirx.For(var, i64(0), i64(extent), kind, in_buffers(body(var)))
+
+
+def grid(extents: Sequence[int], body: Callable[[list[Expr]], Stmt]) -> Stmt:
+    """Serial loops, the first outermost."""
+    if not extents:
+        return body([])
+    return loop(extents[0], lambda i: grid(extents[1:], lambda rest: body([i, *rest])))
+
+
+def unravel(flat: Expr, extents: Sequence[int]) -> list[Expr]:
+    """The coordinates of element ``flat`` of a row-major box."""
+    out, stride = [], prod(extents)
+    for place, extent in enumerate(extents):
+        stride //= extent
+        index = flat if stride == 1 else tirx.floordiv(flat, i64(stride))
+        if extent == 1:
+            index = i64(0)
+        elif place and any(e > 1 for e in extents[:place]):
+            index = tirx.floormod(index, i64(extent))
+        out.append(index)
+    return out
+
+
+def load(buffer: Any, *indices: Expr) -> Expr:
+    return tirx.BufferLoad(buffer, list(indices))
+
+
+def store(buffer: Any, value: Expr, *indices: Expr) -> Stmt:
+    return tirx.BufferStore(buffer, value, list(indices))
+
+
+def scratch(extents: Sequence[int], dtype: str, name: str) -> Any:
+    """A buffer of the kernel's own; ``tirx.AllocBuffer`` makes it where it is put."""
+    return tirx.decl_buffer([i64(e) for e in extents], dtype, name)
+
+
+def shape_of(buffer: Any) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in buffer.shape)

@@ -1,0 +1,109 @@
+"""Which folds are matrix products: ``C[b.., i.., j..] += A[b.., i.., k..] * B[b.., k.., j..]`` in any order of axes.
+
+Axes are sorted by who uses them: both factors (batch or depth), only A (rows), only B (columns). So a plain product,
+either operand transposed, a batch on one side or both, and an einsum with two operands are one case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from .builder import Expr, Load
+from .stages import Axis, Program, Stage, loads, variables
+
+NARROW = 8  # columns below which lanes along them are mostly empty
+SHORT = 16  # depth from which a product of few rows and few columns is worth a tile
+
+
+@attrs.frozen(eq=False)
+class Contraction:
+    """``a`` and ``b``: the factors' expressions. Extents of the groups: m rows, n columns, k deep, batch."""
+
+    stage: Stage
+    a: Expr
+    b: Expr
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+
+    @property
+    def m(self) -> int:
+        return prod(axis.extent for axis in self.rows)
+
+    @property
+    def n(self) -> int:
+        return prod(axis.extent for axis in self.columns)
+
+    @property
+    def k(self) -> int:
+        return self.stage.depth
+
+    @property
+    def count(self) -> int:
+        return prod(axis.extent for axis in self.batch)
+
+
+def read_contraction(program: Program, stage: Stage) -> Contraction | None:
+    """The stage as a matrix product worth a register tile, else None."""
+    if stage.fold is None or stage.fold.kind != "sum" or not isinstance(stage.value, tirx.Mul) or not stage.space:
+        return None
+    if str(stage.buffer.dtype) not in ("float32", "float64"):
+        return None
+    left, right = stage.value.a, stage.value.b
+    last = stage.space[-1].var
+    if last not in variables(right):
+        left, right = right, left
+    used_a, used_b = variables(left), variables(right)
+    if not loads(left) or not loads(right) or any(not ({a.var} & used_a and {a.var} & used_b) for a in stage.reduce):
+        return None
+    if last in used_a:
+        return None
+    pick = lambda a, b: tuple(x for x in stage.space if (x.var in used_a, x.var in used_b) == (a, b))  # noqa: E731
+    found = Contraction(stage, left, right, pick(True, True), pick(True, False), pick(False, True))
+    if len(found.batch) + len(found.rows) + len(found.columns) != len(stage.space):
+        return None
+    found = _wide(found)
+    return found if found.k >= SHORT or found.n >= NARROW else None
+
+
+def _wide(one: Contraction) -> Contraction:
+    """Lanes run along columns: a product with a handful of them is that of its transposed operands."""
+    if one.n >= NARROW or one.n >= one.m:
+        return one
+    return attrs.evolve(one, a=one.b, b=one.a, rows=one.columns, columns=one.rows)
+
+
+def walks(factor: Expr, axes: Sequence[Axis]) -> bool:
+    """Is the factor's memory contiguous along one of ``axes``?"""
+    last = [variables(x.indices[-1]) for x in loads(_chosen(factor)) if len(x.indices)]
+    return any(axis.var in names for axis in axes for names in last)
+
+
+def _chosen(factor: Expr) -> Expr:
+    """The factor without the number that it is where a condition says so."""
+    is_either = isinstance(factor, tirx.Select) and isinstance(factor.false_value, tirx.FloatImm)
+    return factor.true_value if is_either else factor
+
+
+def plain_load(factor: Expr) -> Any:
+    """The BufferLoad that the factor is, as it is or widened from half precision, or a number instead; else None."""
+    factor = _chosen(factor)
+    return factor if isinstance(factor, Load) else half_load(factor)
+
+
+def half_load(expr: Expr) -> Any:
+    """The BufferLoad of half precision that ``expr`` is the float32 of, or None."""
+    if not isinstance(expr, tirx.Cast) or str(expr.ty.dtype) != "float32" or not isinstance(expr.value, Load):
+        return None
+    return expr.value if str(expr.value.ty.dtype) in ("bfloat16", "float16") else None
+
+
+def contractions_of(program: Program) -> dict[Any, Contraction]:
+    """The stages that are matrix products, by stage."""
+    found = {stage: read_contraction(program, stage) for stage in program.stages}
+    return {stage: one for stage, one in found.items() if one is not None}

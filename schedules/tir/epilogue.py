@@ -1,0 +1,34 @@
+"""Sums down columns: lanes along the output's last axis, tasks over strips of columns, rows in order inside a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .access import reads_of, same_indices
+from .context import Context
+from .stages import Stage, substitute
+
+
+def followers(ctx: Context, fold: Stage, rest: Sequence[Stage]) -> list[Stage]:
+    """The map stages right after a fold that can be done on its results while they are at hand."""
+    taken: list[Stage] = []
+    for stage in rest:
+        if not stage.is_map or not _follows(ctx, fold, taken, stage):
+            break
+        taken.append(stage)
+    return taken
+
+
+def _follows(ctx: Context, fold: Stage, taken: Sequence[Stage], stage: Stage) -> bool:
+    """Same space, reads the fold (and the stages before it) at its own point, and the fold reads nothing it writes."""
+    if [a.extent for a in stage.space] != [a.extent for a in fold.space]:
+        return False
+    if any(x.source.same_as(stage.buffer) for s in (fold, *taken) for x in s.reads):
+        return False
+    reads = reads_of(ctx, stage)
+    for source in (fold, *taken):
+        names = {a.var: b.var for a, b in zip(source.space, stage.space, strict=True)}
+        here = [substitute(index, names) for index in source.indices]
+        if any(r.buffer.same_as(source.buffer) and not same_indices(r.indices, here) for r in reads):
+            return False
+    return True

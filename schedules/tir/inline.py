@@ -1,0 +1,239 @@
+"""Values that never reach memory: which buffers are virtual, and how a value is written out at one point.
+
+A point of a nest binds each virtual value it needs once (``Bind`` statements before the store), so that a value read
+by two later stages is neither computed twice nor written as a tree that doubles with every stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Var
+from tvm.sym import Analyzer
+
+from .bfloat16 import WriteOut, bits16, exact, from_bits16, is_bf16, widen
+from .builder import Call, Expr, Load, Stmt, is_int
+from .contraction import half_load
+from .rewrite import collect, rewrite
+from .stages import Program, Stage, loads, variables
+
+Known = Callable[[Sequence[Expr]], Expr]
+Expansion = Callable[[Any], tuple[Sequence[tuple[Any, Expr]], Expr]]  # a call's steps, each named, and its value
+
+COSTLY = 8  # a division or a function counts this much beside an addition
+_FREE = {"prim.if_then_else", "tirx.reinterpret"}
+_IF = tirx.if_then_else(tirx.Var("c", "bool"), 1, 0).op
+
+
+def _nameless(expr: Expr) -> bool:
+    """Truth values and casts of them: TVM's analyzer cannot compute the range of a vector of those."""
+    return str(expr.ty.dtype) == "bool" or (isinstance(expr, tirx.Cast) and str(expr.value.ty.dtype) == "bool")
+
+
+def cost(expr: Expr) -> int:
+    """Rough work of one evaluation in additions, virtual reads not followed."""
+    light = collect(expr, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min))
+    heavy = [node for node in collect(expr, (Call, tirx.Div)) if not _is_free(node)]
+    return len(light) + COSTLY * len(heavy)
+
+
+def _is_free(node: Any) -> bool:
+    return isinstance(node, Call) and node.op.name in _FREE
+
+
+class Virtual:
+    """The map stages of a program whose buffer is never made, by buffer; ``real``: buffers that are."""
+
+    def __init__(
+        self, program: Program, contractions: Sequence[Stage], functions: Mapping[str, Expansion] | None = None,
+        real: Collection[Any] = (),
+    ) -> None:  # fmt: skip
+        self.functions = functions or {}
+        self.stages: dict[Any, Stage] = {}
+        self._costs: dict[Any, int] = {}
+        for stage in program.stages:
+            mine = stage.is_map and not stage.kept and program.owns(stage.buffer) and stage.buffer not in real
+            if mine and is_plain_store(stage) and not _has_names(stage):
+                self._decide(program, stage, contractions)
+
+    def cost(self, stage: Stage) -> int:
+        """Work of one evaluation of the stage's value, virtual reads included."""
+        if stage.value is None:
+            return 4 * max(1, len(loads(stage.serial[1]) if stage.serial else ()))
+        return cost(stage.value) + sum(self._costs.get(x.source, 0) for x in loads(stage.value))
+
+    def _decide(self, program: Program, stage: Stage, contractions: Sequence[Stage]) -> None:
+        users = [s for s in program.stages if any(x.source.same_as(stage.buffer) for x in s.reads)]
+        work = self.cost(stage)
+        if any(u.serial for u in users) or any(stage.buffer in u.writes for u in program.stages if u is not stage):
+            return
+        products = sum(u in contractions for u in users)
+        if products > 1 or (products and half_load(stage.value) is not None):
+            return
+        if work >= COSTLY and (len(users) > 1 or products or any(_repeats(stage, u) for u in users)):
+            return
+        self.stages[stage.buffer] = stage
+        self._costs[stage.buffer] = work
+
+
+def _has_names(stage: Stage) -> bool:
+    """Is the value one of many steps (a random draw)? It is a nest of its own."""
+    return isinstance(stage.value, tirx.Let)
+
+
+def is_plain_store(stage: Stage) -> bool:
+    """Every axis stands alone at one place of the index, every other place is 0."""
+    places = [index for index in stage.indices if not is_int(index, 0)]
+    axes = {axis.var for axis in stage.space}
+    return len(places) == len(axes) and set(places) == axes
+
+
+def _repeats(stage: Stage, user: Stage) -> bool:
+    """Would ``user`` evaluate a vector of ``stage`` over and over? A value constant along its last axis is hoisted."""
+    last = (user.reduce or user.space)[-1:]
+    reads = [x for x in loads(user.value) if x.source.same_as(stage.buffer)]
+    inner = any(axis.var in variables(list(x.indices)) for axis in last for x in reads)
+    return inner and user.points * user.depth >= 4 * stage.points
+
+
+class Point:
+    """Writes expressions out at one point of a nest, and keeps the statements that must stand before.
+
+    ``known``: buffers whose value at given indices the nest has at hand (an accumulator, a row).
+    """
+
+    def __init__(self, virtual: Virtual, known: dict[Any, Known] | None = None, analyzer: Any = None) -> None:
+        self.virtual = virtual
+        self.known = known or {}
+        self.analyzer = analyzer or Analyzer()
+        self.binds: list[Stmt] = []
+        self.tests: list[Expr] = []  # conditions that were not settled, branches inside branches included
+        self._memo: dict[tuple[Any, Any], Expr] = {}
+
+    def write(self, expr: Expr, at: dict[Any, Expr]) -> Expr:
+        """``expr`` with axis variables replaced, virtual buffers written out and known ones looked up."""
+        hidden: dict[Any, Expr] = {}
+        expr = _lift_conditions(expr, hidden)
+        chosen = {var: self._condition(call, at) for var, call in hidden.items()}
+        halves = WriteOut(self.bind)
+        callbacks = [
+            (Var, lambda v: chosen.get(v, at.get(v, v))),
+            (Load, self._read),
+            (tirx.LT, _plain_truth),
+            (Call, lambda call: self._expand(halves.call(call))),
+            *halves.table(),
+        ]
+        return rewrite(expr, callbacks)
+
+    def indices(self, indices: Sequence[Expr], at: dict[Any, Expr]) -> list[Expr]:
+        return [self._simplify(self.write(index, at)) for index in indices]
+
+    def bind(self, expr: Expr, name: str = "x") -> Expr:
+        """A name for ``expr``, unless it is one already or a constant."""
+        if isinstance(expr, Var | tirx.IntImm | tirx.FloatImm) or _nameless(expr):
+            return expr
+        if is_bf16(expr):
+            return exact(self.bind(widen(expr), name))
+        return self._keep(expr, name)
+
+    def _expand(self, call: Any) -> Expr:
+        """A function that the target wants written out, its steps named: as one expression it would grow too fast."""
+        function = self.virtual.functions.get(call.op.name)
+        if function is None or str(call.ty.dtype) != "float32":
+            return call
+        steps, value = function(call)
+        self.binds += [tirx.Bind(var, step) for var, step in steps]
+        return value
+
+    def _keep(self, expr: Expr, name: str = "x") -> Expr:
+        var = tirx.Var(name, str(expr.ty.dtype))
+        self.binds.append(tirx.Bind(var, expr))
+        return var
+
+    def _simplify(self, expr: Expr) -> Expr:
+        return self.analyzer.simplify(expr)
+
+    def _read(self, read: Any) -> Expr:
+        indices = [self._simplify(index) for index in read.indices]
+        key = (read.source, tvm_ffi.StructuralKey(indices))
+        if key in self._memo:
+            return self._memo[key]
+        if read.source in self.known:
+            value = self.known[read.source](indices)
+        elif read.source in self.virtual.stages:
+            value = self.bind(self._evaluate(self.virtual.stages[read.source], indices))
+        else:
+            return tirx.BufferLoad(read.source, indices)
+        self._memo[key] = value
+        return value
+
+    def _evaluate(self, stage: Stage, indices: Sequence[Expr]) -> Expr:
+        """A virtual stage's value where its buffer is read."""
+        return self.write(stage.value, dict(zip(stage.indices, indices, strict=True)))
+
+    def _condition(self, call: Any, at: dict[Any, Expr]) -> Expr:
+        """An if_then_else whose branches are evaluated inside it only: they may read out of bounds elsewhere."""
+        test = self._simplify(self.write(call.args[0], at))
+        if is_int(test):
+            return self.write(call.args[1 if int(test.value) else 2], at)
+        self.tests.append(test)
+        chosen = tirx.if_then_else(test, *(self._branch(branch, at) for branch in call.args[1:]))
+        return from_bits16(chosen) if is_bf16(call) else chosen
+
+    def _branch(self, branch: Expr, at: dict[Any, Expr]) -> Expr:
+        inner = Point(self.virtual, self.known, self.analyzer)
+        inner.tests = self.tests
+        value = inner.write(branch, at)
+        value = bits16(value) if is_bf16(value) else value
+        for bound in reversed(inner.binds):
+            value = tirx.Let(bound.var, bound.value, value)
+        return value
+
+
+def _lift_conditions(expr: Expr, hidden: dict[Any, Expr]) -> Expr:
+    """``expr`` with a fresh variable for every outermost if_then_else; ``hidden`` says which for which."""
+
+    def lift(call: Any) -> Any:
+        if not call.op.same_as(_IF):
+            return call
+        var = tirx.Var("if", str(call.ty.dtype))
+        hidden[var] = call
+        return var
+
+    return rewrite(expr, [(Call, lift)], order="pre")
+
+
+def _plain_truth(test: Any) -> Expr:
+    """``0 < int64(flag)``, as a select is legalised, as ``flag``: lanes of one bit, not of 64."""
+    flag = test.b.value if isinstance(test.b, tirx.Cast) else None
+    if flag is not None and is_int(test.a, 0) and str(flag.ty.dtype) == "bool":
+        return flag
+    return test if not is_bf16(test.a) else tirx.LT(widen(test.a), widen(test.b))
+
+
+_VECTORIZABLE: dict[str, bool] = {}
+
+
+def can_vectorize(stmt: Stmt, lane: Any) -> bool:
+    """Can every call whose arguments depend on ``lane`` be made of vectors?"""
+    depends = {lane}
+    for bound in collect(stmt, (tirx.Bind, tirx.Let), order="pre"):
+        if variables(bound.value) & depends:
+            depends.add(bound.var)
+    return not any(_needs_scalars(call, depends) for call in collect(stmt, Call))
+
+
+def _needs_scalars(call: Any, depends: set[Any]) -> bool:
+    args = call.args[:1] if call.op.same_as(_IF) else call.args
+    return not _op_vectorizes(call.op) and any(variables(arg) & depends for arg in args)
+
+
+def _op_vectorizes(op: Any) -> bool:
+    if op.name == "tirx.reinterpret":
+        return True
+    if op.name not in _VECTORIZABLE:
+        _VECTORIZABLE[op.name] = bool(op.get_attr("TVectorizable"))
+    return _VECTORIZABLE[op.name]

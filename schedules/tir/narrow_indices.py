@@ -1,0 +1,74 @@
+"""Integers in as few bits as they were written in.
+
+TVM widens comparisons of int32 inside a program to int64, and what they compare with them: a quarter of the lanes on
+machines of 8, and a fold that is none any more (``x = int32(min(int64(x), ..))``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Var
+
+from .builder import Expr, is_int, value_of
+from .rewrite import collect, rewrite
+
+WIDE, NARROW = "int64", "int32"
+LEAST, MOST = -(2**31), 2**31 - 1
+_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+_SMALL = ("int8", "int16", "int32", "uint8", "uint16")
+_CLOSED = (tirx.Min, tirx.Max, tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor)
+
+
+def in_32_bits(node: Any, extents: Mapping[Any, int]) -> Any:
+    """``node`` with comparisons of, and casts to int32 from, int64 values that fit int32 done in int32.
+
+    ``extents``: the values of a variable are below its extent.
+    """
+
+    def compare(test: Any) -> Expr:
+        if str(test.a.ty.dtype) != WIDE or not collect(test, tirx.Cast):  # of places alone: they are int64
+            return test
+        a, b = narrowed(test.a, extents), narrowed(test.b, extents)
+        return test if a is None or b is None else type(test)(a, b)
+
+    def cast(node: Any) -> Expr:
+        if str(node.ty.dtype) != NARROW or str(node.value.ty.dtype) != WIDE or isinstance(node.value, Var):
+            return node
+        value = narrowed(node.value, extents)
+        return node if value is None else value
+
+    return rewrite(node, [(_COMPARISONS, compare), (tirx.Cast, cast)])
+
+
+def narrowed(expr: Expr, extents: Mapping[Any, int]) -> Expr | None:
+    """An int32 expression equal to the int64 ``expr``, None if there may be none."""
+    if isinstance(expr, tirx.Cast):
+        small = str(expr.value.ty.dtype)
+        return (expr.value if small == NARROW else tirx.Cast(NARROW, expr.value)) if small in _SMALL else None
+    if is_int(expr):
+        return tirx.IntImm(NARROW, value_of(expr)) if LEAST <= value_of(expr) <= MOST else None
+    if isinstance(expr, Var):
+        return tirx.Cast(NARROW, expr) if extents.get(expr, MOST + 2) <= MOST + 1 else None
+    parts = _parts(expr)
+    small_parts = [narrowed(part, extents) for part in parts]
+    if not parts or any(part is None for part in small_parts):
+        return None
+    return _again(expr, small_parts)
+
+
+def _parts(expr: Expr) -> list[Expr]:
+    """The operands, if a function of operands that fit int32 fits it too."""
+    if isinstance(expr, _CLOSED):
+        return [expr.a, expr.b]
+    if isinstance(expr, tirx.Select):
+        return [expr.true_value, expr.false_value]
+    if isinstance(expr, tirx.RShift) and is_int(expr.b) and 0 <= value_of(expr.b) < 32:
+        return [expr.a, expr.b]
+    return []
+
+
+def _again(expr: Any, parts: list[Any]) -> Expr:
+    return tirx.Select(expr.condition, *parts) if isinstance(expr, tirx.Select) else type(expr)(*parts)

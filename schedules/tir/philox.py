@@ -1,0 +1,117 @@
+"""Random words, four from one evaluation of a counter, and the map stages that use them.
+
+A draw is a map stage whose value at element e is one of four words of counter e / 4, chosen by e mod 4. Its nest works
+out as many counters at once as a vector has lanes, turns their words into the order of elements by shuffles, and does
+the stages that follow on these elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import attrs
+from tvm import tirx
+from tvm.sym import Analyzer
+
+from .access import Access, merged_tail, reads_of, write_of
+from .builder import Expr, i64, is_int
+from .context import Context
+from .point_writer import group
+from .rewrite import rewrite
+from .stages import Axis, Stage, substitute, variables
+
+WORDS = 4
+
+
+@attrs.frozen(eq=False)
+class Draw:
+    """counter: a variable for the number of the counter, uint64
+    fixed:   names that are the same for every counter, and what they stand for
+    names:   names that depend on the counter, and what they stand for
+    words:   the four words, of these names"""
+
+    counter: Any
+    fixed: tuple[tuple[Any, Expr], ...]
+    names: tuple[tuple[Any, Expr], ...]
+    words: tuple[Expr, ...]
+
+
+def read_draw(stage: Stage) -> Draw | None:
+    """None for a stage of any other form."""
+    if not stage.is_map or not isinstance(stage.value, tirx.Let):
+        return None
+    value, names = stage.value, []
+    while isinstance(value, tirx.Let):
+        names.append((value.var, value.value))
+        value = value.body
+    words = _choice(value, stage.space)
+    if words is None:
+        return None
+    counter = tirx.Var("counter", "uint64")
+    named = [(var, _of_counter(expr, counter, stage.space)) for var, expr in names]
+    if any(variables(expr) & {a.var for a in stage.space} for expr in [*words, *(e for _, e in named)]):
+        return None
+    vary, fixed, own = {counter}, [], []
+    for var, expr in named:
+        changes = bool(variables(expr) & vary)
+        (own if changes else fixed).append((var, expr))
+        vary |= {var} if changes else set()
+    return Draw(counter, tuple(fixed), tuple(own), words)
+
+
+def _flat(space: Sequence[Axis]) -> Expr:
+    """The number of the element at which the axes stand."""
+    strides = [prod(a.extent for a in space[n + 1 :]) for n in range(len(space))]
+    return sum((a.var * i64(s) for a, s in zip(space, strides, strict=True)), i64(0))
+
+
+def _choice(value: Expr, space: Sequence[Axis]) -> tuple[Expr, ...] | None:
+    """The words of ``e % 4 == 0 ? a : e % 4 == 1 ? b : e % 4 == 2 ? c : d``, e the number of the element."""
+    words = []
+    for n in range(WORDS - 1):
+        if not isinstance(value, tirx.Select) or not _picks(value.condition, n, space):
+            return None
+        words.append(value.true_value)
+        value = value.false_value
+    return (*words, value)
+
+
+def _picks(test: Expr, n: int, space: Sequence[Axis]) -> bool:
+    """Is ``test`` whether the element's number leaves the remainder ``n``?"""
+    mod = test.a if isinstance(test, tirx.EQ) and is_int(test.b, n) else None
+    if not isinstance(mod, tirx.FloorMod | tirx.Mod) or not is_int(mod.b, WORDS):
+        return False
+    return is_int(Analyzer().simplify(tirx.floormod(mod.a - _flat(space), i64(WORDS))), 0)
+
+
+def _of_counter(expr: Expr, counter: Any, space: Sequence[Axis]) -> Expr:
+    """``expr`` with the number of the element, divided by four, as the counter."""
+
+    def shifted(node: Any) -> Expr:
+        cast = node.a
+        if not isinstance(cast, tirx.Cast) or not is_int(node.b, 2) or str(node.ty.dtype) != "uint64":
+            return node
+        return counter if is_int(Analyzer().simplify(cast.value - _flat(space)), 0) else node
+
+    return rewrite(expr, [(tirx.RShift, shifted)])
+
+
+def draw_group(ctx: Context, stages: Sequence[Stage]) -> list[Stage] | None:
+    """What one nest takes of ``stages``, if they begin with a draw: the stages after it at the same elements, if these
+    lie in memory in the order of their numbers; else the draw alone."""
+    if read_draw(stages[0]) is None:
+        return None
+    taken = group(ctx, stages)
+    return taken if _in_order(ctx, taken) else taken[:1]
+
+
+def _in_order(ctx: Context, stages: Sequence[Stage]) -> bool:
+    axes, found = stages[0].space, []
+    for stage in stages:
+        names = {a.var: b.var for a, b in zip(stage.space, axes, strict=True)}
+        reads = [] if read_draw(stage) else reads_of(ctx, stage)
+        for access in [*reads, write_of(stage)]:
+            found.append(Access(access.buffer, tuple(substitute(i, names) for i in access.indices)))
+    return merged_tail(axes, found) == len(axes)

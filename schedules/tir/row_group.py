@@ -1,0 +1,161 @@
+"""Row nests: consecutive stages that agree on their first axes run inside one loop over those axes.
+
+Softmax, normalisation, cross-entropy, argmax: what one stage makes of a row stays in the first cache for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from .access import reads_of, same_indices
+from .builder import Expr, Load, Stmt, i64, load, scratch, shape_of, store
+from .context import GRAIN, Context
+from .point_writer import kept
+from .rewrite import collect, rewrite
+from .stages import Stage, variables
+
+ROWS = 8  # rows of one task: its scratch memory is asked for once
+
+
+@attrs.frozen(eq=False)
+class RowGroup:
+    """``stages`` inside loops over their first ``lead`` axes. ``places``: where a buffer's index holds those axes."""
+
+    stages: tuple[Stage, ...]
+    lead: int
+    places: dict[Any, tuple[int, ...]]
+
+
+def row_group(ctx: Context, stages: Sequence[Stage], accept: Any, worth: Any = None) -> RowGroup | None:
+    """The longest start of ``stages`` that fits in one loop over ``lead`` axes; ``accept(stage, lead)``: may it be part
+    of one? ``worth(ctx, group)``: would it be run well?"""
+    most = max((len(s.space) for s in stages[:1]), default=0)
+    best: RowGroup | None = None
+    for lead in range(most, -1, -1):
+        found = _collect(ctx, stages, lead, accept)
+        if found is None or not (worth or _worth)(ctx, found):
+            continue
+        if best is None or len(found.stages) > len(best.stages):
+            best = found
+    return best
+
+
+def single(stage: Stage) -> RowGroup:
+    """One stage on its own, every axis of its space a row axis."""
+    return RowGroup((stage,), len(stage.space), {})
+
+
+def work_of(ctx: Context, stages: Sequence[Stage]) -> int:
+    """Roughly how many additions the stages take, to be held against GRAIN."""
+    return sum(s.points * s.depth * (ctx.virtual.cost(s) + 1) for s in stages)
+
+
+def _worth(ctx: Context, found: RowGroup) -> bool:
+    """Enough rows to share out, or so little work that nothing is shared out."""
+    rows = prod(a.extent for a in found.stages[0].space[: found.lead])
+    return rows >= ROWS or work_of(ctx, found.stages) < GRAIN
+
+
+def _collect(ctx: Context, stages: Sequence[Stage], lead: int, accept: Any) -> RowGroup | None:
+    taken: list[Stage] = []
+    places: dict[Any, tuple[int, ...]] = {}
+    for stage in stages:
+        if not accept(stage, lead) or not _same_rows(stage, stages[0], lead):
+            break
+        mine = _row_places(stage, lead)
+        if mine is None or not _reads_own_row(ctx, stage, lead, places) or not _writes_fresh(stage, taken):
+            break
+        taken.append(stage)
+        places |= dict.fromkeys(stage.writes, mine)
+    return RowGroup(tuple(taken), lead, places) if taken else None
+
+
+def _same_rows(stage: Stage, head: Stage, lead: int) -> bool:
+    mine = [a.extent for a in stage.space[:lead]]
+    return len(mine) == lead and mine == [a.extent for a in head.space[:lead]]
+
+
+def _writes_fresh(stage: Stage, taken: Sequence[Stage]) -> bool:
+    """Nothing before it in the group reads or writes what it writes."""
+    touched = [x.source for s in taken for x in s.reads] + [b for s in taken for b in s.writes]
+    return not any(b in touched for b in stage.writes)
+
+
+def _store_indices(stage: Stage) -> list[tuple[Expr, ...]]:
+    if stage.serial is None:
+        return [stage.indices]
+    return [tuple(s.indices) for s in collect(stage.serial[1], tirx.BufferStore)]
+
+
+def _row_places(stage: Stage, lead: int) -> tuple[int, ...] | None:
+    """The dimensions of the stored buffer that are the row axes, each alone in one dimension."""
+    rows = [a.var for a in stage.space[:lead]]
+    answers = []
+    for indices in _store_indices(stage):
+        spots = [[d for d, index in enumerate(indices) if var in variables(index)] for var in rows]
+        if any(len(s) != 1 or not indices[s[0]].same_as(var) for s, var in zip(spots, rows, strict=True)):
+            return None
+        answers.append(tuple(s[0] for s in spots))
+    return answers[0] if all(a == answers[0] for a in answers) else None
+
+
+def _reads_own_row(ctx: Context, stage: Stage, lead: int, places: dict[Any, tuple[int, ...]]) -> bool:
+    rows = [a.var for a in stage.space[:lead]]
+    for read in reads_of(ctx, stage):
+        spots = places.get(read.buffer)
+        if spots is not None and not same_indices([read.indices[d] for d in spots], rows):
+            return False
+    return True
+
+
+def local_buffers(ctx: Context, found: RowGroup) -> list[Any]:
+    """What nothing outside the group needs."""
+    return [b for b in found.places if _is_local(ctx, b, found)]
+
+
+def _is_local(ctx: Context, buffer: Any, found: RowGroup) -> bool:
+    makers = [s for s in found.stages if buffer in s.writes]
+    outside = [s for s in ctx.program.stages if s not in found.stages]
+    alone = not any(buffer in s.writes for s in outside)
+    return alone and not any(_needed(ctx, s, buffer, found) for s in makers)
+
+
+def _needed(ctx: Context, stage: Stage, buffer: Any, found: RowGroup) -> bool:
+    if stage.serial is None:
+        return kept(ctx, stage, found.stages)
+    outside = [s for s in ctx.program.stages if s not in found.stages]
+    return not ctx.program.owns(buffer) or any(x.source.same_as(buffer) for s in outside for x in s.reads)
+
+
+def row_length(buffer: Any, found: RowGroup) -> int:
+    """Elements that one row has of ``buffer``."""
+    return prod(e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer])
+
+
+def row_buffer(buffer: Any, found: RowGroup) -> Any:
+    """Scratch for one row of ``buffer``: its shape without the dimensions of the row axes."""
+    rest = [e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer]]
+    return scratch(rest or [1], str(buffer.dtype), buffer.name)
+
+
+def localize(stmt: Stmt, local: dict[Any, Any], found: RowGroup) -> Stmt:
+    """Accesses of row buffers without the row dimensions."""
+
+    def inner(buffer: Any, indices: Sequence[Expr]) -> list[Expr]:
+        rest = [i for d, i in enumerate(indices) if d not in found.places[buffer]]
+        return rest or [i64(0)]
+
+    def read(node: Any) -> Expr:
+        return load(local[node.source], *inner(node.source, node.indices)) if node.source in local else node
+
+    def write(node: Any) -> Stmt:
+        return (
+            store(local[node.buffer], node.value, *inner(node.buffer, node.indices)) if node.buffer in local else node
+        )
+
+    return rewrite(stmt, [(Load, read), (tirx.BufferStore, write)])

@@ -1,0 +1,102 @@
+"""Long reductions with few results, cut into pieces for threads: first a partial result a piece, then their fold.
+
+Where to cut follows from the shape alone, so the order of a sum is the same for any number of threads. It follows from
+the shape of one result, or of one row of them side by side: more of them in front, as when microbatches are stacked,
+leave the order of each as it was.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import attrs
+from tvm import tirx
+
+from .access import merged_tail, reads_of
+from .argmax import is_pick
+from .builder import i64, load, scratch, shape_of, unravel
+from .context import Context
+from .contraction import read_contraction
+from .inline import Virtual
+from .reduction import COLUMNS, walks_rows
+from .stages import Axis, Program, Stage, substitute
+
+TASKS = 16  # results that give every machine enough to share out: no cut
+PIECE = 8192  # elements a piece
+LEAST = 65_536  # elements of a row of results from which a cut pays
+LEAST_ONE = 32_768  # of one result
+
+
+def split_folds(program: Program) -> Program:
+    """The program with every long reduction cut."""
+    ctx = Context(program, Virtual(program, ()), 1, 1)
+    stages: list[Stage] = []
+    for stage in program.stages:
+        stages += _cut(ctx, stage) if _is_long(ctx, stage) else [stage]
+    return attrs.evolve(program, stages=tuple(stages))
+
+
+def _is_long(ctx: Context, stage: Stage) -> bool:
+    if stage.fold is None or is_pick(stage) or stage.depth < 2 * TASKS:
+        return False
+    if stage.in_order or read_contraction(ctx.program, stage) is not None:
+        return False
+    if walks_rows(ctx, stage):
+        return stage.points < TASKS and stage.depth >= LEAST_ONE
+    width = stage.space[-1].extent
+    return width * stage.depth >= LEAST and width // min(COLUMNS, width) < TASKS
+
+
+def _cut(ctx: Context, stage: Stage) -> list[Stage]:
+    """Partial folds over equal pieces, over a shorter last one, and the fold of the partial results."""
+    stage = _merge(ctx, stage)
+    first, inner = stage.reduce[0], stage.reduce[1:]
+    each = prod(a.extent for a in inner) * (1 if walks_rows(ctx, stage) else stage.space[-1].extent)
+    size = max(1, PIECE // each)
+    full, rest = divmod(first.extent, size)
+    if full < 2:
+        return [stage]
+    count, last = full + (1 if rest else 0), walks_rows(ctx, stage)
+    spaces = [a.extent for a in stage.space]
+    extents = [*spaces, count] if last else [count, *spaces]
+    partial = scratch(extents, str(stage.buffer.dtype), f"{stage.name}_partial")
+    pieces = [_piece(stage, partial, last, 0, full, size)]
+    if rest:
+        pieces.append(_piece(stage, partial, last, full, 1, rest, start=full * size))
+    return [*pieces, _gather(stage, partial, last, count)]
+
+
+def _merge(ctx: Context, stage: Stage) -> Stage:
+    """The stage with its last reduced axes as one, where memory allows."""
+    count = merged_tail(stage.reduce, reads_of(ctx, stage))
+    if count < 2:
+        return stage
+    tail = stage.reduce[-count:]
+    flat = Axis(tirx.Var("k", "int64"), prod(a.extent for a in tail))
+    places = unravel(flat.var, [a.extent for a in tail])
+    values = {a.var: p.astype(str(a.var.ty.dtype)) for a, p in zip(tail, places, strict=True)}
+    return attrs.evolve(stage, reduce=(*stage.reduce[:-count], flat), value=substitute(stage.value, values))
+
+
+def _piece(stage: Stage, partial: Any, last: bool, slot: int, count: int, size: int, start: int = 0) -> Stage:
+    """``count`` pieces of ``size`` turns of the first reduced axis, into ``partial`` from ``slot`` on. ``last``: the
+    partial results of one result lie side by side, and are folded as a row; else in front, and as columns."""
+    first = stage.reduce[0]
+    dtype = str(first.var.ty.dtype)
+    c, k = tirx.Var("c", dtype), tirx.Var("k", dtype)
+    space = ((Axis(c, count),) if count > 1 else ()) + stage.space
+    turn = k + tirx.IntImm(dtype, start) if count == 1 else c * tirx.IntImm(dtype, size) + k
+    place = i64(slot) if count == 1 else c
+    reduce = ((Axis(k, size),) if size > 1 else ()) + stage.reduce[1:]
+    value = substitute(stage.value, {first.var: turn if size > 1 else substitute(turn, {k: tirx.IntImm(dtype, 0)})})
+    here = [a.var for a in stage.space]
+    indices = (*here, place) if last else (place, *here)
+    return Stage(f"{stage.name}_piece", space, reduce, partial, indices, value, stage.fold)
+
+
+def _gather(stage: Stage, partial: Any, last: bool, count: int) -> Stage:
+    assert shape_of(partial)[-1 if last else 0] == count
+    c, here = Axis(tirx.Var("c", "int64"), count), [a.var for a in stage.space]
+    value = load(partial, *here, c.var) if last else load(partial, c.var, *here)
+    return attrs.evolve(stage, reduce=(c,), value=value)

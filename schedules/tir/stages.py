@@ -1,0 +1,255 @@
+"""A PrimFunc of plain blocks, read as a list of stages.
+
+A stage is one block: ``map`` stores a value at every point of its space, ``fold`` reduces by sum, max, min or product,
+``serial`` is any other body without loops (a reduction of pairs, say), kept as statements. Axes of one element are
+gone: their variable is 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import attrs
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Var
+
+from .builder import Expr, Load, Stmt, is_int, value_of
+from .narrow_indices import in_32_bits
+from .rewrite import collect, rewrite
+
+
+class NotStaged(Exception):
+    """The function is not a list of plain blocks; the reason is the message."""
+
+
+@attrs.frozen(eq=False)
+class Axis:
+    """A variable of a stage, from 0 to below ``extent``."""
+
+    var: Any
+    extent: int
+
+
+@attrs.frozen(eq=False)
+class Fold:
+    """How a stage reduces. ``init`` is neutral for ``kind``, one of sum max min prod; or first-max and first-min, which
+    ``argmax`` makes: the smallest index of the extreme value."""
+
+    kind: str
+    init: Expr
+
+    def combine(self, a: Expr, b: Expr) -> Expr:
+        return {"sum": tirx.Add, "prod": tirx.Mul, "max": tirx.Max, "min": tirx.Min}[self.kind](a, b)
+
+
+@attrs.frozen(eq=False)
+class Stage:
+    """``buffer[indices] = value`` over ``space`` (and ``reduce``, if ``fold``); ``serial``: (init, body) statements.
+    ``in_order``: the order of the fold is promised, from the first element on. ``kept``: each value is made once."""
+
+    name: str
+    space: tuple[Axis, ...]
+    reduce: tuple[Axis, ...]
+    buffer: Any
+    indices: tuple[Expr, ...]
+    value: Expr
+    fold: Fold | None = None
+    serial: tuple[Stmt | None, Stmt] | None = None
+    in_order: bool = False
+    kept: bool = False
+
+    @property
+    def is_map(self) -> bool:
+        return self.fold is None and self.serial is None
+
+    @property
+    def points(self) -> int:
+        return prod(axis.extent for axis in self.space)
+
+    @property
+    def depth(self) -> int:
+        """Elements reduced into one."""
+        return prod(axis.extent for axis in self.reduce)
+
+    @functools.cached_property
+    def reads(self) -> tuple[Any, ...]:
+        """Every load inside, the stage's own accumulator left out."""
+        if self.serial is None:
+            return *loads(self.value), *(x for index in self.indices for x in loads(index))
+        return tuple(x for x in loads(self.serial[1]) if x.source not in self.writes)
+
+    @property
+    def writes(self) -> tuple[Any, ...]:
+        return (self.buffer,) if self.serial is None else stored(self.serial[1])
+
+
+@attrs.frozen(eq=False)
+class Program:
+    """The parameters of a function and its stages in order. Every other buffer is the kernel's own."""
+
+    func: Any
+    params: tuple[Any, ...]
+    stages: tuple[Stage, ...]
+
+    @functools.cached_property
+    def _given(self) -> frozenset[Any]:
+        return frozenset(self.params)
+
+    def owns(self, buffer: Any) -> bool:
+        return buffer not in self._given
+
+    @property
+    def aliased(self) -> bool:
+        """Is a parameter read and written, both under one name?"""
+        written = {b for s in self.stages for b in s.writes}
+        read = {x.source for s in self.stages for x in s.reads}
+        return any(b in written and b in read for b in self.params)
+
+    @property
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """Parameters, one read and one written, that may be given one memory (the attribute ``in_place``)."""
+        found = self.func.attrs.get("in_place", ()) if self.func.attrs else ()
+        return [(self.params[int(read)], self.params[int(write)]) for read, write in found]
+
+
+def loads(node: Any) -> list[Any]:
+    """Every BufferLoad inside, inner ones first."""
+    return collect(node, Load)
+
+
+def stored(stmt: Stmt) -> tuple[Any, ...]:
+    """The buffers that are written inside, each once."""
+    return tuple(dict.fromkeys(s.buffer for s in collect(stmt, tirx.BufferStore)))
+
+
+def binds(stmt: Stmt) -> list[Any]:
+    """Every name given inside."""
+    return collect(stmt, tirx.Bind)
+
+
+def variables(expr: Any) -> set[Any]:
+    """The variables that occur inside."""
+    return set(collect(expr, Var))
+
+
+def substitute(node: Any, values: dict[Any, Expr]) -> Any:
+    """``node`` with variables replaced."""
+    if not values:
+        return node
+    return rewrite(node, [(Var, lambda v: values.get(v, v))])
+
+
+def read_program(func: Any) -> Program:
+    """The stages of ``func``. Raises NotStaged."""
+    root = func.body
+    if not isinstance(root, s_tir.SBlockRealize) or root.block.iter_vars:
+        raise NotStaged("no root block")
+    body = root.block.body
+    parts = statements(body)
+    params = tuple(func.params)
+    if any(not hasattr(p, "shape") for p in params):
+        raise NotStaged("a scalar parameter")
+    _check_shapes([*params, *root.block.alloc_buffers])
+    return Program(func, params, tuple(_read_stage(part) for part in parts))
+
+
+def statements(stmt: Stmt) -> list[Stmt]:
+    """The parts of a sequence; of any other statement, itself."""
+    return [*stmt.seq] if isinstance(stmt, tirx.SeqStmt) else [stmt]
+
+
+def _check_shapes(buffers: Iterable[Any]) -> None:
+    for buffer in buffers:
+        if any(not is_int(extent) for extent in buffer.shape) or list(buffer.strides or []):
+            raise NotStaged(f"buffer {buffer.name} has no fixed row-major shape")
+
+
+def _read_stage(stmt: Stmt) -> Stage:
+    """Loops around one block, as a stage."""
+    extents: dict[Any, int] = {}
+    while isinstance(stmt, tirx.For):
+        if not (is_int(stmt.min, 0) and is_int(stmt.extent) and stmt.kind == tirx.ForKind.SERIAL):
+            raise NotStaged("a loop that is not serial from 0 to a fixed extent")
+        extents[stmt.loop_var] = value_of(stmt.extent)
+        stmt = stmt.body
+    if not isinstance(stmt, s_tir.SBlockRealize):
+        raise NotStaged("statements between loops and block")
+    return _read_block(stmt, extents)
+
+
+def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
+    block = realize.block
+    if not is_int(realize.predicate, 1) or block.alloc_buffers or block.match_buffers:
+        raise NotStaged(f"block {block.name_hint} is not plain")
+    space, reduce, ones = [], [], {}
+    for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
+        extent = 1 if is_int(value, 0) else extents.pop(value, None) if isinstance(value, Var) else None
+        if extent is None or extent != int(iter_var.dom.extent) or not is_int(iter_var.dom.min, 0):
+            raise NotStaged(f"block {block.name_hint}: an axis that is no plain loop")
+        if extent == 1:
+            ones[iter_var.var] = tirx.IntImm(str(iter_var.var.ty.dtype), 0)
+            continue
+        (reduce if iter_var.iter_type == tirx.IterVar.CommReduce else space).append(Axis(iter_var.var, extent))
+    if any(extent != 1 for extent in extents.values()):
+        raise NotStaged(f"block {block.name_hint}: a loop bound to no axis")
+    init = None if block.init is None else substitute(block.init, ones)
+    body = in_32_bits(substitute(block.body, ones), {axis.var: axis.extent for axis in (*space, *reduce)})
+    stage = _classify(block.name_hint, tuple(space), tuple(reduce), init, body)
+    return attrs.evolve(stage, in_order="in_order" in block.annotations, kept="kept" in block.annotations)
+
+
+def _classify(name: str, space: tuple[Axis, ...], reduce: tuple[Axis, ...], init: Stmt | None, body: Stmt) -> Stage:
+    if isinstance(body, tirx.BufferStore):
+        if init is None and not reduce:
+            if any(x.source.same_as(body.buffer) for x in loads(body.value)) and not _same_place(body):
+                raise NotStaged(f"block {name} reads what it writes at another place")
+            return Stage(name, space, (), body.buffer, tuple(body.indices), body.value)
+        fold = _read_fold(init, body)
+        if fold is not None:
+            return Stage(name, space, reduce, body.buffer, tuple(body.indices), fold[1], fold[0])
+    if not _simple(body):
+        raise NotStaged(f"block {name} has loops or calls in its body")
+    return Stage(name, space, reduce, None, (), None, None, (init, body))
+
+
+def _same_place(body: Any) -> bool:
+    own = [x for x in loads(body.value) if x.source.same_as(body.buffer)]
+    return all(tvm_ffi.structural_equal(list(x.indices), list(body.indices)) for x in own)
+
+
+def _simple(body: Stmt) -> bool:
+    parts = statements(body)
+    return all(isinstance(part, tirx.Bind | tirx.BufferStore) for part in parts)
+
+
+def _read_fold(init: Stmt | None, body: Any) -> tuple[Fold, Expr] | None:
+    """``acc = acc (+) x`` or ``acc = x (+) acc`` with a neutral start, as the fold and x; None if it is not that."""
+    kinds = {tirx.Add: "sum", tirx.Mul: "prod", tirx.Max: "max", tirx.Min: "min"}
+    kind = kinds.get(type(body.value))
+    if kind is None or not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(body.buffer):
+        return None
+    for acc, update in ((body.value.a, body.value.b), (body.value.b, body.value.a)):
+        own = isinstance(acc, Load) and acc.source.same_as(body.buffer)
+        if own and tvm_ffi.structural_equal(list(acc.indices), list(body.indices)):
+            if any(x.source.same_as(body.buffer) for x in loads(update)) or not _neutral(kind, init.value):
+                return None
+            return Fold(kind, init.value), update
+    return None
+
+
+def _neutral(kind: str, init: Expr) -> bool:
+    """May the start be combined in any number of times? Max and min are idempotent."""
+    if kind in ("max", "min"):
+        return isinstance(init, tirx.IntImm | tirx.FloatImm)
+    return isinstance(init, tirx.IntImm | tirx.FloatImm) and float(init.value) == (0.0 if kind == "sum" else 1.0)
+
+
+def handed_on(program: Program, nests: Sequence[Stmt]) -> list[Any]:
+    """The program's own buffers that one nest writes and another reads."""
+    made = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
+    used = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
+    return [b for b in dict.fromkeys(used) if b not in made and program.owns(b)]

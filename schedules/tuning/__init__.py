@@ -1,0 +1,1 @@
+"""Tuning: candidates, measurements, and records that a build replays."""

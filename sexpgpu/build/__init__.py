@@ -1,0 +1,1 @@
+"""A plan to an artifact: the one room that joins the language, the lowering, the schedules and the artifact."""

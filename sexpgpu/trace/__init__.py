@@ -1,0 +1,1 @@
+"""The evaluator: a lambda of the run file, called on symbolic tensors, makes a graph."""
