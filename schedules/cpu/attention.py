@@ -12,11 +12,11 @@ from typing import Any
 
 from tvm import DataType
 
-from ..tir.buffer_reuse import dies
+from ..tir.buffer_reuse import is_last_read
 from ..tir.builder import Expr, Stmt, seq, shape_of, unravel
-from ..tir.context import Context, block, parallel
+from ..tir.context import NestContext, block, parallel_loop
 from ..tir.contraction import Contraction
-from ..tir.epilogue import followers
+from ..tir.epilogue import epilogue_stages
 from ..tir.reduction import stage_body
 from ..tir.row_group import RowGroup, local_buffers, localize, row_buffer, row_group
 from ..tir.stages import Stage
@@ -26,7 +26,7 @@ from .matmul import product_body
 LARGEST = 1 << 19  # bytes of a head's own buffers that a second cache holds
 
 
-def head_group(ctx: Context, stages: Sequence[Stage], products: Mapping[Any, Contraction]) -> RowGroup | None:
+def head_group(ctx: NestContext, stages: Sequence[Stage], products: Mapping[Any, Contraction]) -> RowGroup | None:
     """The longest start of ``stages`` with a product, and more than the product and what follows on it, some of which
     need not reach memory."""
 
@@ -42,12 +42,12 @@ def head_group(ctx: Context, stages: Sequence[Stage], products: Mapping[Any, Con
     return None if alone or sum(map(_bytes, mine)) > LARGEST else found
 
 
-def _buffers(ctx: Context, found: RowGroup) -> dict[Any, Any]:
+def _buffers(ctx: NestContext, found: RowGroup) -> dict[Any, Any]:
     """What nothing outside needs -> a head's part of it. A map writes over what it alone reads, at its own point."""
     local, mine = local_buffers(ctx, found), {}
     for place, stage in enumerate(found.stages):
         for buffer in (b for b in stage.writes if b in local):
-            over = next((b for b in mine if stage.is_map and dies(ctx, found, place, b)), None)
+            over = next((b for b in mine if stage.is_map and is_last_read(ctx, found, place, b)), None)
             mine[buffer] = row_buffer(buffer, found) if over is None else mine[over]
     return mine
 
@@ -56,18 +56,18 @@ def _bytes(buffer: Any) -> int:
     return prod(shape_of(buffer)) * DataType(str(buffer.dtype)).itemsize
 
 
-def _parts(ctx: Context, found: RowGroup, products: Mapping[Any, Contraction]) -> list[tuple[Stage, list[Stage]]]:
+def _parts(ctx: NestContext, found: RowGroup, products: Mapping[Any, Contraction]) -> list[tuple[Stage, list[Stage]]]:
     """Each stage, a product with the map stages that are done on its tiles."""
     rest, parts = list(found.stages), []
     while rest:
         head = rest.pop(0)
-        after = followers(ctx, head, rest) if head in products else []
+        after = epilogue_stages(ctx, head, rest) if head in products else []
         rest = rest[len(after) :]
         parts.append((head, after))
     return parts
 
 
-def head_nest(ctx: Context, found: RowGroup, products: Mapping[Any, Contraction]) -> Stmt:
+def head_nest(ctx: NestContext, found: RowGroup, products: Mapping[Any, Contraction]) -> Stmt:
     """The loop over heads, parallel where it pays."""
     extents = [a.extent for a in found.stages[0].space[: found.lead]]
     parts = _parts(ctx, found, products)
@@ -83,4 +83,4 @@ def head_nest(ctx: Context, found: RowGroup, products: Mapping[Any, Contraction]
         body = localize(seq([part(stage, after, places) for stage, after in parts]), mine, found)
         return block([body], list(dict.fromkeys(mine.values())))
 
-    return parallel(ctx, prod(extents), head, stages_take(ctx.virtual, found.stages, products, ctx.lanes))
+    return parallel_loop(ctx, prod(extents), head, stages_take(ctx.virtual, found.stages, products, ctx.lanes))

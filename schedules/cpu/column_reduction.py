@@ -8,25 +8,25 @@ from math import prod
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, unravel
-from ..tir.context import Context, chunks
-from ..tir.point_writer import at
+from ..tir.context import NestContext, parallel_chunks
+from ..tir.point_writer import index_of
 from ..tir.reduction import COLUMNS, column_strip
 from ..tir.stages import Stage
 
 
-def column_nest(ctx: Context, fold: Stage, after: Sequence[Stage]) -> Stmt:
+def column_nest(ctx: NestContext, fold: Stage, after: Sequence[Stage]) -> Stmt:
     """Every output of the fold, and the map stages that follow on it."""
     heads, last = fold.space[:-1], fold.space[-1]
     full, rest = divmod(last.extent, COLUMNS)
     count = full + (1 if rest else 0)
 
     def strip(head: Sequence[Expr], start: Expr, width: int) -> Stmt:
-        return column_strip(ctx, fold, at(heads, head), last, start, width, after)
+        return column_strip(ctx, fold, index_of(heads, head), last, start, width, after)
 
     if not rest or not full:
         whole = COLUMNS if full else rest
         extents = [*(a.extent for a in heads), count]
-        return chunks(ctx, prod(extents), 1, lambda p, _: _at(strip, unravel(p, extents), whole))
+        return parallel_chunks(ctx, prod(extents), 1, lambda p, _: _at(strip, unravel(p, extents), whole))
     return _ragged(ctx, strip, [a.extent for a in heads], full, rest)
 
 
@@ -35,7 +35,7 @@ def _at(strip, places: Sequence[Expr], width: int) -> Stmt:
     return strip(head, c * COLUMNS, width)
 
 
-def _ragged(ctx: Context, strip, heads: Sequence[int], full: int, rest: int) -> Stmt:
+def _ragged(ctx: NestContext, strip, heads: Sequence[int], full: int, rest: int) -> Stmt:
     """Whole strips and a narrower last one."""
     extents = [*heads, full + 1]
 
@@ -43,4 +43,4 @@ def _ragged(ctx: Context, strip, heads: Sequence[int], full: int, rest: int) -> 
         *head, c = unravel(p, extents)
         return tirx.IfThenElse(c < i64(full), strip(head, c * COLUMNS, COLUMNS), strip(head, i64(full * COLUMNS), rest))
 
-    return chunks(ctx, prod(extents), 1, task)
+    return parallel_chunks(ctx, prod(extents), 1, task)

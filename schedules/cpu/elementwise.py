@@ -9,11 +9,11 @@ from typing import Any
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from ..tir.access import turned_axis
+from ..tir.access import transposed_axis
 from ..tir.builder import Expr, Stmt, grid, seq, unravel
-from ..tir.context import Context, chunks, vectors, worth_it
+from ..tir.context import NestContext, parallel_chunks, pays_in_parallel, vector_loop
 from ..tir.iteration_domain import Box, boxes, in_space
-from ..tir.point_writer import at, common_accesses, kept, point_stores
+from ..tir.point_writer import common_accesses, index_of, is_materialized, point_stores
 from ..tir.rewrite import rewrite
 from ..tir.stages import Axis, Stage, substitute
 from .loop_axes import DIVIDED, Loops, cut, joined, straight, undivided
@@ -24,18 +24,18 @@ BYTES = 4  # elements of a byte in the place of one of f32
 FEW = 16  # tasks that are enough for any machine to share out evenly
 
 
-def map_nest(ctx: Context, stages: Sequence[Stage]) -> Stmt:
+def map_nest(ctx: NestContext, stages: Sequence[Stage]) -> Stmt:
     """The nest of a group, a loop nest for each straight part of its space."""
     return seq([_box_nest(ctx, stages, box) for box in boxes(ctx, stages)])
 
 
-def _box_nest(ctx: Context, stages: Sequence[Stage], box: Box) -> Stmt:
+def _box_nest(ctx: NestContext, stages: Sequence[Stage], box: Box) -> Stmt:
     """The last axes joined as far as memory allows, vectors along them, tasks over the rest; or tiles."""
     accesses = common_accesses(ctx, stages, box)
     axes = [Axis(axis.var, extent) for axis, extent in zip(stages[0].space, box.extents, strict=True)]
     loops = straight(axes, accesses)
     loops = cut(loops) if box.whole else loops
-    turned = turned_axis(loops.axes, loops.accesses)
+    turned = transposed_axis(loops.axes, loops.accesses)
     if turned is not None:
         return tile_nest(ctx, loops.axes, turned, _stores(ctx, stages, box, loops))
     loops = joined(loops)
@@ -47,8 +47,10 @@ def _box_nest(ctx: Context, stages: Sequence[Stage], box: Box) -> Stmt:
     def piece(outer: list[Expr], start: Expr | None, length: int) -> Stmt:
         place = lambda f: [*outer, f if start is None else start + f] if loops.axes else []  # noqa: E731
         whole = length // wide * wide
-        first = vectors(whole, wide, lambda f: stores(place(f)))
-        return seq([*first, *vectors(length - whole, ctx.lanes, lambda f: stores(place(f + whole if whole else f)))])
+        first = vector_loop(whole, wide, lambda f: stores(place(f)))
+        return seq(
+            [*first, *vector_loop(length - whole, ctx.lanes, lambda f: stores(place(f + whole if whole else f)))]
+        )
 
     return share(ctx, heads, inner, piece)
 
@@ -57,14 +59,14 @@ def _is_byte(buffer: Any) -> bool:
     return str(buffer.dtype) in ("bool", "int8", "uint8")
 
 
-def _stores(ctx: Context, stages: Sequence[Stage], box: Box, loops: Loops) -> Callable[[Sequence[Expr]], Stmt]:
+def _stores(ctx: NestContext, stages: Sequence[Stage], box: Box, loops: Loops) -> Callable[[Sequence[Expr]], Stmt]:
     """Places along the loops, within the box -> the statements there, with the conditions settled that the box settles,
     and indices as short as the loops' extents allow."""
-    keep = [s for s in stages if kept(ctx, s, stages)]
+    keep = [s for s in stages if is_materialized(ctx, s, stages)]
 
     def stores(places: Sequence[Expr]) -> Stmt:
         names = [tirx.Var("p", "int64") for _ in loops.axes]
-        values = at(loops.axes, names)
+        values = index_of(loops.axes, names)
         here = in_space(box, [substitute(place, values) for place in loops.places])
         stmt = point_stores(ctx, stages, here, {}, keep, loops.analyzer(names))
         stmt = undivided(stmt, loops.analyzer(names), lambda b: not ctx.program.owns(b))
@@ -75,17 +77,17 @@ def _stores(ctx: Context, stages: Sequence[Stage], box: Box, loops: Loops) -> Ca
     return stores
 
 
-def share(ctx: Context, heads: Sequence[int], inner: int, piece: Any) -> Stmt:
+def share(ctx: NestContext, heads: Sequence[int], inner: int, piece: Any) -> Stmt:
     """Tasks over the first outer axes, as many as it takes, or over pieces of the inner one where these are few."""
     outer = prod(heads)
     if outer >= FEW or inner <= PIECE:
         plain = grid(heads, lambda places: piece(places, None, inner))
-        if not worth_it(ctx, plain):
+        if not pays_in_parallel(ctx, plain):
             return plain
         n = next((n for n in range(len(heads)) if prod(heads[:n]) >= FEW), len(heads))
         first = lambda p: unravel(p, heads[:n])  # noqa: E731
         task = lambda p, _: grid(heads[n:], lambda places: piece([*first(p), *places], None, inner))  # noqa: E731
-        return chunks(ctx, prod(heads[:n]), 1, task)
+        return parallel_chunks(ctx, prod(heads[:n]), 1, task)
     full, rest = divmod(inner, PIECE)
     count = full + (1 if rest else 0)
 
@@ -98,7 +100,7 @@ def share(ctx: Context, heads: Sequence[int], inner: int, piece: Any) -> Stmt:
             return piece(head, None, rest)
         return _either(c, full, whole(), piece(head, c * PIECE, rest))
 
-    return chunks(ctx, outer * count, 1, task)
+    return parallel_chunks(ctx, outer * count, 1, task)
 
 
 def _either(c: Expr, full: int, whole: Stmt, last: Stmt) -> Stmt:

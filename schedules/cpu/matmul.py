@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from tvm import tirx
 
 from ..tir.builder import SERIAL, Expr, Stmt, i64, load, loop, scratch, seq, store, unravel
-from ..tir.context import Context, block, parallel
+from ..tir.context import NestContext, block, parallel_loop
 from ..tir.contraction import Contraction
-from ..tir.let_buffers import in_buffers
+from ..tir.let_buffers import bind_in_buffers
 from ..tir.stages import Stage
 from ..tir.thread_cost import stages_take
 from .matmul_k_blocked import deep_nest
@@ -28,7 +28,7 @@ Turn = Callable[[Expr, Vectors], Stmt]  # one turn of the depth for the whole ti
 Walk = Callable[[Turn], list[Stmt]]  # the whole depth, in order
 
 
-def matmul_nest(ctx: Context, one: Contraction, after: Sequence[Stage]) -> Stmt:
+def matmul_nest(ctx: NestContext, one: Contraction, after: Sequence[Stage]) -> Stmt:
     """The product and the map stages done on its tiles."""
     job = plan_product(ctx, one, tuple(after))
     work = stages_take(ctx.virtual, [one.stage, *after], {one.stage}, ctx.lanes)
@@ -41,11 +41,11 @@ def matmul_nest(ctx: Context, one: Contraction, after: Sequence[Stage]) -> Stmt:
         b, group, jo = unravel(p, extents)
         return _task(job, b, jo, group)
 
-    nest = parallel(ctx, one.count * job.groups * job.count, task, work)
+    nest = parallel_loop(ctx, one.count * job.groups * job.count, task, work)
     return seq([*before, *([pack_all(job)] if job.packed == "all" else []), nest])
 
 
-def product_body(ctx: Context, one: Contraction, after: Sequence[Stage], batch: Sequence[Expr]) -> Stmt:
+def product_body(ctx: NestContext, one: Contraction, after: Sequence[Stage], batch: Sequence[Expr]) -> Stmt:
     """The product at ``batch``, values of its batch axes, inside a task: nothing in it is shared out."""
     job = plan_product(ctx, one, tuple(after), tuple(batch))
     return loop(job.count, lambda jo: _task(job, i64(0), jo, i64(0)), name="panel")
@@ -130,7 +130,7 @@ def _store_tile(job: Job, b: Expr, i0: Expr, start: Expr, sums: Sums, spans: Spa
     copies = each_sum(sums, spans, lambda acc, r, p, lane: store(tile, load(acc, lane), i64(r), lane + p))
     here = lambda r: lambda p, lane: load(tile, r, lane + p)  # noqa: E731
     var = tirx.Var("r", "int64")
-    body = in_buffers(end_row(job, b, i0 + var, start, spans, here(var)))
+    body = bind_in_buffers(end_row(job, b, i0 + var, start, spans, here(var)))
     rows: Expr = i64(job.tile.mr)
     if job.one.m % job.tile.mr:
         rows = tirx.min(rows, i64(job.one.m) - i0)

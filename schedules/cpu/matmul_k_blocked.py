@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store, unravel
-from ..tir.context import block, dynamic_loop, parallel, vectors
+from ..tir.context import block, dynamic_loop, parallel_loop, vector_loop
 from .matmul_microkernel import Spans, Vectors, each_sum, end_row, in_order, multiply, spans_of, sums_of
 from .matmul_packing import pack
 from .matmul_tiling import Blocks, Job, fewer, read_b
@@ -22,7 +22,7 @@ def deep_nest(job: Job, work: float) -> Stmt:
     """Tasks of some panels and a group of row tiles each. ``work``: nanoseconds of all on one thread."""
     assert job.blocks is not None
     blocks, extents = job.blocks, [job.one.count, -(-job.count // job.blocks.panels), job.groups]
-    return parallel(job.ctx, extents[0] * extents[1] * extents[2],
+    return parallel_loop(job.ctx, extents[0] * extents[1] * extents[2],
                     lambda p: _task(job, blocks, *unravel(p, extents)), work)  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def _task(job: Job, blocks: Blocks, b: Expr, columns: Expr, group: Expr) -> Stmt
     mine = scratch([blocks.panels, blocks.depth, job.tile.panel], job.dtype, "panels")
 
     def clear(row: Expr) -> Stmt:
-        return seq(vectors(blocks.panels * job.tile.panel, job.tile.lanes, lambda c: store(sums, job.zero, row, c)))
+        return seq(vector_loop(blocks.panels * job.tile.panel, job.tile.lanes, lambda c: store(sums, job.zero, row, c)))
 
     def copy(j: Expr, k0: Expr, deep: int) -> Stmt:
         def put(value: Expr, k: Expr, c: Expr) -> Stmt:

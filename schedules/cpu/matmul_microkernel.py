@@ -7,8 +7,8 @@ from typing import Any
 
 from ..tir.builder import UNROLLED, Expr, Stmt, i64, load, loop, scratch, seq, store
 from ..tir.context import vector
-from ..tir.let_buffers import in_buffers
-from ..tir.point_writer import finish
+from ..tir.let_buffers import bind_in_buffers
+from ..tir.point_writer import store_result
 from .matmul_tiling import Job, places_of, read_a, row_of
 
 Spans = list[tuple[int, int, int]]  # first column, lanes computed, lanes stored
@@ -64,7 +64,7 @@ def multiply(job: Job, b: Expr, tile: Expr, sums: Sums, spans: Spans, k: Expr, b
                 return seq([*before, store(acc, load(acc, lane) + value * other, lane)])
 
             done.append(vector(size, add))
-    return in_buffers(seq(done))
+    return bind_in_buffers(seq(done))
 
 
 def _factor_a(job: Job, b: Expr, tile: Expr, r: int, k: Expr) -> tuple[list[Stmt], Expr]:
@@ -77,6 +77,6 @@ def end_row(job: Job, b: Expr, i: Expr, start: Expr, spans: Spans, value: Callab
     """One row of a tile stored, and the stages that follow on it."""
 
     def end(p: int, lane: Expr) -> Stmt:
-        return finish(job.ctx, job.one.stage, places_of(job, b, i, start + (lane + p)), value(p, lane), job.after)
+        return store_result(job.ctx, job.one.stage, places_of(job, b, i, start + (lane + p)), value(p, lane), job.after)
 
     return seq([vector(size, lambda lane, p=p: end(p, lane)) for p, _, size in spans])

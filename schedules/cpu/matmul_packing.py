@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 
 from ..tir.builder import UNROLLED, Expr, Stmt, i64, loop, seq, store, unravel
-from ..tir.context import chunks, parallel, vector, vectors
+from ..tir.context import parallel_chunks, parallel_loop, vector, vector_loop
 from .matmul_tiling import RUN, Job, read_a, read_b, walks_columns, walks_depth
 from .register_transpose import FOUR, span, turned
 
@@ -29,7 +29,7 @@ def pack_all(job: Job) -> Stmt:
         last = pack(job, b, i64(job.full * job.tile.panel), job.rest, put)
         return tirx.IfThenElse(jo < i64(job.full), whole(), last) if job.full else last
 
-    return parallel(job.ctx, job.one.count * job.count, one)
+    return parallel_loop(job.ctx, job.one.count * job.count, one)
 
 
 def pack_tall(job: Job) -> Stmt:
@@ -41,7 +41,7 @@ def pack_tall(job: Job) -> Stmt:
             binds, value = read_a(job, b, tile * mr + r, k)
             return seq([*binds, store(job.tall, value, b, tile, k, r)])
 
-        return seq(vectors(count, job.tile.lanes, copy))
+        return seq(vector_loop(count, job.tile.lanes, copy))
 
     def some(b: Expr, start: Expr, deep: int) -> Stmt:
         """All tiles at ``deep`` turns of the depth: the lines of A that they share stay in the first cache."""
@@ -51,8 +51,8 @@ def pack_tall(job: Job) -> Stmt:
         return seq([*whole, *([tile(i64(full), rest)] if rest else [])])
 
     if one.count > 1:
-        return parallel(job.ctx, one.count, lambda b: some(b, i64(0), one.k))
-    return chunks(job.ctx, one.k, DEPTHS, lambda start, deep: some(i64(0), start, deep))
+        return parallel_loop(job.ctx, one.count, lambda b: some(b, i64(0), one.k))
+    return parallel_chunks(job.ctx, one.k, DEPTHS, lambda start, deep: some(i64(0), start, deep))
 
 
 def pack(
@@ -70,7 +70,7 @@ def pack(
     blank = [] if not pad else [loop(deep, lambda k: vector(pad, lambda lane: put(job.zero, k, lane + width)))]
     if walks_columns(job.ctx, job.one):
         lanes = job.tile.lanes
-        fill = loop(deep, lambda k: seq(vectors(width, lanes, lambda c: copy(k, c))))
+        fill = loop(deep, lambda k: seq(vector_loop(width, lanes, lambda c: copy(k, c))))
     elif walks_depth(job.one):
         return _turn(job, b, start, width, put, k0, deep)
     else:

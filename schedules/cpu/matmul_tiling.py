@@ -9,10 +9,10 @@ import attrs
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, scratch, unravel
-from ..tir.context import Context
-from ..tir.contraction import Contraction, half_load, plain_load, walks
-from ..tir.inline import Point
-from ..tir.point_writer import at
+from ..tir.context import NestContext
+from ..tir.contraction import Contraction, half_load, is_contiguous, plain_load
+from ..tir.inline import ScalarWriter
+from ..tir.point_writer import index_of
 from ..tir.stages import Axis, Stage, variables
 from .matmul_cost import ANY, COLUMNS, DEPTH, PAGE, Sizes, Tile, choose_tile, copies
 from .register_transpose import FOUR
@@ -72,7 +72,7 @@ class Job:
     """One product and how it is cut. What becomes of B, ``packed``: none, turn (where the one tile of rows uses it),
     task (each task copies its panel) or all (copied before the tasks)."""
 
-    ctx: Context
+    ctx: NestContext
     one: Contraction
     after: tuple[Stage, ...]
     tile: Tile
@@ -90,8 +90,8 @@ class Job:
     @property
     def zero(self) -> Any:
         """What a sum begins with."""
-        assert self.one.stage.fold is not None
-        return self.one.stage.fold.init
+        assert self.one.stage.reduction is not None
+        return self.one.stage.reduction.init
 
     @property
     def full(self) -> int:
@@ -130,7 +130,7 @@ class Job:
 
 
 def plan_product(
-    ctx: Context, one: Contraction, after: tuple[Stage, ...], inside: tuple[Expr, ...] | None = None
+    ctx: NestContext, one: Contraction, after: tuple[Stage, ...], inside: tuple[Expr, ...] | None = None
 ) -> Job:
     """How ``one`` is cut, from its shape and the target alone. ``after``: the maps on its result; ``inside``: the
     values of its batch axes where the caller's task makes all of it, and nothing is shared out."""
@@ -183,28 +183,28 @@ def _blocks(of: Sizes, tile: Tile, count: int, rows: bool) -> Blocks | None:
     return Blocks(depth, max(1, min(panels, -(-of.n // tile.panel), SECOND // (depth * turn))), near)
 
 
-def _walks_rows(ctx: Context, one: Contraction) -> bool:
+def _walks_rows(ctx: NestContext, one: Contraction) -> bool:
     """Is A a plain read of memory whose last dimension is the product's one row axis? A tile would read a short piece
     of a line at each turn of the depth."""
     return _walks(ctx, one.a, one.rows)
 
 
-def walk_of(ctx: Context, one: Contraction) -> str:
+def walk_of(ctx: NestContext, one: Contraction) -> str:
     """Along what B's memory walks."""
     return COLUMNS if walks_columns(ctx, one) else DEPTH if walks_depth(one) else ANY
 
 
 def walks_depth(one: Contraction) -> bool:
     """Does B walk along the one axis of the depth, which is long enough to be turned?"""
-    return len(one.stage.reduce) == 1 and one.k >= FOUR and walks(one.b, one.stage.reduce)
+    return len(one.stage.reduce) == 1 and one.k >= FOUR and is_contiguous(one.b, one.stage.reduce)
 
 
-def walks_columns(ctx: Context, one: Contraction) -> bool:
+def walks_columns(ctx: NestContext, one: Contraction) -> bool:
     """Is B a plain read of memory whose last dimension is the product's one column axis?"""
     return _walks(ctx, one.b, one.columns)
 
 
-def _walks(ctx: Context, factor: Expr, axes: Sequence[Axis]) -> bool:
+def _walks(ctx: NestContext, factor: Expr, axes: Sequence[Axis]) -> bool:
     read = plain_load(factor)
     if read is None or read.source in ctx.virtual.stages or len(axes) != 1:
         return False
@@ -222,28 +222,28 @@ def places_of(job: Job, b: Expr, row: Expr | None, column: Expr | None) -> dict[
     """Axis variable -> its value, of element ``b`` of the batch and of a row and a column, all as flat numbers; None:
     of no row or column."""
     one = job.one
-    found = at(one.batch, job.inside if job.inside is not None else unravel(b, [a.extent for a in one.batch]))
+    found = index_of(one.batch, job.inside if job.inside is not None else unravel(b, [a.extent for a in one.batch]))
     if row is not None:
-        found |= at(one.rows, unravel(row, [a.extent for a in one.rows]))
+        found |= index_of(one.rows, unravel(row, [a.extent for a in one.rows]))
     if column is not None:
-        found |= at(one.columns, unravel(column, [a.extent for a in one.columns]))
+        found |= index_of(one.columns, unravel(column, [a.extent for a in one.columns]))
     return found
 
 
 def depth_of(job: Job, k: Expr) -> dict[Any, Expr]:
     """Axis variable -> its value at turn ``k`` of the depth."""
-    return at(job.one.stage.reduce, unravel(k, [a.extent for a in job.one.stage.reduce]))
+    return index_of(job.one.stage.reduce, unravel(k, [a.extent for a in job.one.stage.reduce]))
 
 
 def read_a(job: Job, b: Expr, row: Expr, k: Expr) -> tuple[list[Stmt], Expr]:
     """The element of A, under a name, and the statements that have to come before its use."""
-    point = Point(job.ctx.virtual)
+    point = ScalarWriter(job.ctx.virtual)
     value = point.bind(point.write(job.one.a, places_of(job, b, row, None) | depth_of(job, k)), "a")
     return point.binds, value
 
 
 def read_b(job: Job, b: Expr, k: Expr, column: Expr) -> tuple[list[Stmt], Expr]:
     """The element of B, and the statements that have to come before its use."""
-    point = Point(job.ctx.virtual)
+    point = ScalarWriter(job.ctx.virtual)
     value = point.write(job.one.b, places_of(job, b, None, column) | depth_of(job, k))
     return point.binds, value

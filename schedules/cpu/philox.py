@@ -9,33 +9,33 @@ import attrs
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store, unravel
-from ..tir.context import Context, block, chunks, vector, vectors
-from ..tir.inline import Point
-from ..tir.let_buffers import in_buffers
+from ..tir.context import NestContext, block, parallel_chunks, vector, vector_loop
+from ..tir.inline import ScalarWriter
+from ..tir.let_buffers import bind_in_buffers
 from ..tir.philox import WORDS, Draw, read_draw
-from ..tir.point_writer import kept, point_stores
+from ..tir.point_writer import is_materialized, point_stores
 from ..tir.stages import Stage, substitute
 
 BLOCKS = 64  # blocks of WORDS vectors a task
 
 
-def draw_nest(ctx: Context, stages: Sequence[Stage]) -> Stmt:
+def draw_nest(ctx: NestContext, stages: Sequence[Stage]) -> Stmt:
     """The nest of a group: blocks of WORDS vectors of elements, the last one with what is left."""
     total, size = stages[0].points, WORDS * ctx.lanes
     full, rest = divmod(total, size)
     whole = lambda start, length: _blocks(ctx, stages, start, length, size)  # noqa: E731
-    done = [chunks(ctx, full, BLOCKS, whole)] if full else []
+    done = [parallel_chunks(ctx, full, BLOCKS, whole)] if full else []
     if rest:
-        done.append(in_buffers(_blocks(ctx, stages, i64(full), 1, rest)))
+        done.append(bind_in_buffers(_blocks(ctx, stages, i64(full), 1, rest)))
     return seq(done)
 
 
-def _blocks(ctx: Context, stages: Sequence[Stage], start: Expr, length: int, size: int) -> Stmt:
+def _blocks(ctx: NestContext, stages: Sequence[Stage], start: Expr, length: int, size: int) -> Stmt:
     """``length`` blocks from number ``start`` on, of each the first ``size`` elements."""
     draws = {s: d for s in stages if (d := read_draw(s)) is not None}
-    keep = [s for s in stages if kept(ctx, s, stages)]
+    keep = [s for s in stages if is_materialized(ctx, s, stages)]
     extents, lanes = [a.extent for a in stages[0].space], ctx.lanes
-    point = Point(ctx.virtual)
+    point = ScalarWriter(ctx.virtual)
     for draw in draws.values():
         point.binds += [tirx.Bind(var, point.write(value, {})) for var, value in draw.fixed]
 
@@ -49,7 +49,7 @@ def _blocks(ctx: Context, stages: Sequence[Stage], start: Expr, length: int, siz
             held = [new for new, old in zip(own, stages, strict=True) if old in keep]
             return point_stores(ctx, own, unravel(number * (WORDS * lanes) + at, extents), {}, held)
 
-        return block([*filled, *vectors(size, lanes, element)], list(tiles.values()))
+        return block([*filled, *vector_loop(size, lanes, element)], list(tiles.values()))
 
     return seq([*point.binds, loop(length, one, name="block")])
 

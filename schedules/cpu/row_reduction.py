@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import prod
 
 from ..tir.builder import Expr, Stmt, loop, seq, unravel
-from ..tir.context import Context, block, chunks
+from ..tir.context import NestContext, block, parallel_chunks
 from ..tir.reduction import stage_body
 from ..tir.row_group import ROWS, RowGroup, local_buffers, localize, row_buffer
 
 
-def row_nest(ctx: Context, found: RowGroup) -> Stmt:
+def row_nest(ctx: NestContext, found: RowGroup) -> Stmt:
     """The loop over rows, parallel in tasks of ROWS where it pays."""
     extents = [a.extent for a in found.stages[0].space[: found.lead]]
     local = local_buffers(ctx, found)
@@ -24,4 +24,4 @@ def row_nest(ctx: Context, found: RowGroup) -> Stmt:
 
         return block([loop(length, row, name="row")], list(mine.values()))
 
-    return chunks(ctx, prod(extents), ROWS, task)
+    return parallel_chunks(ctx, prod(extents), ROWS, task)

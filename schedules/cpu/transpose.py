@@ -9,13 +9,13 @@ from typing import Any
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, loop, seq, unravel
-from ..tir.context import Context, chunks, vectors
+from ..tir.context import NestContext, parallel_chunks, vector_loop
 from ..tir.stages import Axis
 
 TILE = 16  # elements of 4 bytes in a cache line
 
 
-def tile_nest(ctx: Context, axes: Sequence[Axis], turned: int, stores: Callable[[Sequence[Expr]], Stmt]) -> Stmt:
+def tile_nest(ctx: NestContext, axes: Sequence[Axis], turned: int, stores: Callable[[Sequence[Expr]], Stmt]) -> Stmt:
     """Tasks over the other axes and TILE places of the turned one; inside, tiles along the last axis."""
     others = [n for n in range(len(axes) - 1) if n != turned]
     extents = [axes[n].extent for n in others]
@@ -31,7 +31,7 @@ def tile_nest(ctx: Context, axes: Sequence[Axis], turned: int, stores: Callable[
                 places[turned], places[-1] = first + r, start + c
                 return stores(places)
 
-            return seq(vectors(columns, ctx.lanes, at))
+            return seq(vector_loop(columns, ctx.lanes, at))
 
         return loop(rows, row, name="r")
 
@@ -48,4 +48,4 @@ def tile_nest(ctx: Context, axes: Sequence[Axis], turned: int, stores: Callable[
         last = strip(head, i64(full * TILE), rest)
         return tirx.IfThenElse(t < i64(full), strip(head, t * TILE, TILE), last) if full else last
 
-    return chunks(ctx, prod(extents) * count, 1, task)
+    return parallel_chunks(ctx, prod(extents) * count, 1, task)

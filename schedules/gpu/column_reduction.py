@@ -14,13 +14,13 @@ from tvm import tirx
 
 from ..tir.access import contiguous_axis, reads_of
 from ..tir.accumulators import accumulator, in_type, partial_type
-from ..tir.argmax import is_pick
+from ..tir.argmax import is_argmax
 from ..tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store, unravel
-from ..tir.context import Context, block, dynamic_loop
+from ..tir.context import NestContext, block, dynamic_loop
 from ..tir.contraction import read_contraction
-from ..tir.epilogue import followers
-from ..tir.point_writer import at, finish
-from ..tir.reduction import walks_rows
+from ..tir.epilogue import epilogue_stages
+from ..tir.point_writer import index_of, store_result
+from ..tir.reduction import reduces_along_memory
 from ..tir.stages import Axis, Stage
 from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, over, shared
 from .threads.warp_reduce import joined, parts_of, read_parts, turns, written_out
@@ -32,18 +32,18 @@ LEAST = 64, 8  # blocks for which a block has fewer results, and the fewest: a p
 ROOM = 32 * 1024  # bytes of shared memory for what is read ahead
 
 
-def columns_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def columns_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no such fold comes first."""
     fold = stages[0]
-    if fold.fold is None or walks_rows(ctx, fold) or read_contraction(ctx.program, fold) is not None:
+    if fold.reduction is None or reduces_along_memory(ctx, fold) or read_contraction(ctx.program, fold) is not None:
         return None
-    after = followers(ctx, fold, stages[1:])
-    ahead = fold.points < MANY and fold.depth >= DEEP and not is_pick(fold)
+    after = epilogue_stages(ctx, fold, stages[1:])
+    ahead = fold.points < MANY and fold.depth >= DEEP and not is_argmax(fold)
     one = _Columns(ctx, fold, after, _side_by_side(ctx, fold))
     return 1 + len(after), one.ahead() if ahead else one.each()
 
 
-def _side_by_side(ctx: Context, fold: Stage) -> tuple[Axis, ...]:
+def _side_by_side(ctx: NestContext, fold: Stage) -> tuple[Axis, ...]:
     """The axes of the results, that along which memory runs last."""
     last = contiguous_axis(reads_of(ctx, fold), [*fold.space, *fold.reduce])
     return (*(a for a in fold.space if a is not last), *(a for a in fold.space if a is last))
@@ -53,65 +53,65 @@ def _side_by_side(ctx: Context, fold: Stage) -> tuple[Axis, ...]:
 class _Columns:
     """``fold`` and the maps ``after`` it. ``axes``: of its results, as neighbouring threads take them."""
 
-    ctx: Context
-    fold: Stage
+    ctx: NestContext
+    reduction: Stage
     after: Sequence[Stage]
     axes: Sequence[Axis]
 
     def _here(self, flat: Expr) -> dict[Any, Expr]:
-        return at(self.axes, unravel(flat, [a.extent for a in self.axes]))
+        return index_of(self.axes, unravel(flat, [a.extent for a in self.axes]))
 
     def _row(self, r: Expr) -> dict[Any, Expr]:
-        return at(self.fold.reduce, unravel(r, [a.extent for a in self.fold.reduce]))
+        return index_of(self.reduction.reduce, unravel(r, [a.extent for a in self.reduction.reduce]))
 
     def each(self) -> Stmt:
         """A thread reads and adds its column."""
         threads = THREADS
-        while threads > WARP and self.fold.points < threads * BLOCKS:
+        while threads > WARP and self.reduction.points < threads * BLOCKS:
             threads //= 2
 
         def column(flat: Expr) -> Stmt:
-            acc, here = accumulator(self.fold, 1), self._here(flat)
-            walk = turns(self.fold.depth, lambda r: acc.add(self.ctx, here | self._row(r), i64(0)), UNROLL)
-            done = finish(self.ctx, self.fold, here, acc.result(i64(0)), self.after)
+            acc, here = accumulator(self.reduction, 1), self._here(flat)
+            walk = turns(self.reduction.depth, lambda r: acc.add(self.ctx, here | self._row(r), i64(0)), UNROLL)
+            done = store_result(self.ctx, self.reduction, here, acc.result(i64(0)), self.after)
             return block([acc.start(i64(0), i64(0)), walk, done], acc.buffers)
 
-        return over(self.fold.points, column, threads)
+        return over(self.reduction.points, column, threads)
 
     def ahead(self) -> Stmt:
         """Pieces of some rows: every thread reads a few elements of the next piece while the first ones add up this."""
         width = self._width()
         lines = THREADS // width
-        parts, dtype = parts_of(self.ctx, self.fold), partial_type(self.fold)
+        parts, dtype = parts_of(self.ctx, self.reduction), partial_type(self.reduction)
         each = ROOM // (THREADS * parts * tvm.DataType(dtype).itemsize)
-        each = max(1, min(UNROLL, each, -(-self.fold.depth // lines)))
+        each = max(1, min(UNROLL, each, -(-self.reduction.depth // lines)))
         held = [scratch([each], dtype, "held") for _ in range(parts)]
         rows = [shared([lines * each * width], dtype, "rows") for _ in range(parts)]
         acc = scratch([1], dtype, "acc")
-        assert self.fold.fold is not None
-        start = store(acc, tirx.const(self.fold.fold.init.value, dtype), i64(0))
+        assert self.reduction.reduction is not None
+        start = store(acc, tirx.const(self.reduction.reduction.init.value, dtype), i64(0))
 
         def body(b: Expr, t: Expr) -> Stmt:
             column, line = b * width + tirx.floormod(t, i64(width)), tirx.floordiv(t, i64(width))
-            whole = self.fold.points % width == 0
-            here = self._here(column if whole else tirx.Min(column, i64(self.fold.points - 1)))
+            whole = self.reduction.points % width == 0
+            here = self._here(column if whole else tirx.Min(column, i64(self.reduction.points - 1)))
             one = _Piece(self, here, line, t, lines, each, held, rows)
-            last = finish(
-                self.ctx, self.fold, here, in_type(load(acc, i64(0)), str(self.fold.buffer.dtype)), self.after
+            last = store_result(
+                self.ctx, self.reduction, here, in_type(load(acc, i64(0)), str(self.reduction.buffer.dtype)), self.after
             )
-            mine = t < width if whole else tirx.And(t < width, column < i64(self.fold.points))
+            mine = t < width if whole else tirx.And(t < width, column < i64(self.reduction.points))
             piece = lambda p: seq([one.fetch(p + 1), tirx.IfThenElse(t < width, one.add(p, acc, width), None),  # noqa: E731
                                    barrier(), one.put(), barrier()])  # fmt: skip
-            count = -(-self.fold.depth // (lines * each))
+            count = -(-self.reduction.depth // (lines * each))
             parts = [start, one.fetch(i64(0)), one.put(), barrier(), loop(count, piece, name="p")]
             return block([*parts, tirx.IfThenElse(mine, last, None)], [acc, *held, *rows])
 
-        return launch(-(-self.fold.points // width), THREADS, body)
+        return launch(-(-self.reduction.points // width), THREADS, body)
 
     def _width(self) -> int:
         """Results of a block, a power of two."""
         width, (blocks, least) = WARP, LEAST
-        while width > least and self.fold.points < width * blocks:
+        while width > least and self.reduction.points < width * blocks:
             width //= 2
         return width
 
@@ -133,8 +133,8 @@ class _Piece:
     def fetch(self, piece: Expr) -> Stmt:
         def one(u: Expr) -> Stmt:
             row = piece * (self.lines * self.each) + (u * self.lines + self.line)
-            read = read_parts(self.of.ctx, self.of.fold, self.here | self.of._row(row), self.held, u)
-            return tirx.IfThenElse(row < i64(self.of.fold.depth), read, None)
+            read = read_parts(self.of.ctx, self.of.reduction, self.here | self.of._row(row), self.held, u)
+            return tirx.IfThenElse(row < i64(self.of.reduction.depth), read, None)
 
         return written_out(self.each, one)
 
@@ -147,10 +147,10 @@ class _Piece:
 
     def add(self, piece: Expr, acc: Any, width: int) -> Stmt:
         size = self.lines * self.each
-        count = tirx.Min(i64(self.of.fold.depth) - piece * size, i64(size))
+        count = tirx.Min(i64(self.of.reduction.depth) - piece * size, i64(size))
 
         def one(r: Expr) -> Stmt:
             parts = [load(b, r * width + self.thread) for b in self.rows]
-            return store(acc, joined(self.of.fold, load(acc, i64(0)), parts), i64(0))
+            return store(acc, joined(self.of.reduction, load(acc, i64(0)), parts), i64(0))
 
         return dynamic_loop(count, one, "r")

@@ -9,8 +9,8 @@ from math import prod
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, unravel
-from ..tir.context import Context
-from ..tir.point_writer import group, kept, point_stores
+from ..tir.context import NestContext
+from ..tir.point_writer import elementwise_group, is_materialized, point_stores
 from ..tir.stages import Stage
 from .threads.launch import THREADS, launch, over, unrolled
 from .transpose import find_turned, turned_launch
@@ -19,15 +19,15 @@ MANY = 2**20  # points from which on a thread takes EACH: one load each would no
 EACH = 4
 
 
-def map_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def map_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is no map."""
     if not stages[0].is_map:
         return None
-    taken = group(ctx, stages)
+    taken = elementwise_group(ctx, stages)
     turned = find_turned(ctx, taken)
     if turned is not None:
         return len(taken), turned_launch(ctx, taken, turned)
-    keep = [s for s in taken if kept(ctx, s, taken)]
+    keep = [s for s in taken if is_materialized(ctx, s, taken)]
     extents = [a.extent for a in taken[0].space]
 
     def point(flat: Expr) -> Stmt:

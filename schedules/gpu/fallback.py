@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 
 from ..tir.bfloat16 import as_bits
 from ..tir.builder import is_int, value_of
-from ..tir.context import own_buffers
+from ..tir.context import nest_buffers
 from ..tir.rewrite import collect, rewrite
 from .threads.launch import THREADS, WARP, for_device, launch, over
 
@@ -28,7 +28,7 @@ class ByHand:
             return None
         body = rewrite(func.body, [(s_tir.SBlockRealize, lambda r: _plain(r.block))])
         body = _launches(body)
-        body = as_bits(body, own_buffers(body))
+        body = as_bits(body, nest_buffers(body))
         return tirx.PrimFunc(list(func.params), body).with_attrs({str(k): v for k, v in func.attrs.items()})
 
 

@@ -16,11 +16,11 @@ from tvm.ir.expr import Call
 
 from ..tir.accumulators import accumulator
 from ..tir.builder import Expr, Stmt, i64, load, scratch, seq, store
-from ..tir.context import TREE, block, dynamic_loop
-from ..tir.let_buffers import in_buffers
-from ..tir.multi_tensor import MAP_PIECE, Group, make_group
-from ..tir.point_writer import at, point_stores
-from ..tir.reduction import LONG
+from ..tir.context import TREE_WIDTH, block, dynamic_loop
+from ..tir.let_buffers import bind_in_buffers
+from ..tir.multi_tensor import ELEMENTWISE_PIECE, TensorGroup, make_group
+from ..tir.point_writer import index_of, point_stores
+from ..tir.reduction import LONG_ROW
 from ..tir.stages import Axis, Program, Stage
 from ..tir.tensor_list import Members
 from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, shared
@@ -33,13 +33,13 @@ WARPS = 32  # members whose pieces' results are folded at a time
 
 def nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
     """None where a store might change what another reads: values have names, but for truth values."""
-    groups: list[Group] = []
+    groups: list[TensorGroup] = []
     target = attrs.evolve(target, functions={})  # what those write out is LLVM's; a GPU's text has functions
     for form in dict.fromkeys(m.form for m in found.members):
         members = [m for m in found.members if m.form is form]
         memory = len(make_group(program, target, form, members[:1], 0).memory)
         most = (POINTERS - memory) // max(memory, 1)
-        piece = MAP_PIECE
+        piece = ELEMENTWISE_PIECE
         while piece > THREADS and sum(-(-m.length // piece) for m in members) < BLOCKS:
             piece //= 2
         for n in range(0, len(members), most):
@@ -62,11 +62,11 @@ def _chosen(ends: Sequence[int], at: Expr, leaf: Callable[[int], Stmt], low: int
     return tirx.IfThenElse(at < i64(ends[middle - 1]), *parts)
 
 
-def _ends_of(group: Group) -> list[int]:
+def _ends_of(group: TensorGroup) -> list[int]:
     return [*group.firsts[1:], group.tasks]
 
 
-def _found(group: Group, task: Expr, work: Callable[[Expr, Expr], list[Stmt]]) -> Stmt:
+def _found(group: TensorGroup, task: Expr, work: Callable[[Expr, Expr], list[Stmt]]) -> Stmt:
     """``work(begin, count)`` on the piece that ``task`` is, with the form's buffers at its member's addresses."""
     span, addresses = scratch([2], "int64", "span"), scratch([max(len(group.own), 1)], "uint64", "addresses")
 
@@ -86,7 +86,7 @@ def _found(group: Group, task: Expr, work: Callable[[Expr, Expr], list[Stmt]]) -
     views = [tirx.DeclBuffer(group.form.buffers[k], data=address(k)) for k in group.memory]
     first = tirx.Bind(begin, (task - load(span, i64(0))) * group.piece)
     many = tirx.Bind(count, tirx.Min(load(span, i64(1)) - begin, i64(group.piece)))
-    done = in_buffers(seq([first, many, *views, *work(begin, count)]))
+    done = bind_in_buffers(seq([first, many, *views, *work(begin, count)]))
     return block([_chosen(_ends_of(group), task, leaf), done], [span, addresses])
 
 
@@ -99,25 +99,25 @@ def _address(buffer: Any) -> Expr:
 _REINTERPRET = tirx.reinterpret("uint64", tirx.const(0, "int64")).op
 
 
-def _maps(group: Group) -> Stmt:
+def _maps(group: TensorGroup) -> Stmt:
     def work(begin: Expr, count: Expr, thread: Expr) -> list[Stmt]:
         def one(u: Expr) -> Stmt:
             place = u * THREADS + thread
             stores = point_stores(group.ctx, group.outputs, [begin + place], {}, group.outputs)
-            return tirx.IfThenElse(place < count, in_buffers(stores), None)
+            return tirx.IfThenElse(place < count, bind_in_buffers(stores), None)
 
         return [dynamic_loop(i64(group.piece // THREADS), one, "u")]
 
     return launch(group.tasks, THREADS, lambda b, t: _found(group, b, lambda begin, count: work(begin, count, t)))
 
 
-def _folds(group: Group) -> Stmt:
+def _folds(group: TensorGroup) -> Stmt:
     """A warp a piece, which has the lanes of ``cpu/folds.py``'s lanes_fold."""
 
     def one(stage: Stage, task: Expr, begin: Expr, count: Expr, team: Team) -> Stmt:
-        place = lambda k: at(stage.reduce, [begin + k])  # noqa: E731
+        place = lambda k: index_of(stage.reduce, [begin + k])  # noqa: E731
         put = lambda value: tirx.IfThenElse(team.lane < 1, store(group.partial[stage], value, task), None)  # noqa: E731
-        return strided(group, stage, 4 * TREE, count, place, team, put)
+        return strided(group, stage, 4 * TREE_WIDTH, count, place, team, put)
 
     def work(task: Expr, begin: Expr, count: Expr, team: Team) -> list[Stmt]:
         return [one(stage, task, begin, count, team) for stage in group.partial]
@@ -127,7 +127,7 @@ def _folds(group: Group) -> Stmt:
     )
 
 
-def strided(group: Group, stage: Stage, width: int, count: Expr, place: Any, team: Team, put: Any) -> Stmt:
+def strided(group: TensorGroup, stage: Stage, width: int, count: Expr, place: Any, team: Team, put: Any) -> Stmt:
     """A fold of ``count`` elements, known only where it runs, by ``width`` lanes; ``place(k)``: where the k-th is."""
     slots = width // team.size
     acc, many = accumulator(stage, slots + 1), UNROLL // slots
@@ -137,7 +137,7 @@ def strided(group: Group, stage: Stage, width: int, count: Expr, place: Any, tea
 
     def last(s: int) -> Stmt:
         k = full * width + (team.lane + s * team.size)
-        return tirx.IfThenElse(k < count, in_buffers(add(k, s)), None)
+        return tirx.IfThenElse(k < count, bind_in_buffers(add(k, s)), None)
 
     walk = [
         dynamic_loop(whole, lambda o: written_out(many, lambda u: turn(o * many + u)), "k"),
@@ -148,7 +148,7 @@ def strided(group: Group, stage: Stage, width: int, count: Expr, place: Any, tea
     return block([*start, *walk, *halve(acc, slots, team), put(acc.result(i64(0)))], acc.buffers)
 
 
-def _ends(program: Program, found: Members, groups: Sequence[Group]) -> list[Stmt]:
+def _ends(program: Program, found: Members, groups: Sequence[TensorGroup]) -> list[Stmt]:
     """One block: each member's results of pieces folded by a warp, and what is made of them by one thread."""
     sums = [(g, s, shared([len(g.members)], str(s.buffer.dtype), "sums")) for g in groups for s in g.partial]
     known, out = {}, []
@@ -169,19 +169,19 @@ def _ends(program: Program, found: Members, groups: Sequence[Group]) -> list[Stm
     def body(_: Expr, thread: Expr) -> Stmt:
         folds = [_member_folds(*one, thread) for one in sums]
         return block(
-            [*folds, barrier(), tirx.IfThenElse(thread < 1, in_buffers(seq(out)), None)], [b for *_, b in sums]
+            [*folds, barrier(), tirx.IfThenElse(thread < 1, bind_in_buffers(seq(out)), None)], [b for *_, b in sums]
         )
 
     return [launch(1, WARPS * WARP, body)]
 
 
-def _member_folds(group: Group, stage: Stage, held: Any, thread: Expr) -> Stmt:
+def _member_folds(group: TensorGroup, stage: Stage, held: Any, thread: Expr) -> Stmt:
     """Of every member, the results of its pieces, in the order of a row's."""
     count, span = len(group.members), scratch([2], "int64", "span")
     counts = [end - first for first, end in zip(group.firsts, _ends_of(group), strict=True)]
     c = Axis(tirx.Var("c", "int64"), 2)
     value = load(group.partial[stage], c.var + load(span, i64(0)))
-    end = Stage(stage.name, (), (c,), stage.buffer, (i64(0),), value, stage.fold)
+    end = Stage(stage.name, (), (c,), stage.buffer, (i64(0),), value, stage.reduction)
     pieces = load(span, i64(1))
 
     def fold(member: Expr, width: int) -> Stmt:
@@ -200,9 +200,11 @@ def _member_folds(group: Group, stage: Stage, held: Any, thread: Expr) -> Stmt:
         member = turn * WARPS + tirx.floordiv(thread, i64(WARP))
         leaf = lambda n: seq([store(span, i64(group.firsts[n]), i64(0)), store(span, i64(counts[n]), i64(1))])  # noqa: E731
         work: Stmt = None
-        for most, width in ((1, 0), (TREE - 1, 1), (LONG - 1, TREE), (max(counts), 4 * TREE))[::-1]:
+        for most, width in ((1, 0), (TREE_WIDTH - 1, 1), (LONG_ROW - 1, TREE_WIDTH), (max(counts), 4 * TREE_WIDTH))[
+            ::-1
+        ]:
             if any(_width(n) == width for n in counts):
-                mine = in_buffers(fold(member, width))
+                mine = bind_in_buffers(fold(member, width))
                 work = mine if work is None else tirx.IfThenElse(pieces <= most, mine, work)
         found = _chosen([*range(1, count + 1)], member, leaf)
         return tirx.IfThenElse(member < count, seq([found, work]), None)
@@ -212,4 +214,4 @@ def _member_folds(group: Group, stage: Stage, held: Any, thread: Expr) -> Stmt:
 
 def _width(pieces: int) -> int:
     """Lanes of the fold of some pieces' results; 0 for a single one."""
-    return 0 if pieces == 1 else 1 if pieces < TREE else TREE if pieces < LONG else 4 * TREE
+    return 0 if pieces == 1 else 1 if pieces < TREE_WIDTH else TREE_WIDTH if pieces < LONG_ROW else 4 * TREE_WIDTH

@@ -13,25 +13,25 @@ import attrs
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, seq, store, unravel
-from ..tir.context import Context
-from ..tir.inline import Point
+from ..tir.context import NestContext
+from ..tir.inline import ScalarWriter
 from ..tir.philox import WORDS, draw_group, read_draw
-from ..tir.point_writer import kept, point_stores
+from ..tir.point_writer import is_materialized, point_stores
 from ..tir.stages import Stage, substitute
 from .threads.launch import THREADS, WARP, barrier, launch, shared, unrolled
 
 SKEW = WARP // WORDS  # words
 
 
-def draw_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def draw_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is no draw."""
     taken = draw_group(ctx, stages)
     return None if taken is None else (len(taken), _launch(ctx, taken))
 
 
-def _launch(ctx: Context, stages: Sequence[Stage]) -> Stmt:
+def _launch(ctx: NestContext, stages: Sequence[Stage]) -> Stmt:
     draws = {s: d for s in stages if (d := read_draw(s)) is not None}
-    keep = [s for s in stages if kept(ctx, s, stages)]
+    keep = [s for s in stages if is_materialized(ctx, s, stages)]
     extents, total = [a.extent for a in stages[0].space], stages[0].points
     counters = -(-total // WORDS)
     threads = min(THREADS, -(-counters // WARP) * WARP)
@@ -39,7 +39,7 @@ def _launch(ctx: Context, stages: Sequence[Stage]) -> Stmt:
     words = {s: shared([WORDS * line], "uint32", "words") for s in draws}
 
     def block(b: Expr, t: Expr) -> Stmt:
-        point = Point(ctx.virtual)
+        point = ScalarWriter(ctx.virtual)
         made = []
         for stage, draw in draws.items():
             point.binds += [tirx.Bind(var, point.write(value, {})) for var, value in draw.fixed]

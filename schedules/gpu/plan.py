@@ -12,15 +12,15 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from ..tir.argmax import join_picks
-from ..tir.axis_order import aligned, written_out
+from ..tir.argmax import fuse_argmax
+from ..tir.axis_order import align_axes, inline_materialized
 from ..tir.bfloat16 import as_bits
 from ..tir.builder import Stmt, seq
-from ..tir.context import Context, own_buffers
+from ..tir.context import NestContext, nest_buffers
 from ..tir.contraction import contractions_of
-from ..tir.inline import Virtual
-from ..tir.split_reduction import split_folds
-from ..tir.stages import Program, Stage, handed_on, read_program
+from ..tir.inline import InlinedStages
+from ..tir.split_reduction import split_reductions
+from ..tir.stages import Program, Stage, intermediate_buffers, read_program
 from .attention.backward import gradient_nests
 from .attention.resident import heads_nest
 from .attention.tensor_core_plan import unit_nest
@@ -48,7 +48,7 @@ class Nest:
 class Plan:
     """The nests of a program in order."""
 
-    ctx: Context
+    ctx: NestContext
     nests: tuple[Nest, ...]
 
     @property
@@ -57,50 +57,50 @@ class Plan:
 
 
 # (context, the stages that are left) -> the nest that starts at the first of them, or None
-Finder = Callable[[Context, Sequence[Stage]], Nest | None]
+Finder = Callable[[NestContext, Sequence[Stage]], Nest | None]
 
 
-def _heads(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+def _heads(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
     found = heads_nest(ctx, stages)
     return found and Nest("heads", *found)
 
 
-def _unit_heads(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+def _unit_heads(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
     found = unit_nest(ctx, stages)
     return found and Nest("mma", *found)
 
 
-def _maps(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+def _maps(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
     found = map_nest(ctx, stages)
     return found and Nest("map", *found)
 
 
-def _draws(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+def _draws(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
     found = draw_nest(ctx, stages)
     return found and Nest("draws", *found)
 
 
-def _matmul(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+def _matmul(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
     found = matmul_nest(ctx, stages)
     return found and Nest("matmul", *found)
 
 
-def _mma(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+def _mma(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
     found = mma_nest(ctx, stages)
     return found and Nest("mma", *found)
 
 
-def _rows(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+def _rows(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
     found = rows_nest(ctx, stages)
     return found and Nest("rows", *found)
 
 
-def _columns(ctx: Context, stages: Sequence[Stage]) -> Nest | None:
+def _columns(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
     found = columns_nest(ctx, stages)
     return found and Nest("columns", *found)
 
 
-def _single(ctx: Context, stages: Sequence[Stage]) -> Nest:
+def _single(ctx: NestContext, stages: Sequence[Stage]) -> Nest:
     return Nest("single", *single_nest(ctx, stages))
 
 
@@ -113,23 +113,23 @@ WITHOUT_MATRIX_UNITS = ("cuda-sm_75",)  # for halves of both dtypes: schedule se
 
 def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
-    program = written_out(aligned(read_program(func)))
+    program = inline_materialized(align_axes(read_program(func)))
     without = ON_MATRIX_UNITS if target.gpu.level in WITHOUT_MATRIX_UNITS else ()
     finders = [f for f in FINDERS if f not in without]
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
         return _plan(_as_it_stands(program), finders)
-    shared = cut_picks(split_folds(join_picks(program)))
+    shared = cut_picks(split_reductions(fuse_argmax(program)))
     gradients = gradient_nests(shared, (heads_nest,) if without else (unit_nest, heads_nest))
     if gradients is not None and not program.aliased:
         ctx, nests = gradients
         return Plan(ctx, tuple(Nest("mma" if find is unit_nest else "heads", *nest) for find, *nest in nests))
     products = contractions_of(shared)
-    plan = _plan(Context(shared, Virtual(shared, list(products)), 1, 0), finders)
+    plan = _plan(NestContext(shared, InlinedStages(shared, list(products)), 1, 0), finders)
     safe = not program.aliased or plan.kinds == ("map",)
     return plan if safe else _plan(_as_it_stands(program), finders)
 
 
-def _plan(ctx: Context, finders: Sequence[Finder]) -> Plan:
+def _plan(ctx: NestContext, finders: Sequence[Finder]) -> Plan:
     left = [s for s in ctx.program.stages if s.buffer is None or s.buffer not in ctx.virtual.stages]
     nests: list[Nest] = []
     while left:
@@ -139,10 +139,10 @@ def _plan(ctx: Context, finders: Sequence[Finder]) -> Plan:
     return Plan(ctx, tuple(nests))
 
 
-def _as_it_stands(program: Program) -> Context:
+def _as_it_stands(program: Program) -> NestContext:
     """Every stage makes its buffer, in the program's own order: where outputs may lie in the memory of inputs, or are
     read again, nothing may be worked out later than it stands there."""
-    return Context(program, Virtual(attrs.evolve(program, stages=()), ()), 1, 0)
+    return NestContext(program, InlinedStages(attrs.evolve(program, stages=()), ()), 1, 0)
 
 
 def build(plan: Plan) -> Any:
@@ -154,7 +154,7 @@ def function(program: Program, nests: Sequence[Stmt]) -> Any:
     """A function of the parameters of ``program`` that runs ``nests``, with memory of its own for what one hands to
     another."""
     nests = [for_device(nest) for nest in nests]
-    nests = [as_bits(nest, own_buffers(nest)) for nest in nests]
-    body = seq([*(tirx.AllocBuffer(b) for b in handed_on(program, nests)), *nests])
+    nests = [as_bits(nest, nest_buffers(nest)) for nest in nests]
+    body = seq([*(tirx.AllocBuffer(b) for b in intermediate_buffers(program, nests)), *nests])
     func = tirx.PrimFunc(list(program.params), body)
     return func.with_attrs({str(k): v for k, v in program.func.attrs.items()})

@@ -17,14 +17,14 @@ from tvm import tirx
 
 from ..tir.access import contiguous_axis, write_of
 from ..tir.builder import Expr, Load, Stmt, i64, load, scratch, seq, shape_of, store, unravel
-from ..tir.context import GRAIN, Context
+from ..tir.context import MIN_PARALLEL_WORK, NestContext
 from ..tir.contraction import read_contraction
-from ..tir.inline import Point, is_plain_store
-from ..tir.let_buffers import in_buffers
-from ..tir.point_writer import at, point_stores
-from ..tir.reduction import order_of, walks_rows
+from ..tir.inline import ScalarWriter, is_plain_store
+from ..tir.let_buffers import bind_in_buffers
+from ..tir.point_writer import index_of, point_stores
+from ..tir.reduction import reduces_along_memory, reduction_order
 from ..tir.rewrite import rewrite
-from ..tir.row_group import RowGroup, local_buffers, row_group, row_length, single, work_of
+from ..tir.row_group import RowGroup, local_buffers, row_group, row_length, row_work, single_row_group
 from ..tir.stages import Stage
 from .threads.launch import THREADS, WARP, barrier, launch, shared
 from .threads.warp_reduce import Team, team_fold, team_size
@@ -35,22 +35,26 @@ SHARED = 48 * 1024
 FEW = 128  # threads below which a block is not made smaller for its rows to fit into shared memory
 
 
-def rows_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def rows_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no fold of rows comes first."""
     found = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead), _worth)
     if found is None or all(s.is_map for s in found.stages):
         head = stages[0]
         if not _is_row_fold(ctx, head):
             return None
-        found = single(head)
+        found = single_row_group(head)
     return len(found.stages), _Nest.make(ctx, found).launch()
 
 
-def _is_row_fold(ctx: Context, stage: Stage) -> bool:
-    return stage.fold is not None and walks_rows(ctx, stage) and read_contraction(ctx.program, stage) is None
+def _is_row_fold(ctx: NestContext, stage: Stage) -> bool:
+    return (
+        stage.reduction is not None
+        and reduces_along_memory(ctx, stage)
+        and read_contraction(ctx.program, stage) is None
+    )
 
 
-def _accepts(ctx: Context, stage: Stage, lead: int) -> bool:
+def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
     """One result a row; or a map that is written along the row."""
     if stage.is_map:
         free = stage.space[lead:]
@@ -58,11 +62,11 @@ def _accepts(ctx: Context, stage: Stage, lead: int) -> bool:
     return len(stage.space) == lead and _is_row_fold(ctx, stage)
 
 
-def _worth(ctx: Context, found: RowGroup) -> bool:
+def _worth(ctx: NestContext, found: RowGroup) -> bool:
     """Enough rows to fill a GPU, or little to do in each."""
     rows = prod(a.extent for a in found.stages[0].space[: found.lead])
     inside = sum(s.points * s.depth for s in found.stages) // max(rows, 1) // WARP
-    return rows >= ROWS or inside <= TURNS and (rows >= WARP or work_of(ctx, found.stages) < 4 * GRAIN)
+    return rows >= ROWS or inside <= TURNS and (rows >= WARP or row_work(ctx, found.stages) < 4 * MIN_PARALLEL_WORK)
 
 
 @attrs.frozen(eq=False)
@@ -70,8 +74,8 @@ class _Nest:
     """``rows`` rows, ``team`` threads each, ``group`` of them a block. ``kept``: what of a row stays in the block,
     (place of a row's slot or None, buffer)."""
 
-    ctx: Context
-    inner: Context  # with rows that are worked out again
+    ctx: NestContext
+    inner: NestContext  # with rows that are worked out again
     found: RowGroup
     team: int
     group: int
@@ -87,9 +91,9 @@ class _Nest:
         return self.found.stages[0].space[: self.found.lead]
 
     @classmethod
-    def make(cls, ctx: Context, found: RowGroup) -> _Nest:
-        folds = [s for s in found.stages if s.fold is not None]
-        team = team_size([(order_of(ctx, s), s) for s in folds])
+    def make(cls, ctx: NestContext, found: RowGroup) -> _Nest:
+        folds = [s for s in found.stages if s.reduction is not None]
+        team = team_size([(reduction_order(ctx, s), s) for s in folds])
         rows = prod(a.extent for a in found.stages[0].space[: found.lead])
         local = local_buffers(ctx, found)
         registers = {b: scratch([1], str(b.dtype), b.name) for b in found.places if row_length(b, found) == 1}
@@ -124,16 +128,16 @@ class _Nest:
         return launch(blocks, self.group * self.team, body)
 
     def _stage(self, stage: Stage, places: Sequence[Expr], team: Team, slot: Expr, live: Expr | None) -> list[Stmt]:
-        if stage.fold is not None:
+        if stage.reduction is not None:
             put = lambda value: self._result(stage, places, team, live, value)  # noqa: E731
-            here = at(stage.space, places)
-            order = order_of(self.ctx, stage)
+            here = index_of(stage.space, places)
+            order = reduction_order(self.ctx, stage)
             return [self._local(team_fold(self.inner, stage, order, here, team, put), slot), *self._seen(stage)]
         free = [a.extent for a in stage.space[len(places) :]]
         if stage.buffer in self.registers:
-            point = Point(self.inner.virtual)
-            value = point.bind(point.write(stage.value, at(stage.space, places)))
-            done = in_buffers(seq([*point.binds, self._result(stage, places, team, live, value)]))
+            point = ScalarWriter(self.inner.virtual)
+            value = point.bind(point.write(stage.value, index_of(stage.space, places)))
+            done = bind_in_buffers(seq([*point.binds, self._result(stage, places, team, live, value)]))
             return [self._local(done, slot)]
 
         def one(f: Expr) -> Stmt:
@@ -148,11 +152,11 @@ class _Nest:
         register = self.registers.get(stage.buffer)
         if register is not None and stage.buffer in local_buffers(self.ctx, self.found):
             return store(register, value, i64(0))
-        point = Point(self.inner.virtual)
-        indices = point.indices(stage.indices, at(stage.space, places))
+        point = ScalarWriter(self.inner.virtual)
+        indices = point.indices(stage.indices, index_of(stage.space, places))
         first = team.lane < 1 if live is None else tirx.And(team.lane < 1, live)
         held = value if register is None else load(register, i64(0))
-        put = tirx.IfThenElse(first, in_buffers(seq([*point.binds, _direct(stage.buffer, held, indices)])), None)
+        put = tirx.IfThenElse(first, bind_in_buffers(seq([*point.binds, _direct(stage.buffer, held, indices)])), None)
         return seq([*([] if register is None else [store(register, value, i64(0))]), put])
 
     def _seen(self, stage: Stage) -> list[Stmt]:
@@ -206,7 +210,7 @@ def _again(found: RowGroup, vectors: Sequence[Any], room: int, team: int) -> lis
     return [s.buffer for s in stages if s.buffer in vectors]
 
 
-def _with_virtual(ctx: Context, stages: Sequence[Stage]) -> Context:
+def _with_virtual(ctx: NestContext, stages: Sequence[Stage]) -> NestContext:
     virtual = copy.copy(ctx.virtual)
     virtual.stages = ctx.virtual.stages | {s.buffer: s for s in stages}
     return attrs.evolve(ctx, virtual=virtual)

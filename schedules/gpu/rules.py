@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 
-from ..tir.multi_tensor import Pieces
-from ..tir.plan_rule import PlanRule, remembered
+from ..tir.multi_tensor import MultiTensorRule
+from ..tir.plan_rule import PlanRule, memoized
 from .cumsum import Scan
 from .fallback import ByHand, Fallback
 from .multi_tensor import nests
 from .plan import build, function, make_plan
 from .scatter_add import SumsAlong, SumsAtPlaces
 
-_rule = functools.partial(PlanRule, remembered(lambda func, target: make_plan(func, target)), build)
+_rule = functools.partial(PlanRule, memoized(lambda func, target: make_plan(func, target)), build)
 
 ELEMENTWISE = _rule("elementwise", lambda kinds: kinds == {"map"})
 HEADS = _rule("heads", lambda kinds: "heads" in kinds and kinds <= {"heads", "rows"})
@@ -23,6 +23,6 @@ COLUMNS = _rule("columns", lambda kinds: kinds <= {"columns", "map"})
 MATRIX_UNITS = _rule("matrix-units", lambda kinds: "mma" in kinds)
 MIXED = _rule("mixed", lambda kinds: True)
 RULES = (
-    Pieces(nests, function), ELEMENTWISE, HEADS, MATMUL, MATRIX_UNITS, DRAWS, ROWS, COLUMNS, MIXED, Scan(),
+    MultiTensorRule(nests, function), ELEMENTWISE, HEADS, MATMUL, MATRIX_UNITS, DRAWS, ROWS, COLUMNS, MIXED, Scan(),
     SumsAtPlaces(), SumsAlong(), ByHand(), Fallback(),
 )  # fmt: skip

@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from ..tir.argmax import is_pick
+from ..tir.argmax import is_argmax
 from ..tir.builder import Expr, load, scratch
-from ..tir.context import Context
-from ..tir.inline import Virtual
-from ..tir.reduction import walks_rows
+from ..tir.context import NestContext
+from ..tir.inline import InlinedStages
+from ..tir.reduction import reduces_along_memory
 from ..tir.stages import Axis, Program, Stage, substitute
 
 PIECE, DOWN = 2048, 256  # elements of a piece: which a warp walks along, or a thread goes down
@@ -23,10 +23,10 @@ MANY = 1024  # results from which nothing is cut
 
 def cut_picks(program: Program) -> Program:
     """The program with every long row cut that has few others beside it."""
-    ctx, stages = Context(program, Virtual(program, ()), 1, 1), []
+    ctx, stages = NestContext(program, InlinedStages(program, ()), 1, 1), []
     for stage in program.stages:
-        size = PIECE if not is_pick(stage) or walks_rows(ctx, stage) else DOWN
-        long = is_pick(stage) and stage.depth >= 2 * size and stage.points < MANY
+        size = PIECE if not is_argmax(stage) or reduces_along_memory(ctx, stage) else DOWN
+        long = is_argmax(stage) and stage.depth >= 2 * size and stage.points < MANY
         stages += _cut(stage, size) if long else [stage]
     return attrs.evolve(program, stages=tuple(stages))
 
@@ -51,13 +51,13 @@ def _cut(stage: Stage, size: int) -> list[Stage]:
     inside = tirx.Min(c * number(size) + k, number(axis.extent - 1))
     first = Stage(
         stage.name, (*space, Axis(c, count)), (Axis(k, size),), places, (*names, c),
-        substitute(stage.value, at | {axis.var: inside}), stage.fold,
+        substitute(stage.value, at | {axis.var: inside}), stage.reduction,
     )  # fmt: skip
     space, at, names = axes()
     there = d * number(size) + tirx.Cast(dtype, load(places, *names, d))
     second = Stage(
         f"{stage.name}_best", space, (Axis(d, count),), best, tuple(names) or (tirx.IntImm("int64", 0),),
-        substitute(stage.value, at | {axis.var: there}), stage.fold,
+        substitute(stage.value, at | {axis.var: there}), stage.reduction,
     )  # fmt: skip
     names = [a.var for a in stage.space]
     piece = load(best, *(names or [tirx.IntImm("int64", 0)]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..tir.builder import Expr, Stmt, unravel
-from ..tir.context import Context
+from ..tir.context import NestContext
 from ..tir.reduction import stage_body
 from ..tir.stages import Stage
 from .threads.launch import over
 
 
-def single_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt]:
+def single_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt]:
     """One stage: its launch."""
     stage = stages[0]
     extents = [a.extent for a in stage.space]

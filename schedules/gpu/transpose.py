@@ -14,13 +14,13 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from ..tir.access import Access, same_indices, turned_axis
+from ..tir.access import Access, same_indices, transposed_axis
 from ..tir.bfloat16 import BF16, bits16, from_bits16, is_bf16
 from ..tir.builder import Expr, Stmt, i64, load, seq, store, unravel
-from ..tir.context import Context
-from ..tir.inline import Point
+from ..tir.context import NestContext
+from ..tir.inline import ScalarWriter
 from ..tir.iteration_domain import Box, conditions
-from ..tir.point_writer import common_accesses, kept, point_stores
+from ..tir.point_writer import common_accesses, is_materialized, point_stores
 from ..tir.stages import Axis, Stage, variables
 from .threads.launch import WARP, barrier, launch, shared, unrolled
 
@@ -39,7 +39,7 @@ class Turned:
     reads: tuple[Access, ...]
 
 
-def find_turned(ctx: Context, stages: Sequence[Stage]) -> Turned | None:
+def find_turned(ctx: NestContext, stages: Sequence[Stage]) -> Turned | None:
     """None for maps that read as they write, take conditions (what is brought in may then not be there), or read a
     tensor in several ways."""
     axes = stages[0].space
@@ -47,7 +47,7 @@ def find_turned(ctx: Context, stages: Sequence[Stage]) -> Turned | None:
     if any(conditions(ctx, stage, box) for stage in stages):
         return None
     accesses = common_accesses(ctx, stages, box)
-    axis = turned_axis(axes, accesses)
+    axis = transposed_axis(axes, accesses)
     if axis is None or min(axes[axis].extent, axes[-1].extent) < LEAST:
         return None
     reads: dict[Any, Access] = {}
@@ -83,13 +83,13 @@ def _kept_as(buffer: Any) -> str:
     return "uint16" if str(buffer.dtype) == BF16 else str(buffer.dtype)
 
 
-def turned_launch(ctx: Context, stages: Sequence[Stage], turned: Turned) -> Stmt:
+def turned_launch(ctx: NestContext, stages: Sequence[Stage], turned: Turned) -> Stmt:
     """The launch: a block a tile of WARP by WARP places."""
     axes, deep = turned.axes, turned.axis
     others = [n for n in range(len(axes) - 1) if n != deep]
     down, across = (-(-axes[n].extent // WARP) for n in (deep, -1))
     grid = [*(axes[n].extent for n in others), down, across]
-    keep = [s for s in stages if kept(ctx, s, stages)]
+    keep = [s for s in stages if is_materialized(ctx, s, stages)]
     tiles = {a.buffer: shared([WARP * _pitch(a.buffer)], _kept_as(a.buffer), "tile") for a in turned.reads}
 
     def block(b: Expr, t: Expr) -> Stmt:
@@ -127,9 +127,9 @@ def turned_launch(ctx: Context, stages: Sequence[Stage], turned: Turned) -> Stmt
 
 
 def _bring(
-    ctx: Context, access: Access, axes: Sequence[Axis], places: Sequence[Expr], tile: Any, at: Expr
+    ctx: NestContext, access: Access, axes: Sequence[Axis], places: Sequence[Expr], tile: Any, at: Expr
 ) -> Stmt:  # fmt: skip
-    point = Point(ctx.virtual)
+    point = ScalarWriter(ctx.virtual)
     here = {axis.var: place.astype(str(axis.var.ty.dtype)) for axis, place in zip(axes, places, strict=True)}
     value = load(access.buffer, *point.indices(access.indices, here))
     return store(tile, bits16(value) if is_bf16(value) else value, at)

@@ -9,8 +9,8 @@ import attrs
 import tvm_ffi
 
 from .builder import Expr, is_int, shape_of
-from .context import Context
-from .inline import Point
+from .context import NestContext
+from .inline import ScalarWriter
 from .stages import Axis, Stage, loads, variables
 
 
@@ -27,12 +27,12 @@ class Access:
         return [(index, extent) for index, extent in pairs if extent != 1 or not is_int(index, 0)]
 
 
-def reads_of(ctx: Context, stage: Stage, known: Sequence[Any] = (), analyzer: Any = None) -> list[Access]:
+def reads_of(ctx: NestContext, stage: Stage, known: Sequence[Any] = (), analyzer: Any = None) -> list[Access]:
     """Every read of memory that evaluating the stage makes, through its virtual producers. ``analyzer``: what is known
     of the axes; a branch that is then never taken reads nothing."""
     found: list[Access] = []
     stop = {buffer: (lambda indices, b=buffer: _note(found, b, indices)) for buffer in known}
-    point = Point(ctx.virtual, stop, analyzer)
+    point = ScalarWriter(ctx.virtual, stop, analyzer)
     exprs = [point.write(stage.value, {})] if stage.serial is None else _serial_values(point, stage)
     for node in [*point.binds, *exprs]:
         found += [Access(x.source, tuple(x.indices)) for x in loads(node)]
@@ -46,7 +46,7 @@ def _note(found: list[Access], buffer: Any, indices: Sequence[Expr]) -> Expr:
     return load(buffer, *indices)
 
 
-def _serial_values(point: Point, stage: Stage) -> list[Expr]:
+def _serial_values(point: ScalarWriter, stage: Stage) -> list[Expr]:
     own = stage.writes
     return [point.write(x, {}) for x in loads(stage.serial[1] if stage.serial else ()) if x.source not in own]
 
@@ -103,7 +103,7 @@ def same_indices(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
 LEAST = 8  # places along an axis from which a tile pays
 
 
-def turned_axis(axes: Sequence[Axis], accesses: Sequence[Access]) -> int | None:
+def transposed_axis(axes: Sequence[Axis], accesses: Sequence[Access]) -> int | None:
     """The axis (not the last, along which stores walk) along which some read walks, None if there is none."""
     if len(axes) < 2 or axes[-1].extent < LEAST:
         return None

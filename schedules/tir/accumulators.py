@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import attrs
 from tvm import tirx
 
-from .argmax import beats, extreme, is_pick
+from .argmax import beats, extreme, is_argmax
 from .builder import Expr, Stmt, load, scratch, seq, store
-from .context import Context
-from .inline import Point
+from .context import NestContext
+from .inline import ScalarWriter
 from .stages import Stage
 
 
@@ -25,7 +25,7 @@ class Accumulator(Protocol):
         """``first``: the index of the first element that the slot will see."""
         ...
 
-    def add(self, ctx: Context, here: dict[Any, Expr], slot: Expr) -> Stmt:
+    def add(self, ctx: NestContext, here: dict[Any, Expr], slot: Expr) -> Stmt:
         """The element at ``here`` into a slot."""
         ...
 
@@ -40,7 +40,7 @@ class Accumulator(Protocol):
 
 def accumulator(stage: Stage, width: int) -> Accumulator:
     """``width`` slots for partial results of a fold, in buffers that the caller allocates around their use."""
-    if is_pick(stage):
+    if is_argmax(stage):
         return Picks(stage, scratch([width], str(stage.value.ty.dtype), "best"), scratch([width], "int32", "where"))
     return Partial(stage, scratch([width], partial_type(stage), "acc"))
 
@@ -63,7 +63,7 @@ def factors(value: Expr, binds: Sequence[Any]) -> tuple[Expr, Expr] | None:
     return (named.a, named.b) if is_product else None
 
 
-def fused(a: Expr, b: Expr, c: Expr) -> Expr:
+def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     """a b + c, rounded once, and said to be so: LLVM makes one operation of the two where it sees them side by side,
     which for a short loop follows from what stands around it."""
     return tirx.call_llvm_pure_intrin(str(c.ty.dtype), "llvm.fma", a, b, c)
@@ -81,21 +81,21 @@ class Partial:
         return [self.acc]
 
     def start(self, slot: Expr, first: Expr) -> Stmt:
-        assert self.stage.fold is not None
-        return store(self.acc, tirx.const(self.stage.fold.init.value, str(self.acc.dtype)), slot)
+        assert self.stage.reduction is not None
+        return store(self.acc, tirx.const(self.stage.reduction.init.value, str(self.acc.dtype)), slot)
 
-    def add(self, ctx: Context, here: dict[Any, Expr], slot: Expr) -> Stmt:
-        assert self.stage.fold is not None
-        point = Point(ctx.virtual)
+    def add(self, ctx: NestContext, here: dict[Any, Expr], slot: Expr) -> Stmt:
+        assert self.stage.reduction is not None
+        point = ScalarWriter(ctx.virtual)
         value = point.write(in_type(self.stage.value, str(self.acc.dtype)), here)
-        product = factors(value, point.binds) if self.stage.fold.kind == "sum" else None
+        product = factors(value, point.binds) if self.stage.reduction.kind == "sum" else None
         before = load(self.acc, slot)
-        after = fused(*product, before) if product else self.stage.fold.combine(before, value)
+        after = fma(*product, before) if product else self.stage.reduction.combine(before, value)
         return seq([*point.binds, store(self.acc, after, slot)])
 
     def meet(self, slot: Expr, other: Expr) -> Stmt:
-        assert self.stage.fold is not None
-        return store(self.acc, self.stage.fold.combine(load(self.acc, slot), load(self.acc, other)), slot)
+        assert self.stage.reduction is not None
+        return store(self.acc, self.stage.reduction.combine(load(self.acc, slot), load(self.acc, other)), slot)
 
     def result(self, slot: Expr) -> Expr:
         return in_type(load(self.acc, slot), str(self.stage.buffer.dtype))
@@ -115,12 +115,12 @@ class Picks:
         return [self.keys, self.places]
 
     def start(self, slot: Expr, first: Expr) -> Stmt:
-        assert self.stage.fold is not None
-        worst = tirx.const(self.stage.fold.init.value, str(self.keys.dtype))
+        assert self.stage.reduction is not None
+        worst = tirx.const(self.stage.reduction.init.value, str(self.keys.dtype))
         return seq([store(self.keys, worst, slot), store(self.places, in_type(first, "int32"), slot)])
 
-    def add(self, ctx: Context, here: dict[Any, Expr], slot: Expr) -> Stmt:
-        point = Point(ctx.virtual)
+    def add(self, ctx: NestContext, here: dict[Any, Expr], slot: Expr) -> Stmt:
+        point = ScalarWriter(ctx.virtual)
         key, best = point.bind(point.write(self.stage.value, here), "key"), load(self.keys, slot)
         index = in_type(here[self.stage.reduce[0].var], "int32")
         chosen = tirx.Select(beats(self.stage, key, best), index, load(self.places, slot))

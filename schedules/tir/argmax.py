@@ -15,12 +15,12 @@ from tvm import tirx
 
 from .access import same_indices
 from .builder import Expr, Load, is_int
-from .stages import Fold, Program, Stage, substitute
+from .stages import Program, Reduction, Stage, substitute
 
 FIRST = {"max": "first-max", "min": "first-min"}
 
 
-def join_picks(program: Program) -> Program:
+def fuse_argmax(program: Program) -> Program:
     """The program with every such pair of stages as one."""
     stages: list[Stage] = []
     for stage in program.stages:
@@ -34,7 +34,7 @@ def join_picks(program: Program) -> Program:
 
 def _joined(program: Program, best: Stage, index: Stage) -> Stage | None:
     """Both as one stage, or None: ``index`` is the least k at which best's value equals best's result."""
-    if best.fold is None or best.fold.kind not in FIRST or len(best.reduce) != 1 or len(index.reduce) != 1:
+    if best.reduction is None or best.reduction.kind not in FIRST or len(best.reduce) != 1 or len(index.reduce) != 1:
         return None
     key = _key_where(best, index)
     if key is None or _extents(best) != _extents(index) or not program.owns(best.buffer):
@@ -47,7 +47,7 @@ def _joined(program: Program, best: Stage, index: Stage) -> Stage | None:
         return None
     if not same_indices([substitute(i, names) for i in here], best.indices):
         return None
-    return attrs.evolve(index, value=test, fold=Fold(FIRST[best.fold.kind], best.fold.init))
+    return attrs.evolve(index, value=test, reduction=Reduction(FIRST[best.reduction.kind], best.reduction.init))
 
 
 def _extents(stage: Stage) -> list[int]:
@@ -57,7 +57,7 @@ def _extents(stage: Stage) -> list[int]:
 def _key_where(best: Stage, index: Stage) -> tuple[Sequence[Expr], Expr] | None:
     """Of ``min over k of Select(best[here] == key, k, extent of k)``: here and key."""
     choice = index.value
-    if index.fold is None or index.fold.kind != "min" or not isinstance(choice, tirx.Select):
+    if index.reduction is None or index.reduction.kind != "min" or not isinstance(choice, tirx.Select):
         return None
     test, axis = choice.condition, index.reduce[0]
     k = choice.true_value.value if isinstance(choice.true_value, tirx.Cast) else choice.true_value
@@ -69,18 +69,18 @@ def _key_where(best: Stage, index: Stage) -> tuple[Sequence[Expr], Expr] | None:
     return None
 
 
-def is_pick(stage: Stage) -> bool:
+def is_argmax(stage: Stage) -> bool:
     """Is the stage a fused fold of a key and its index?"""
-    return stage.fold is not None and stage.fold.kind in FIRST.values()
+    return stage.reduction is not None and stage.reduction.kind in FIRST.values()
 
 
 def beats(stage: Stage, a: Any, b: Any) -> Expr:
     """Is key ``a`` more extreme than key ``b``?"""
-    assert stage.fold is not None
-    return tirx.GT(a, b) if stage.fold.kind == FIRST["max"] else tirx.LT(a, b)
+    assert stage.reduction is not None
+    return tirx.GT(a, b) if stage.reduction.kind == FIRST["max"] else tirx.LT(a, b)
 
 
 def extreme(stage: Stage, a: Any, b: Any) -> Expr:
     """The more extreme of two keys."""
-    assert stage.fold is not None
-    return tirx.Max(a, b) if stage.fold.kind == FIRST["max"] else tirx.Min(a, b)
+    assert stage.reduction is not None
+    return tirx.Max(a, b) if stage.reduction.kind == FIRST["max"] else tirx.Min(a, b)

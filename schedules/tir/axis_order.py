@@ -14,7 +14,7 @@ from .rewrite import rewrite
 from .stages import Axis, Program, Stage, loads, substitute
 
 
-def aligned(program: Program) -> Program:
+def align_axes(program: Program) -> Program:
     """The stages of ``program``, each with its axes ordered as those of the first stage that it reads; its last axis,
     along which vectors run, stays the last. The order in which a result's elements are made changes no bit. Stages that
     are ``kept`` come first, as they read parameters alone: what follows on each other is then beside each other."""
@@ -28,7 +28,7 @@ def aligned(program: Program) -> Program:
     return attrs.evolve(program, stages=tuple(done))
 
 
-def written_out(program: Program) -> Program:
+def inline_materialized(program: Program) -> Program:
     """``program`` with each map that is ``kept`` worked out where it is read, as a GPU brings elements in."""
     maps = {s.buffer: s for s in program.stages if s.kept and s.is_map}
 

@@ -79,7 +79,7 @@ def narrow(wide: Expr) -> Expr:
 
 
 @attrs.frozen
-class WriteOut:
+class Bfloat16Lowering:
     """Callbacks for ``tree.rewrite`` that write bfloat16 out. ``name(expr)`` answers a variable that holds ``expr``."""
 
     name: Callable[[Expr], Expr]
@@ -122,7 +122,7 @@ class WriteOut:
         return self._narrow(Call(node.op, [widen(a) for a in node.args], ret_ty="float32"))
 
 
-def spread(stmt: Stmt, lane: Any, width: int) -> tuple[list[Any], Stmt]:
+def splat(stmt: Stmt, lane: Any, width: int) -> tuple[list[Any], Stmt]:
     """Buffers' makers, and ``stmt`` with each bfloat16 number that is one for all lanes stored as a lane's own bits.
 
     TVM stores no vector of bfloat16 made of one number: it takes the buffer for integers and the number for a float.

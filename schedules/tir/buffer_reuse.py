@@ -10,13 +10,13 @@ from tvm import tirx
 
 from .access import reads_of, same_indices
 from .builder import Load, Stmt, load, shape_of, store
-from .context import Context
+from .context import NestContext
 from .rewrite import collect, rewrite
 from .row_group import RowGroup
 from .stages import Program, loads, stored, substitute
 
 
-def dies(ctx: Context, found: RowGroup, place: int, buffer: Any) -> bool:
+def is_last_read(ctx: NestContext, found: RowGroup, place: int, buffer: Any) -> bool:
     """Is the stage at ``place`` the last that reads ``buffer``, and reads it where it writes its own?"""
     stage, later = found.stages[place], found.stages[place + 1 :]
     source = next(s for s in found.stages if buffer in s.writes)
@@ -31,7 +31,7 @@ def dies(ctx: Context, found: RowGroup, place: int, buffer: Any) -> bool:
     return not any(source.same_as(buffer) for source in sources)
 
 
-def in_few_places(program: Program, nests: Sequence[Stmt]) -> tuple[list[Stmt], list[Any]]:
+def share_storage(program: Program, nests: Sequence[Stmt]) -> tuple[list[Stmt], list[Any]]:
     """The nests, and the program's own buffers that they need. One that is first written after another of its type was
     last read takes its place."""
     places: dict[Any, Any] = {}

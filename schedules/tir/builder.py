@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.ir.expr import Call as Call  # re-exported, like Load
 from tvm.ir.expr import TensorLoad
 
-from .let_buffers import in_buffers
+from .let_buffers import bind_in_buffers
 
 Expr = Any  # tvm.ir.Expr with arithmetic operators, which its type stub does not show
 Stmt = Any
@@ -46,7 +46,7 @@ def loop(extent: int, body: Callable[[Expr], Stmt], kind: Any = SERIAL, name: st
     if extent == 1:
         return body(i64(0))
     var = tirx.Var(name, "int64")
-    return tirx.For(var, i64(0), i64(extent), kind, in_buffers(body(var)))
+    return tirx.For(var, i64(0), i64(extent), kind, bind_in_buffers(body(var)))
 
 
 def grid(extents: Sequence[int], body: Callable[[list[Expr]], Stmt]) -> Stmt:

@@ -50,7 +50,12 @@ class Contraction:
 
 def read_contraction(program: Program, stage: Stage) -> Contraction | None:
     """The stage as a matrix product worth a register tile, else None."""
-    if stage.fold is None or stage.fold.kind != "sum" or not isinstance(stage.value, tirx.Mul) or not stage.space:
+    if (
+        stage.reduction is None
+        or stage.reduction.kind != "sum"
+        or not isinstance(stage.value, tirx.Mul)
+        or not stage.space
+    ):
         return None
     if str(stage.buffer.dtype) not in ("float32", "float64"):
         return None
@@ -78,7 +83,7 @@ def _wide(one: Contraction) -> Contraction:
     return attrs.evolve(one, a=one.b, b=one.a, rows=one.columns, columns=one.rows)
 
 
-def walks(factor: Expr, axes: Sequence[Axis]) -> bool:
+def is_contiguous(factor: Expr, axes: Sequence[Axis]) -> bool:
     """Is the factor's memory contiguous along one of ``axes``?"""
     last = [variables(x.indices[-1]) for x in loads(_chosen(factor)) if len(x.indices)]
     return any(axis.var in names for axis in axes for names in last)

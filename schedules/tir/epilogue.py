@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .access import reads_of, same_indices
-from .context import Context
+from .context import NestContext
 from .stages import Stage, substitute
 
 
-def followers(ctx: Context, fold: Stage, rest: Sequence[Stage]) -> list[Stage]:
+def epilogue_stages(ctx: NestContext, fold: Stage, rest: Sequence[Stage]) -> list[Stage]:
     """The map stages right after a fold that can be done on its results while they are at hand."""
     taken: list[Stage] = []
     for stage in rest:
@@ -19,7 +19,7 @@ def followers(ctx: Context, fold: Stage, rest: Sequence[Stage]) -> list[Stage]:
     return taken
 
 
-def _follows(ctx: Context, fold: Stage, taken: Sequence[Stage], stage: Stage) -> bool:
+def _follows(ctx: NestContext, fold: Stage, taken: Sequence[Stage], stage: Stage) -> bool:
     """Same space, reads the fold (and the stages before it) at its own point, and the fold reads nothing it writes."""
     if [a.extent for a in stage.space] != [a.extent for a in fold.space]:
         return False

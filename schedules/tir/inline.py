@@ -14,13 +14,13 @@ from tvm import tirx
 from tvm.ir import Var
 from tvm.sym import Analyzer
 
-from .bfloat16 import WriteOut, bits16, exact, from_bits16, is_bf16, widen
+from .bfloat16 import Bfloat16Lowering, bits16, exact, from_bits16, is_bf16, widen
 from .builder import Call, Expr, Load, Stmt, is_int
 from .contraction import half_load
 from .rewrite import collect, rewrite
 from .stages import Program, Stage, loads, variables
 
-Known = Callable[[Sequence[Expr]], Expr]
+Provided = Callable[[Sequence[Expr]], Expr]
 Expansion = Callable[[Any], tuple[Sequence[tuple[Any, Expr]], Expr]]  # a call's steps, each named, and its value
 
 COSTLY = 8  # a division or a function counts this much beside an addition
@@ -44,7 +44,7 @@ def _is_free(node: Any) -> bool:
     return isinstance(node, Call) and node.op.name in _FREE
 
 
-class Virtual:
+class InlinedStages:
     """The map stages of a program whose buffer is never made, by buffer; ``real``: buffers that are."""
 
     def __init__(
@@ -99,13 +99,13 @@ def _repeats(stage: Stage, user: Stage) -> bool:
     return inner and user.points * user.depth >= 4 * stage.points
 
 
-class Point:
+class ScalarWriter:
     """Writes expressions out at one point of a nest, and keeps the statements that must stand before.
 
     ``known``: buffers whose value at given indices the nest has at hand (an accumulator, a row).
     """
 
-    def __init__(self, virtual: Virtual, known: dict[Any, Known] | None = None, analyzer: Any = None) -> None:
+    def __init__(self, virtual: InlinedStages, known: dict[Any, Provided] | None = None, analyzer: Any = None) -> None:
         self.virtual = virtual
         self.known = known or {}
         self.analyzer = analyzer or Analyzer()
@@ -118,7 +118,7 @@ class Point:
         hidden: dict[Any, Expr] = {}
         expr = _lift_conditions(expr, hidden)
         chosen = {var: self._condition(call, at) for var, call in hidden.items()}
-        halves = WriteOut(self.bind)
+        halves = Bfloat16Lowering(self.bind)
         callbacks = [
             (Var, lambda v: chosen.get(v, at.get(v, v))),
             (Load, self._read),
@@ -184,7 +184,7 @@ class Point:
         return from_bits16(chosen) if is_bf16(call) else chosen
 
     def _branch(self, branch: Expr, at: dict[Any, Expr]) -> Expr:
-        inner = Point(self.virtual, self.known, self.analyzer)
+        inner = ScalarWriter(self.virtual, self.known, self.analyzer)
         inner.tests = self.tests
         value = inner.write(branch, at)
         value = bits16(value) if is_bf16(value) else value

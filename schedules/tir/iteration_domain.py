@@ -17,8 +17,8 @@ from tvm.ir import Range
 from tvm.sym import Analyzer, detect_linear_equation
 
 from .builder import Expr, i64, is_int, value_of
-from .context import Context
-from .inline import Point
+from .context import NestContext
+from .inline import ScalarWriter
 from .rewrite import collect
 from .stages import Axis, Stage, loads, substitute, variables
 
@@ -43,7 +43,7 @@ class Box:
         return known
 
 
-def boxes(ctx: Context, stages: Sequence[Stage]) -> list[Box]:
+def boxes(ctx: NestContext, stages: Sequence[Stage]) -> list[Box]:
     """The space of map stages, all of one space, in straight parts; one whole box if there would be too many."""
     axes = stages[0].space
     whole = Box((0,) * len(axes), tuple(a.extent for a in axes), True)
@@ -59,9 +59,9 @@ def boxes(ctx: Context, stages: Sequence[Stage]) -> list[Box]:
     return [Box(tuple(a for a, _ in box), tuple(b - a for a, b in box), False) for box in product(*parts)]
 
 
-def conditions(ctx: Context, stage: Stage, whole: Box) -> list[Expr]:
+def conditions(ctx: NestContext, stage: Stage, whole: Box) -> list[Expr]:
     """Every condition that the stage's value takes, in its own axes."""
-    point = Point(ctx.virtual, analyzer=whole.analyzer([axis.var for axis in stage.space]))
+    point = ScalarWriter(ctx.virtual, analyzer=whole.analyzer([axis.var for axis in stage.space]))
     point.write(stage.value, {})
     return point.tests
 

@@ -14,7 +14,7 @@ from tvm.ir import PointerType, Var
 from .rewrite import collect, rewrite
 
 
-def in_buffers(stmt: Any) -> Any:
+def bind_in_buffers(stmt: Any) -> Any:
     """``stmt`` without ``Bind``, its values in buffers of their own."""
     makes, body = split_names(stmt, None, 1)
     return tirx.SeqStmt([*makes, body]) if makes else body

@@ -14,8 +14,8 @@ from tvm import tirx
 from tvm.ir import PointerType, PrimType
 
 from .builder import Expr, Stmt, i64, load, scratch, seq, store
-from .context import Context, dynamic_loop, vector
-from .inline import Known, Virtual
+from .context import NestContext, dynamic_loop, vector
+from .inline import InlinedStages, Provided
 from .point_writer import point_stores
 from .reduction import lanes_fold, stage_body
 from .rewrite import collect
@@ -23,12 +23,12 @@ from .stages import Axis, NotStaged, Program, Stage, loads, read_program
 from .tensor_list import Form, Member, Members, read_members
 from .thread_cost import element_takes
 
-MAP_PIECE, FOLD_PIECE = 2048, 8192  # elements of a task; of a fold, it is part of the order of the sum
+ELEMENTWISE_PIECE, REDUCTION_PIECE = 2048, 8192  # elements of a task; of a fold, it is part of the order of the sum
 ADDRESS = 15  # the field of a table's entry, of 16 bytes: TVMStructFieldKind::kTVMFFIAnyUnionValue
 
 
 @attrs.frozen
-class Pieces:
+class MultiTensorRule:
     """Takes programs of several members, and those with several outputs of which some are in place.
 
     ``nests``: (program, target, members) -> what does them, or None; ``function``: (program, nests) -> the function.
@@ -51,7 +51,7 @@ class Pieces:
 
 
 @attrs.frozen(eq=False)
-class Group:
+class TensorGroup:
     """The members of one form.
 
     begin:     the number of its first task
@@ -61,7 +61,7 @@ class Group:
     partial:   fold stage -> its results, a task each
     """
 
-    ctx: Context
+    ctx: NestContext
     form: Form
     members: tuple[Member, ...]
     begin: int
@@ -138,7 +138,7 @@ class Group:
         return tirx.tvm_struct_get(self.addresses, entry, ADDRESS, pointer)
 
     def _folds(self, own: Expr, begin: Expr, count: Expr) -> list[Stmt]:
-        folds = [s for s in self.form.stages if s.fold is not None]
+        folds = [s for s in self.form.stages if s.reduction is not None]
         keep = lambda s: lambda value: store(self.partial[s], value, own)  # noqa: E731
         return [lanes_fold(self.ctx, s, begin, count, keep(s)) for s in folds]
 
@@ -171,13 +171,13 @@ class Group:
                 buffer = member.buffers[self.form.buffers.index(stage.buffer)]
                 indices = tuple(i64(0) for _ in buffer.shape)
                 value = load(partial, c.var + i64(self.firsts[n]) if count > 1 else i64(self.firsts[n]))
-                fold = stage.fold if count > 1 else None
+                fold = stage.reduction if count > 1 else None
                 end = Stage(stage.name, (), (c,) if fold else (), buffer, indices, value, fold)
                 done.append(stage_body(self.ctx, end, []))
         return done
 
 
-def _load_once(buffer: Any, binds: list[Stmt], known: dict[Any, Known]) -> None:
+def _load_once(buffer: Any, binds: list[Stmt], known: dict[Any, Provided]) -> None:
     """A name for the one element of ``buffer``; that of a truth value is an integer, which vectors may be made of."""
     is_bool = str(buffer.dtype) == "bool"
     held = load(buffer, i64(0))
@@ -189,11 +189,11 @@ def _load_once(buffer: Any, binds: list[Stmt], known: dict[Any, Known]) -> None:
 
 
 def make_group(
-    program: Program, target: Any, form: Form, members: Sequence[Member], begin: int, map_piece: int = MAP_PIECE
-) -> Group:
+    program: Program, target: Any, form: Form, members: Sequence[Member], begin: int, map_piece: int = ELEMENTWISE_PIECE
+) -> TensorGroup:
     """``map_piece``: elements of a task where nothing is summed."""
-    folds = [s for s in form.stages if s.fold is not None]
-    piece = FOLD_PIECE if folds else map_piece
+    folds = [s for s in form.stages if s.reduction is not None]
+    piece = REDUCTION_PIECE if folds else map_piece
     counts = [-(-m.length // piece) for m in members]
     firsts = tuple(sum(counts[:n]) for n in range(len(counts)))
     results = [form.buffers.index(s.buffer) for s in folds]
@@ -203,10 +203,10 @@ def make_group(
     own = tuple(k for k in memory if any(not m.buffers[k].same_as(members[0].buffers[k]) for m in members))
     held = [form.buffers[k] for k in memory]
     plain = attrs.evolve(program, stages=())
-    virtual = Virtual(plain, (), target.functions)
+    virtual = InlinedStages(plain, (), target.functions)
     virtual.stages = {s.buffer: s for s in form.stages if s.is_map and s.buffer not in held}
-    ctx = Context(plain, virtual, target.lanes, target.registers)
-    return Group(
+    ctx = NestContext(plain, virtual, target.lanes, target.registers)
+    return TensorGroup(
         ctx, form, tuple(members), begin, piece, firsts, sum(counts), memory, own,
         tirx.Var("addresses", PointerType(PrimType("void"))),
         scratch([2 * len(members)], "int64", "spans"),

@@ -17,8 +17,8 @@ from tvm.sym import Analyzer
 
 from .access import Access, merged_tail, reads_of, write_of
 from .builder import Expr, i64, is_int
-from .context import Context
-from .point_writer import group
+from .context import NestContext
+from .point_writer import elementwise_group
 from .rewrite import rewrite
 from .stages import Axis, Stage, substitute, variables
 
@@ -98,16 +98,16 @@ def _of_counter(expr: Expr, counter: Any, space: Sequence[Axis]) -> Expr:
     return rewrite(expr, [(tirx.RShift, shifted)])
 
 
-def draw_group(ctx: Context, stages: Sequence[Stage]) -> list[Stage] | None:
+def draw_group(ctx: NestContext, stages: Sequence[Stage]) -> list[Stage] | None:
     """What one nest takes of ``stages``, if they begin with a draw: the stages after it at the same elements, if these
     lie in memory in the order of their numbers; else the draw alone."""
     if read_draw(stages[0]) is None:
         return None
-    taken = group(ctx, stages)
+    taken = elementwise_group(ctx, stages)
     return taken if _in_order(ctx, taken) else taken[:1]
 
 
-def _in_order(ctx: Context, stages: Sequence[Stage]) -> bool:
+def _in_order(ctx: NestContext, stages: Sequence[Stage]) -> bool:
     axes, found = stages[0].space, []
     for stage in stages:
         names = {a.var: b.var for a, b in zip(stage.space, axes, strict=True)}

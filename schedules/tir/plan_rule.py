@@ -26,7 +26,7 @@ class PlanRule:
         return self.build(plan) if plan is not None and self.takes(set(plan.kinds)) else None
 
 
-def remembered(make_plan: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def memoized(make_plan: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """``make_plan`` for rules that ask one after the other for the same plan; None where it raises NotStaged."""
 
     @functools.lru_cache(maxsize=1)

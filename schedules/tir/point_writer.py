@@ -10,13 +10,13 @@ from typing import Any
 
 from .access import Access, reads_of, same_indices, write_of
 from .builder import Expr, Stmt, seq, store
-from .context import Context
-from .inline import Known, Point
+from .context import NestContext
+from .inline import Provided, ScalarWriter
 from .iteration_domain import Box
 from .stages import Axis, Stage, substitute
 
 
-def at(axes: Sequence[Axis], places: Sequence[Expr]) -> dict[Any, Expr]:
+def index_of(axes: Sequence[Axis], places: Sequence[Expr]) -> dict[Any, Expr]:
     """Axis variables and where they stand, in the variables' own integer type."""
     found = {}
     for axis, place in zip(axes, places, strict=True):
@@ -25,7 +25,7 @@ def at(axes: Sequence[Axis], places: Sequence[Expr]) -> dict[Any, Expr]:
     return found
 
 
-def group(ctx: Context, stages: Sequence[Stage]) -> list[Stage]:
+def elementwise_group(ctx: NestContext, stages: Sequence[Stage]) -> list[Stage]:
     """The longest start of ``stages`` that one map nest can hold."""
     taken = [stages[0]]
     for stage in stages[1:]:
@@ -35,7 +35,7 @@ def group(ctx: Context, stages: Sequence[Stage]) -> list[Stage]:
     return taken
 
 
-def _joins(ctx: Context, taken: Sequence[Stage], stage: Stage) -> bool:
+def _joins(ctx: NestContext, taken: Sequence[Stage], stage: Stage) -> bool:
     """Same space, and what it reads of the nest lies at its own point."""
     if [a.extent for a in stage.space] != [a.extent for a in taken[0].space]:
         return False
@@ -53,7 +53,7 @@ def _rename(source: Stage, target: Stage) -> dict[Any, Expr]:
     return {a.var: b.var for a, b in zip(source.space, target.space, strict=True)}
 
 
-def kept(ctx: Context, stage: Stage, inside: Sequence[Stage]) -> bool:
+def is_materialized(ctx: NestContext, stage: Stage, inside: Sequence[Stage]) -> bool:
     """Does anything outside ``inside`` need the stage's buffer in memory?"""
     if not ctx.program.owns(stage.buffer):
         return True
@@ -62,15 +62,19 @@ def kept(ctx: Context, stage: Stage, inside: Sequence[Stage]) -> bool:
 
 
 def point_stores(
-    ctx: Context, stages: Sequence[Stage], places: Sequence[Expr], known: dict[Any, Known], keep: Sequence[Stage],
+    ctx: NestContext,
+    stages: Sequence[Stage],
+    places: Sequence[Expr],
+    known: dict[Any, Provided],
+    keep: Sequence[Stage],
     analyzer: Any = None,
-) -> Stmt:  # fmt: skip
+) -> Stmt:
     """All stages at one point: values first, stores last, so that an update in place reads before it writes.
     ``analyzer``: what is known of the places."""
-    point = Point(ctx.virtual, dict(known), analyzer)
+    point = ScalarWriter(ctx.virtual, dict(known), analyzer)
     stores = []
     for stage in stages:
-        here = at(stage.space, places)
+        here = index_of(stage.space, places)
         value = point.bind(point.write(stage.value, here))
         point.known[stage.buffer] = lambda _, value=value: value
         if stage in keep:
@@ -78,21 +82,21 @@ def point_stores(
     return seq([*point.binds, *stores])
 
 
-def finish(ctx: Context, fold: Stage, mine: dict[Any, Expr], value: Expr, after: Sequence[Stage]) -> Stmt:
+def store_result(ctx: NestContext, fold: Stage, mine: dict[Any, Expr], value: Expr, after: Sequence[Stage]) -> Stmt:
     """A finished element of a fold at ``mine`` (its axes): stored if needed, and the stages ``after`` done on it."""
-    point = Point(ctx.virtual)
+    point = ScalarWriter(ctx.virtual)
     value = point.bind(point.write(value, {}))
     stores = []
-    if kept(ctx, fold, [fold, *after]):
+    if is_materialized(ctx, fold, [fold, *after]):
         stores.append(store(fold.buffer, value, *point.indices(fold.indices, mine)))
     if after:
-        keep = [s for s in after if kept(ctx, s, [fold, *after])]
-        known: dict[Any, Known] = {fold.buffer: lambda _: value}
+        keep = [s for s in after if is_materialized(ctx, s, [fold, *after])]
+        known: dict[Any, Provided] = {fold.buffer: lambda _: value}
         stores.append(point_stores(ctx, after, [mine[a.var] for a in fold.space], known, keep))
     return seq([*point.binds, *stores])
 
 
-def common_accesses(ctx: Context, stages: Sequence[Stage], box: Box) -> list[Access]:
+def common_accesses(ctx: NestContext, stages: Sequence[Stage], box: Box) -> list[Access]:
     """All accesses of a group inside ``box``, in the first stage's axes."""
     found = []
     for stage in stages:

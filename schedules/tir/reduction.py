@@ -15,69 +15,69 @@ from tvm import tirx
 
 from .access import contiguous_axis, merged_tail, reads_of
 from .accumulators import Accumulator, accumulator
-from .argmax import is_pick
+from .argmax import is_argmax
 from .builder import Expr, Stmt, grid, i64, loop, seq, store, unravel
-from .context import TREE, Context, block, dynamic_loop, vector, vectors
-from .inline import Point
-from .point_writer import at, finish, point_stores
+from .context import TREE_WIDTH, NestContext, block, dynamic_loop, vector, vector_loop
+from .inline import ScalarWriter
+from .point_writer import index_of, point_stores, store_result
 from .stages import Axis, Stage, binds, statements, substitute
 
-LONG = 256  # elements from which four chains of partial sums hide the latency of an addition
+LONG_ROW = 256  # elements from which four chains of partial sums hide the latency of an addition
 COLUMNS = 64  # columns summed side by side
 
 
-def walks_rows(ctx: Context, stage: Stage) -> bool:
+def reduces_along_memory(ctx: NestContext, stage: Stage) -> bool:
     """Does the fold's widest read walk through memory along a reduced axis (or along none)?"""
     axis = contiguous_axis(reads_of(ctx, stage), [*stage.space, *stage.reduce])
     return axis is None or axis in stage.reduce or not stage.space
 
 
-def stage_body(ctx: Context, stage: Stage, rows: Sequence[Expr]) -> Stmt:
+def stage_body(ctx: NestContext, stage: Stage, rows: Sequence[Expr]) -> Stmt:
     """The stage at ``rows``, values of its first axes; its other axes are looped over here."""
     fixed, free = stage.space[: len(rows)], stage.space[len(rows) :]
-    here = at(fixed, rows)
+    here = index_of(fixed, rows)
     if stage.serial is not None:
-        return grid([a.extent for a in free], lambda rest: _serial(ctx, stage, here | at(free, rest)))
+        return grid([a.extent for a in free], lambda rest: _serial(ctx, stage, here | index_of(free, rest)))
     if stage.is_map:
         return _map(ctx, stage, rows, free)
-    if free and not walks_rows(ctx, stage):
+    if free and not reduces_along_memory(ctx, stage):
         return grid(
             [a.extent for a in free[:-1]],
-            lambda rest: _columns(ctx, stage, here | at(free[:-1], rest), free[-1]),
+            lambda rest: _columns(ctx, stage, here | index_of(free[:-1], rest), free[-1]),
         )
-    return grid([a.extent for a in free], lambda rest: _tree(ctx, stage, here | at(free, rest)))
+    return grid([a.extent for a in free], lambda rest: _tree(ctx, stage, here | index_of(free, rest)))
 
 
-def _map(ctx: Context, stage: Stage, rows: Sequence[Expr], free: Sequence[Axis]) -> Stmt:
+def _map(ctx: NestContext, stage: Stage, rows: Sequence[Expr], free: Sequence[Axis]) -> Stmt:
     if not free:
         return point_stores(ctx, [stage], list(rows), {}, [stage])
     last = free[-1].extent
 
     def line(outer: list[Expr]) -> Stmt:
         body = lambda f: point_stores(ctx, [stage], [*rows, *outer, f], {}, [stage])  # noqa: E731
-        return seq(vectors(last, ctx.lanes, body))
+        return seq(vector_loop(last, ctx.lanes, body))
 
     return grid([a.extent for a in free[:-1]], line)
 
 
-def _serial(ctx: Context, stage: Stage, here: dict[Any, Expr]) -> Stmt:
+def _serial(ctx: NestContext, stage: Stage, here: dict[Any, Expr]) -> Stmt:
     """The block's own statements in its own order."""
     assert stage.serial is not None
     init, body = stage.serial
     start = [] if init is None else [_rewrite(ctx, init, here)]
     extents = [a.extent for a in stage.reduce]
-    turns = grid(extents, lambda ks: _rewrite(ctx, body, here | at(stage.reduce, ks)))
+    turns = grid(extents, lambda ks: _rewrite(ctx, body, here | index_of(stage.reduce, ks)))
     return seq([*start, turns])
 
 
-def _rewrite(ctx: Context, stmt: Stmt, here: dict[Any, Expr]) -> Stmt:
+def _rewrite(ctx: NestContext, stmt: Stmt, here: dict[Any, Expr]) -> Stmt:
     """A statement at one point; variables it binds get fresh names, for it may be written out twice."""
     fresh: dict[Any, Expr] = {}
     for bound in binds(stmt):
         fresh[bound.var] = tirx.Var(bound.var.name, str(bound.value.ty.dtype))
     done = []
     for part in statements(stmt):
-        point = Point(ctx.virtual)
+        point = ScalarWriter(ctx.virtual)
         value = point.write(part.value, here | fresh)
         if isinstance(part, tirx.Bind):
             done += [*point.binds, tirx.Bind(fresh[part.var], value)]
@@ -87,15 +87,15 @@ def _rewrite(ctx: Context, stmt: Stmt, here: dict[Any, Expr]) -> Stmt:
     return seq(done)
 
 
-def _finish(ctx: Context, stage: Stage, here: dict[Any, Expr], value: Expr) -> Stmt:
-    point = Point(ctx.virtual)
+def _finish(ctx: NestContext, stage: Stage, here: dict[Any, Expr], value: Expr) -> Stmt:
+    point = ScalarWriter(ctx.virtual)
     indices = point.indices(stage.indices, here)
     value = point.write(value, {})
     return seq([*point.binds, store(stage.buffer, value, *indices)])
 
 
 @attrs.frozen
-class Order:
+class ReductionOrder:
     """How one element is reduced: for each turn of ``outer``, one after the other, lane n of ``width`` takes every
     width-th element of ``tail`` from the n-th on; then the lanes halve. A width of 1: one element after the other."""
 
@@ -108,26 +108,30 @@ class Order:
         return prod(axis.extent for axis in self.tail)
 
 
-def order_of(ctx: Context, stage: Stage) -> Order:
+def reduction_order(ctx: NestContext, stage: Stage) -> ReductionOrder:
     """The order of a fold that walks along rows, or is part of a row nest. It follows from the shape alone."""
     inner = merged_tail(stage.reduce, reads_of(ctx, stage))
     outer, tail = stage.reduce[: len(stage.reduce) - inner], stage.reduce[len(stage.reduce) - inner :]
     depth = prod(a.extent for a in tail)
-    in_order = depth < TREE or stage.in_order or not walks_rows(ctx, stage)  # columns are, whatever nest they are in
-    return Order(outer, tail, 1 if in_order else TREE if depth < LONG or is_pick(stage) else 4 * TREE)
+    in_order = (
+        depth < TREE_WIDTH or stage.in_order or not reduces_along_memory(ctx, stage)
+    )  # columns are, whatever nest they are in
+    return ReductionOrder(
+        outer, tail, 1 if in_order else TREE_WIDTH if depth < LONG_ROW or is_argmax(stage) else 4 * TREE_WIDTH
+    )
 
 
-def _tree(ctx: Context, stage: Stage, here: dict[Any, Expr]) -> Stmt:
+def _tree(ctx: NestContext, stage: Stage, here: dict[Any, Expr]) -> Stmt:
     """One reduced element: lanes along the last reduced axes, the other reduced axes one after the other."""
-    order = order_of(ctx, stage)
+    order = reduction_order(ctx, stage)
     outer, tail, width, depth = order.outer, order.tail, order.width, order.depth
     extents = [a.extent for a in tail]
     acc = accumulator(stage, width)
 
     def add(ks: list[Expr], f: Expr, slot: Expr) -> Stmt:
-        return acc.add(ctx, here | at(outer, ks) | at(tail, unravel(f, extents)), slot)
+        return acc.add(ctx, here | index_of(outer, ks) | index_of(tail, unravel(f, extents)), slot)
 
-    init = seq([_start(acc, p, min(TREE, width), True) for p in range(0, width, TREE)])
+    init = seq([_start(acc, p, min(TREE_WIDTH, width), True) for p in range(0, width, TREE_WIDTH)])
     turns = grid([a.extent for a in outer], lambda ks: seq(_strides(depth, width, lambda f, s: add(ks, f, s))))
     done = _finish(ctx, stage, here, acc.result(i64(0)))
     return block([init, turns, *_halve(acc, width), done], acc.buffers)
@@ -145,10 +149,10 @@ def _strides(depth: int, width: int, add: Any) -> list[Stmt]:
     full, rest = divmod(depth, width)
 
     def turn(o: Expr) -> Stmt:
-        return seq([_span(o * width, p, TREE, add) for p in range(0, width, TREE)])
+        return seq([_span(o * width, p, TREE_WIDTH, add) for p in range(0, width, TREE_WIDTH)])
 
     done = [loop(full, turn, name="k")] if full else []
-    spans = [(p, min(TREE, rest - p)) for p in range(0, rest, TREE)]
+    spans = [(p, min(TREE_WIDTH, rest - p)) for p in range(0, rest, TREE_WIDTH)]
     return [*done, *(_span(i64(full * width), p, size, add) for p, size in spans)]
 
 
@@ -160,30 +164,30 @@ def _halve(acc: Accumulator, width: int) -> list[Stmt]:
     done = []
     while width > 1:
         width //= 2
-        for p in range(0, width, TREE):
-            done.append(vector(min(TREE, width), lambda lane, p=p, w=width: acc.meet(lane + p, lane + (p + w))))
+        for p in range(0, width, TREE_WIDTH):
+            done.append(vector(min(TREE_WIDTH, width), lambda lane, p=p, w=width: acc.meet(lane + p, lane + (p + w))))
     return done
 
 
-def lanes_fold(ctx: Context, stage: Stage, first: Expr, length: Expr, done: Any) -> Stmt:
+def lanes_fold(ctx: NestContext, stage: Stage, first: Expr, length: Expr, done: Any) -> Stmt:
     """A fold over one axis of ``length`` elements from ``first`` on, known only where it runs: four TREE of lanes
     take every element in turn, whatever the length. ``done(value)`` stores the result."""
-    acc, width = accumulator(stage, 4 * TREE), 4 * TREE
+    acc, width = accumulator(stage, 4 * TREE_WIDTH), 4 * TREE_WIDTH
     turns = tirx.floordiv(length, i64(width))
 
     def add(k: Expr, slot: Expr) -> Stmt:
-        return acc.add(ctx, at(stage.reduce, [first + k]), slot)
+        return acc.add(ctx, index_of(stage.reduce, [first + k]), slot)
 
     def turn(o: Expr) -> Stmt:
-        return seq([_span(o * width, p, TREE, add) for p in range(0, width, TREE)])
+        return seq([_span(o * width, p, TREE_WIDTH, add) for p in range(0, width, TREE_WIDTH)])
 
-    init = [_start(acc, p, TREE, False) for p in range(0, width, TREE)]
+    init = [_start(acc, p, TREE_WIDTH, False) for p in range(0, width, TREE_WIDTH)]
     rest = dynamic_loop(tirx.floormod(length, i64(width)), lambda r: add(turns * width + r, r), "k")
     end = done(acc.result(i64(0)))
     return block([*init, dynamic_loop(turns, turn, "k"), rest, *_halve(acc, width), end], acc.buffers)
 
 
-def _columns(ctx: Context, stage: Stage, here: dict[Any, Expr], axis: Axis) -> Stmt:
+def _columns(ctx: NestContext, stage: Stage, here: dict[Any, Expr], axis: Axis) -> Stmt:
     """Every column of ``axis``: up to COLUMNS side by side, each summed from the first row to the last."""
     full, rest = divmod(axis.extent, COLUMNS)
     strip = lambda start, width: column_strip(ctx, stage, here, axis, start, width, [])  # noqa: E731
@@ -192,20 +196,20 @@ def _columns(ctx: Context, stage: Stage, here: dict[Any, Expr], axis: Axis) -> S
 
 
 def column_strip(
-    ctx: Context, stage: Stage, here: dict[Any, Expr], axis: Axis, start: Expr, width: int,
+    ctx: NestContext, stage: Stage, here: dict[Any, Expr], axis: Axis, start: Expr, width: int,
     after: Sequence[Stage],
 ) -> Stmt:  # fmt: skip
     """``width`` columns from ``start``; ``after``: map stages over the fold's own space, done on the sums at hand."""
     acc = accumulator(stage, width)
-    spans = [(p, min(TREE, width - p)) for p in range(0, width, TREE)]
-    place = lambda c: here | at([axis], [start + c])  # noqa: E731
+    spans = [(p, min(TREE_WIDTH, width - p)) for p in range(0, width, TREE_WIDTH)]
+    place = lambda c: here | index_of([axis], [start + c])  # noqa: E731
 
     def turn(ks: list[Expr]) -> Stmt:
-        one = lambda slot: acc.add(ctx, place(slot) | at(stage.reduce, ks), slot)  # noqa: E731
+        one = lambda slot: acc.add(ctx, place(slot) | index_of(stage.reduce, ks), slot)  # noqa: E731
         return seq([vector(size, lambda lane, p=p: one(lane + p)) for p, size in spans])
 
     def done(p: int, size: int) -> Stmt:
-        end = lambda slot: finish(ctx, stage, place(slot), acc.result(slot), after)  # noqa: E731
+        end = lambda slot: store_result(ctx, stage, place(slot), acc.result(slot), after)  # noqa: E731
         return vector(size, lambda lane: end(lane + p))
 
     init = [_start(acc, p, size, False) for p, size in spans]

@@ -14,8 +14,8 @@ from tvm import tirx
 
 from .access import reads_of, same_indices
 from .builder import Expr, Load, Stmt, i64, load, scratch, shape_of, store
-from .context import GRAIN, Context
-from .point_writer import kept
+from .context import MIN_PARALLEL_WORK, NestContext
+from .point_writer import is_materialized
 from .rewrite import collect, rewrite
 from .stages import Stage, variables
 
@@ -31,7 +31,7 @@ class RowGroup:
     places: dict[Any, tuple[int, ...]]
 
 
-def row_group(ctx: Context, stages: Sequence[Stage], accept: Any, worth: Any = None) -> RowGroup | None:
+def row_group(ctx: NestContext, stages: Sequence[Stage], accept: Any, worth: Any = None) -> RowGroup | None:
     """The longest start of ``stages`` that fits in one loop over ``lead`` axes; ``accept(stage, lead)``: may it be part
     of one? ``worth(ctx, group)``: would it be run well?"""
     most = max((len(s.space) for s in stages[:1]), default=0)
@@ -45,23 +45,23 @@ def row_group(ctx: Context, stages: Sequence[Stage], accept: Any, worth: Any = N
     return best
 
 
-def single(stage: Stage) -> RowGroup:
+def single_row_group(stage: Stage) -> RowGroup:
     """One stage on its own, every axis of its space a row axis."""
     return RowGroup((stage,), len(stage.space), {})
 
 
-def work_of(ctx: Context, stages: Sequence[Stage]) -> int:
+def row_work(ctx: NestContext, stages: Sequence[Stage]) -> int:
     """Roughly how many additions the stages take, to be held against GRAIN."""
     return sum(s.points * s.depth * (ctx.virtual.cost(s) + 1) for s in stages)
 
 
-def _worth(ctx: Context, found: RowGroup) -> bool:
+def _worth(ctx: NestContext, found: RowGroup) -> bool:
     """Enough rows to share out, or so little work that nothing is shared out."""
     rows = prod(a.extent for a in found.stages[0].space[: found.lead])
-    return rows >= ROWS or work_of(ctx, found.stages) < GRAIN
+    return rows >= ROWS or row_work(ctx, found.stages) < MIN_PARALLEL_WORK
 
 
-def _collect(ctx: Context, stages: Sequence[Stage], lead: int, accept: Any) -> RowGroup | None:
+def _collect(ctx: NestContext, stages: Sequence[Stage], lead: int, accept: Any) -> RowGroup | None:
     taken: list[Stage] = []
     places: dict[Any, tuple[int, ...]] = {}
     for stage in stages:
@@ -104,7 +104,7 @@ def _row_places(stage: Stage, lead: int) -> tuple[int, ...] | None:
     return answers[0] if all(a == answers[0] for a in answers) else None
 
 
-def _reads_own_row(ctx: Context, stage: Stage, lead: int, places: dict[Any, tuple[int, ...]]) -> bool:
+def _reads_own_row(ctx: NestContext, stage: Stage, lead: int, places: dict[Any, tuple[int, ...]]) -> bool:
     rows = [a.var for a in stage.space[:lead]]
     for read in reads_of(ctx, stage):
         spots = places.get(read.buffer)
@@ -113,21 +113,21 @@ def _reads_own_row(ctx: Context, stage: Stage, lead: int, places: dict[Any, tupl
     return True
 
 
-def local_buffers(ctx: Context, found: RowGroup) -> list[Any]:
+def local_buffers(ctx: NestContext, found: RowGroup) -> list[Any]:
     """What nothing outside the group needs."""
     return [b for b in found.places if _is_local(ctx, b, found)]
 
 
-def _is_local(ctx: Context, buffer: Any, found: RowGroup) -> bool:
+def _is_local(ctx: NestContext, buffer: Any, found: RowGroup) -> bool:
     makers = [s for s in found.stages if buffer in s.writes]
     outside = [s for s in ctx.program.stages if s not in found.stages]
     alone = not any(buffer in s.writes for s in outside)
     return alone and not any(_needed(ctx, s, buffer, found) for s in makers)
 
 
-def _needed(ctx: Context, stage: Stage, buffer: Any, found: RowGroup) -> bool:
+def _needed(ctx: NestContext, stage: Stage, buffer: Any, found: RowGroup) -> bool:
     if stage.serial is None:
-        return kept(ctx, stage, found.stages)
+        return is_materialized(ctx, stage, found.stages)
     outside = [s for s in ctx.program.stages if s not in found.stages]
     return not ctx.program.owns(buffer) or any(x.source.same_as(buffer) for s in outside for x in s.reads)
 

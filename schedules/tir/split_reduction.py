@@ -14,12 +14,12 @@ import attrs
 from tvm import tirx
 
 from .access import merged_tail, reads_of
-from .argmax import is_pick
+from .argmax import is_argmax
 from .builder import i64, load, scratch, shape_of, unravel
-from .context import Context
+from .context import NestContext
 from .contraction import read_contraction
-from .inline import Virtual
-from .reduction import COLUMNS, walks_rows
+from .inline import InlinedStages
+from .reduction import COLUMNS, reduces_along_memory
 from .stages import Axis, Program, Stage, substitute
 
 TASKS = 16  # results that give every machine enough to share out: no cut
@@ -28,36 +28,36 @@ LEAST = 65_536  # elements of a row of results from which a cut pays
 LEAST_ONE = 32_768  # of one result
 
 
-def split_folds(program: Program) -> Program:
+def split_reductions(program: Program) -> Program:
     """The program with every long reduction cut."""
-    ctx = Context(program, Virtual(program, ()), 1, 1)
+    ctx = NestContext(program, InlinedStages(program, ()), 1, 1)
     stages: list[Stage] = []
     for stage in program.stages:
         stages += _cut(ctx, stage) if _is_long(ctx, stage) else [stage]
     return attrs.evolve(program, stages=tuple(stages))
 
 
-def _is_long(ctx: Context, stage: Stage) -> bool:
-    if stage.fold is None or is_pick(stage) or stage.depth < 2 * TASKS:
+def _is_long(ctx: NestContext, stage: Stage) -> bool:
+    if stage.reduction is None or is_argmax(stage) or stage.depth < 2 * TASKS:
         return False
     if stage.in_order or read_contraction(ctx.program, stage) is not None:
         return False
-    if walks_rows(ctx, stage):
+    if reduces_along_memory(ctx, stage):
         return stage.points < TASKS and stage.depth >= LEAST_ONE
     width = stage.space[-1].extent
     return width * stage.depth >= LEAST and width // min(COLUMNS, width) < TASKS
 
 
-def _cut(ctx: Context, stage: Stage) -> list[Stage]:
+def _cut(ctx: NestContext, stage: Stage) -> list[Stage]:
     """Partial folds over equal pieces, over a shorter last one, and the fold of the partial results."""
     stage = _merge(ctx, stage)
     first, inner = stage.reduce[0], stage.reduce[1:]
-    each = prod(a.extent for a in inner) * (1 if walks_rows(ctx, stage) else stage.space[-1].extent)
+    each = prod(a.extent for a in inner) * (1 if reduces_along_memory(ctx, stage) else stage.space[-1].extent)
     size = max(1, PIECE // each)
     full, rest = divmod(first.extent, size)
     if full < 2:
         return [stage]
-    count, last = full + (1 if rest else 0), walks_rows(ctx, stage)
+    count, last = full + (1 if rest else 0), reduces_along_memory(ctx, stage)
     spaces = [a.extent for a in stage.space]
     extents = [*spaces, count] if last else [count, *spaces]
     partial = scratch(extents, str(stage.buffer.dtype), f"{stage.name}_partial")
@@ -67,7 +67,7 @@ def _cut(ctx: Context, stage: Stage) -> list[Stage]:
     return [*pieces, _gather(stage, partial, last, count)]
 
 
-def _merge(ctx: Context, stage: Stage) -> Stage:
+def _merge(ctx: NestContext, stage: Stage) -> Stage:
     """The stage with its last reduced axes as one, where memory allows."""
     count = merged_tail(stage.reduce, reads_of(ctx, stage))
     if count < 2:
@@ -92,7 +92,7 @@ def _piece(stage: Stage, partial: Any, last: bool, slot: int, count: int, size: 
     value = substitute(stage.value, {first.var: turn if size > 1 else substitute(turn, {k: tirx.IntImm(dtype, 0)})})
     here = [a.var for a in stage.space]
     indices = (*here, place) if last else (place, *here)
-    return Stage(f"{stage.name}_piece", space, reduce, partial, indices, value, stage.fold)
+    return Stage(f"{stage.name}_piece", space, reduce, partial, indices, value, stage.reduction)
 
 
 def _gather(stage: Stage, partial: Any, last: bool, count: int) -> Stage:

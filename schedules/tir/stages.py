@@ -35,7 +35,7 @@ class Axis:
 
 
 @attrs.frozen(eq=False)
-class Fold:
+class Reduction:
     """How a stage reduces. ``init`` is neutral for ``kind``, one of sum max min prod; or first-max and first-min, which
     ``argmax`` makes: the smallest index of the extreme value."""
 
@@ -57,14 +57,14 @@ class Stage:
     buffer: Any
     indices: tuple[Expr, ...]
     value: Expr
-    fold: Fold | None = None
+    reduction: Reduction | None = None
     serial: tuple[Stmt | None, Stmt] | None = None
     in_order: bool = False
     kept: bool = False
 
     @property
     def is_map(self) -> bool:
-        return self.fold is None and self.serial is None
+        return self.reduction is None and self.serial is None
 
     @property
     def points(self) -> int:
@@ -226,7 +226,7 @@ def _simple(body: Stmt) -> bool:
     return all(isinstance(part, tirx.Bind | tirx.BufferStore) for part in parts)
 
 
-def _read_fold(init: Stmt | None, body: Any) -> tuple[Fold, Expr] | None:
+def _read_fold(init: Stmt | None, body: Any) -> tuple[Reduction, Expr] | None:
     """``acc = acc (+) x`` or ``acc = x (+) acc`` with a neutral start, as the fold and x; None if it is not that."""
     kinds = {tirx.Add: "sum", tirx.Mul: "prod", tirx.Max: "max", tirx.Min: "min"}
     kind = kinds.get(type(body.value))
@@ -237,7 +237,7 @@ def _read_fold(init: Stmt | None, body: Any) -> tuple[Fold, Expr] | None:
         if own and tvm_ffi.structural_equal(list(acc.indices), list(body.indices)):
             if any(x.source.same_as(body.buffer) for x in loads(update)) or not _neutral(kind, init.value):
                 return None
-            return Fold(kind, init.value), update
+            return Reduction(kind, init.value), update
     return None
 
 
@@ -248,7 +248,7 @@ def _neutral(kind: str, init: Expr) -> bool:
     return isinstance(init, tirx.IntImm | tirx.FloatImm) and float(init.value) == (0.0 if kind == "sum" else 1.0)
 
 
-def handed_on(program: Program, nests: Sequence[Stmt]) -> list[Any]:
+def intermediate_buffers(program: Program, nests: Sequence[Stmt]) -> list[Any]:
     """The program's own buffers that one nest writes and another reads."""
     made = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
     used = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]

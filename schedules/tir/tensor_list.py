@@ -52,7 +52,7 @@ def read_members(program: Program) -> Members | None:
     """None for a program that is not one of members."""
     after = tuple(s for s in program.stages if s.is_map and s.points == 1)
     rest = [s for s in program.stages if s not in after]
-    own = {s.buffer for s in program.stages if s in after or s.fold}  # ready when all members are done
+    own = {s.buffer for s in program.stages if s in after or s.reduction}  # ready when all members are done
     if any(x.source in own for s in rest for x in s.reads):
         return None
     if any(size(x.source) > 1 for s in after for x in s.reads):
@@ -102,8 +102,8 @@ def _member(stages: Sequence[Stage], forms: dict[Any, Form]) -> Member | None:
     if None in placed:
         return None
     made = Form(tuple(s for s in placed if s), tuple(names.values()), tuple(size(b) > 1 for b in names))
-    key = [x for s in made.stages for x in (s.buffer, s.value, s.fold.init if s.fold else i64(0))]
-    kinds = (tuple(s.fold.kind if s.fold else "" for s in made.stages), made.wide)
+    key = [x for s in made.stages for x in (s.buffer, s.value, s.reduction.init if s.reduction else i64(0))]
+    kinds = (tuple(s.reduction.kind if s.reduction else "" for s in made.stages), made.wide)
     form = forms.setdefault((tvm_ffi.StructuralKey(key), kinds), made)
     return Member(form, tuple(names), length.pop())
 
@@ -121,9 +121,11 @@ def _stand_in(names: dict[Any, Any], buffer: Any) -> Any:
 
 def _placed(stage: Stage, names: dict[Any, Any]) -> Stage | None:
     """The stage over PLACE, None if an access is neither of the element at its place nor of a single element."""
-    axes = [a.var for a in (stage.reduce if stage.fold else stage.space)]
+    axes = [a.var for a in (stage.reduce if stage.reduction else stage.space)]
     accesses = loads(stage.value)
-    good = stage.points == 1 and str(stage.buffer.dtype) not in HALVES if stage.fold else _walks(stage.indices, axes)
+    good = (
+        stage.points == 1 and str(stage.buffer.dtype) not in HALVES if stage.reduction else _walks(stage.indices, axes)
+    )
     good = good and all(size(x.source) == 1 or _walks(x.indices, axes) for x in accesses)
     if not good or any(x.source.same_as(stage.buffer) for x in accesses):
         return None
@@ -134,8 +136,8 @@ def _placed(stage: Stage, names: dict[Any, Any]) -> Stage | None:
     value, buffer = rewrite(stage.value, [(Load, read)]), _stand_in(names, stage.buffer)
     if variables(value) & set(axes):
         return None
-    if stage.fold:
-        return Stage(stage.name, (), (PLACE,), buffer, (i64(0),), value, stage.fold)
+    if stage.reduction:
+        return Stage(stage.name, (), (PLACE,), buffer, (i64(0),), value, stage.reduction)
     return Stage(stage.name, (PLACE,), (), buffer, (PLACE.var,), value)
 
 

@@ -14,7 +14,7 @@ import attrs
 from tvm import s_tir, tirx
 
 from .builder import VECTOR, Call, Expr, Load, Stmt, is_int, shape_of, value_of
-from .inline import Virtual
+from .inline import InlinedStages
 from .rewrite import collect, rewrite
 from .stages import Stage, variables
 
@@ -46,7 +46,7 @@ def nanoseconds(stmt: Stmt, lanes: int) -> float:
     return _Price(lanes, frozenset(b for b in made if prod(shape_of(b)) <= SMALL)).of(stmt, None, 1)
 
 
-def stages_take(virtual: Virtual, stages: Sequence[Stage], products: Container[Stage], lanes: int) -> float:
+def stages_take(virtual: InlinedStages, stages: Sequence[Stage], products: Container[Stage], lanes: int) -> float:
     """The same of stages; ``products`` run on tiles in registers, whose statements say little of their time."""
 
     def takes(stage: Stage) -> float:
@@ -57,7 +57,7 @@ def stages_take(virtual: Virtual, stages: Sequence[Stage], products: Container[S
     return sum(s.points * s.depth * takes(s) for s in stages)
 
 
-def element_takes(virtual: Virtual, stages: Sequence[Stage], accesses: int, lanes: int) -> float:
+def element_takes(virtual: InlinedStages, stages: Sequence[Stage], accesses: int, lanes: int) -> float:
     """Nanoseconds of ``stages`` at one element, by vectors."""
     return (sum(virtual.cost(s) + 1 for s in stages) * OPERATION + accesses * ACCESS) / lanes
 

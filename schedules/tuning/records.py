@@ -24,7 +24,7 @@ from tvm_ffi.serialization import from_json_graph_str
 from surroundings import temporary
 
 from ..gpu.threads.launch import fused_as_c
-from ..tir.accumulators import fused
+from ..tir.accumulators import fma
 from ..tir.builder import Call
 from ..tir.rewrite import rewrite
 
@@ -130,7 +130,7 @@ def prepared(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
         old = value.a
         if getattr(old, "source", None) is None or not old.source.same_as(store.buffer):
             return store
-        return tirx.BufferStore(store.buffer, fused(value.b.a, value.b.b, old), store.indices)
+        return tirx.BufferStore(store.buffer, fma(value.b.a, value.b.b, old), store.indices)
 
     func = plain(func)
     body = rewrite(func.body, [(tirx.BufferStore, fuse)])

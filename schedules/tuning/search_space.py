@@ -20,7 +20,7 @@ from tvm.s_tir.meta_schedule import postproc as pp
 from tvm.s_tir.meta_schedule import schedule_rule as sr
 from tvm.s_tir.meta_schedule.logging import get_logging_func
 
-from ..tir.context import GRAIN
+from ..tir.context import MIN_PARALLEL_WORK
 from ..tir.rewrite import collect
 from .records import prepared
 
@@ -89,7 +89,9 @@ class Search:
         aim = dict(target.tvm) if target.gpu is not None else {**target.tvm, "num-cores": CORES}
         self._target = tvm.target.Target(aim)
         self._module = tvm.IRModule({"main": prepared(func, target)})
-        rules, after, change = _cuda() if target.gpu is not None else _cpu(JOBS if _work(func) >= GRAIN else -1)
+        rules, after, change = (
+            _cuda() if target.gpu is not None else _cpu(JOBS if _work(func) >= MIN_PARALLEL_WORK else -1)
+        )
         space = ms.space_generator.PostOrderApply(None, rules, after, change)
         search = ms.search_strategy.EvolutionarySearch(
             population_size=32,

@@ -19,7 +19,7 @@ from tvm import tirx
 
 from ..rule import first
 from ..tir.builder import Call
-from ..tir.context import TREE
+from ..tir.context import TREE_WIDTH
 from ..tir.contraction import contractions_of
 from ..tir.rewrite import collect
 from ..tir.stages import NotStaged, read_program
@@ -195,7 +195,7 @@ def sums_in_lanes(func: tirx.PrimFunc) -> bool:
         return False
     products = contractions_of(program)
     return any(
-        s.fold is not None and s.fold.kind in ("sum", "prod") and s.depth >= TREE and not s.in_order
+        s.reduction is not None and s.reduction.kind in ("sum", "prod") and s.depth >= TREE_WIDTH and not s.in_order
         for s in program.stages
         if s not in products
     )

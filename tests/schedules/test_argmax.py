@@ -75,7 +75,7 @@ def test_a_row_of_the_least_integer_has_its_first_element(axis: int) -> None:
 def test_key_and_index_are_one_stage(target: str, shape: tuple[int, int], axis: int) -> None:
     plan = make_plan(operator("argmax", ("f32", shape), axis=axis), schedules.TARGETS[target])
     real = [s for s in plan.ctx.program.stages if s.buffer not in plan.ctx.virtual.stages]
-    assert [s.fold.kind for s in real if s.fold is not None] == ["first-max"] and len(real) == 1
+    assert [s.reduction.kind for s in real if s.reduction is not None] == ["first-max"] and len(real) == 1
 
 
 def test_threads() -> None:

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 import schedules
 from lowering.math import elementary
 from schedules.tir.builder import i64, load, loop, scratch, store
-from schedules.tir.context import vectors
+from schedules.tir.context import vector_loop
 from schedules.tir.rewrite import collect
 from schedules.tir.thread_cost import WORTH, nanoseconds
 
@@ -72,7 +72,7 @@ def a_map(value: Any, count: int = 4096, step: int = 1) -> Any:
     """``y[f] = value(x[f * step])`` by vectors of 8."""
     x, y = scratch([count * step], F32, "x"), scratch([count], F32, "y")
     read = lambda f: load(x, f * i64(step) if step > 1 else f)  # noqa: E731
-    (whole,) = vectors(count, 8, lambda f: store(y, value(read(f)), f))
+    (whole,) = vector_loop(count, 8, lambda f: store(y, value(read(f)), f))
     return whole
 
 

@@ -14,19 +14,19 @@ from typing import Any
 import attrs
 
 from ...tir.builder import Expr, Load, Stmt, load, scratch, shape_of
-from ...tir.context import Context
+from ...tir.context import NestContext
 from ...tir.contraction import contractions_of, read_contraction
-from ...tir.inline import Virtual
+from ...tir.inline import InlinedStages
 from ...tir.rewrite import rewrite
 from ...tir.stages import Program, Stage, loads
 
 # (context, stages, must there be a fold?) -> how many stages it takes, and the launch
-Finder = Callable[[Context, Sequence[Stage], bool], tuple[int, Stmt] | None]
+Finder = Callable[[NestContext, Sequence[Stage], bool], tuple[int, Stmt] | None]
 
 
 def gradient_nests(
     program: Program, finders: Sequence[Finder]
-) -> tuple[Context, list[tuple[Finder, int, Stmt]]] | None:
+) -> tuple[NestContext, list[tuple[Finder, int, Stmt]]] | None:
     """The launches of a program of attention's gradients, each by the first of ``finders`` that answers; None if it is
     none, or does not fit into a block."""
     groups = _groups(program)
@@ -36,7 +36,7 @@ def gradient_nests(
     products = contractions_of(whole)
     factors = {x.source for s in products for x in loads(s.value)}
     real = {*factors, *(s.buffer for s in groups[1] if program.owns(s.buffer))}  # in a block they cost nothing
-    ctx = Context(whole, Virtual(whole, list(products), real=real), 1, 0)
+    ctx = NestContext(whole, InlinedStages(whole, list(products), real=real), 1, 0)
     nests = []
     for group in groups:
         left = [s for s in group if s.buffer not in ctx.virtual.stages]

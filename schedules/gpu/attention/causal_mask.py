@@ -29,7 +29,7 @@ def hidden_columns(stream: Stream) -> str:
 def largest(stream: Stream, buffer: Any) -> bool:
     """Is it the largest score that each query sees, of which there is one at least: at its own number?"""
     maker = next((s for s in stream.ctx.program.stages if s.buffer is not None and s.buffer.same_as(buffer)), None)
-    if maker is None or maker.fold is None or maker.fold.kind != "max" or len(maker.reduce) != 1:
+    if maker is None or maker.reduction is None or maker.reduction.kind != "max" or len(maker.reduce) != 1:
         return False
     value, query = maker.value, maker.space[-1]
     is_seen = isinstance(value, tirx.Select) and _is_up_to(value.condition, maker.reduce[0], query)
@@ -47,10 +47,10 @@ class _Hidden:
     def _adds_nothing(self, sink: Stage) -> bool:
         if sink in self.stream.products:
             return self._matrix(self.stream.products[sink].left.source) == ZERO
-        assert sink.fold is not None
-        if sink.fold.kind == "max":
+        assert sink.reduction is not None
+        if sink.reduction.kind == "max":
             return largest(self.stream, sink.buffer)
-        return sink.fold.kind == "sum" and self._value(sink, sink.value) == ZERO
+        return sink.reduction.kind == "sum" and self._value(sink, sink.value) == ZERO
 
     def _matrix(self, buffer: Any) -> str | None:
         maker = next((s for s in self.stream.chain if s.buffer.same_as(buffer)), None)

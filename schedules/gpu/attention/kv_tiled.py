@@ -16,11 +16,11 @@ from tvm import tirx
 
 from ...tir.access import reads_of
 from ...tir.builder import Expr, Stmt, i64, loop, seq, store, unravel
-from ...tir.context import Context, block
-from ...tir.epilogue import followers
-from ...tir.let_buffers import in_buffers
-from ...tir.point_writer import at, finish, point_stores
-from ...tir.reduction import LONG
+from ...tir.context import NestContext, block
+from ...tir.epilogue import epilogue_stages
+from ...tir.let_buffers import bind_in_buffers
+from ...tir.point_writer import index_of, point_stores, store_result
+from ...tir.reduction import LONG_ROW
 from ...tir.row_group import RowGroup
 from ...tir.stages import Stage, variables
 from ..threads.launch import barrier, launch, shared
@@ -70,7 +70,7 @@ class Stream:
     """``passes`` over ``extent`` columns, ``after``: the maps on each last product. ``memory``: as of rows that lie in
     a block, with PIECE elements a line, and as many more as make it a pitch (``head_memory.skew``)."""
 
-    ctx: Context
+    ctx: NestContext
     found: RowGroup
     products: Mapping[Any, Product]
     extent: int
@@ -103,7 +103,7 @@ class Stream:
         """Elements from the end of a line to the next."""
         if any(self.is_turned(s) for s in self.chain):
             return ACROSS
-        return skew(PIECE) if self.extent < LONG else 0
+        return skew(PIECE) if self.extent < LONG_ROW else 0
 
     def bytes(self, rows: int, lines: Mapping[Any, tuple[int, int]]) -> int:
         lefts = sum(padded(self.products[s].one.k) for s in self.chain if s in self.products)
@@ -112,7 +112,9 @@ class Stream:
         return ITEM * (rows * kept + max(2 * self.memory.deep(w) * (w + SKEW) for w in wides))
 
 
-def plan_stream(ctx: Context, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int) -> Stream | None:
+def plan_stream(
+    ctx: NestContext, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int
+) -> Stream | None:
     """None if not all of its stages are of such kinds, or not one row fits."""
     stream = read_stream(ctx, found, products)
     if stream is None:
@@ -126,7 +128,7 @@ def plan_stream(ctx: Context, found: RowGroup, products: Mapping[Any, Product], 
     return None
 
 
-def read_stream(ctx: Context, found: RowGroup, products: Mapping[Any, Product]) -> Stream | None:
+def read_stream(ctx: NestContext, found: RowGroup, products: Mapping[Any, Product]) -> Stream | None:
     """The passes, for blocks of one row; None if not all stages are of such kinds."""
     first = found.stages[0].space[found.lead :]
     whole = lines_of(ctx, found)
@@ -145,7 +147,7 @@ def read_stream(ctx: Context, found: RowGroup, products: Mapping[Any, Product]) 
 class _Kinds:
     """What each stage of a group is."""
 
-    ctx: Context
+    ctx: NestContext
     found: RowGroup
     products: Mapping[Any, Product]
     lines: Mapping[Any, tuple[int, int]]
@@ -165,7 +167,7 @@ class _Kinds:
             left, product = self.products[stage].left, self.products[stage]
             maps = any(s.is_map and s.buffer.same_as(left.source) for s in self.found.stages)
             return maps and product.n <= max(COLUMNS) and stage.depth == self.extent
-        return stage.fold is not None and stage.depth == self.extent and self._reads_at(stage, stage.reduce[0].var)
+        return stage.reduction is not None and stage.depth == self.extent and self._reads_at(stage, stage.reduce[0].var)
 
     def _reads_at(self, stage: Stage, column: Any) -> bool:
         """Does it read of matrices the one column alone?"""
@@ -203,12 +205,12 @@ class _Kinds:
         return [s for s in self.found.stages if s in needed]
 
 
-def _sources(ctx: Context, stage: Stage) -> set[Any]:
+def _sources(ctx: NestContext, stage: Stage) -> set[Any]:
     return {r.buffer for r in reads_of(ctx, stage)}
 
 
-def _follows(ctx: Context, product: Stage, stage: Stage) -> bool:
-    return stage.is_map and product.buffer in _sources(ctx, stage) and bool(followers(ctx, product, [stage]))
+def _follows(ctx: NestContext, product: Stage, stage: Stage) -> bool:
+    return stage.is_map and product.buffer in _sources(ctx, stage) and bool(epilogue_stages(ctx, product, [stage]))
 
 
 def stream_launch(stream: Stream, batch: Sequence[int], whole: int) -> Stmt:
@@ -281,7 +283,7 @@ class _Passing:
         self, rows: Rows, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]
     ) -> Stmt:  # fmt: skip
         made, inside = value
-        here = at(stage.space, [*rows.places(slot), rows.offset + column])
+        here = index_of(stage.space, [*rows.places(slot), rows.offset + column])
         return result(rows, stage, here, made, slot, *inside)
 
     def _mapped(self, rows: Rows, stage: Stage, slot: Expr, f: Expr) -> Stmt:
@@ -292,7 +294,7 @@ class _Passing:
             return made
         zero = tirx.const(0, str(stage.buffer.dtype))
         blank = store(rows.held[stage.buffer], zero, slot * rows.line(stage.buffer) + f)
-        return tirx.IfThenElse(column < i64(self.stream.extent), in_buffers(made), blank)
+        return tirx.IfThenElse(column < i64(self.stream.extent), bind_in_buffers(made), blank)
 
     # -- last products -----------------------------------------------------------------------------------------------
 
@@ -307,9 +309,9 @@ class _Passing:
         """A finished element, and what is done on it."""
         rows, product = self.rows, self.stream.products[stage]
         made, inside = value
-        here = at(stage.space[: rows.found.lead], rows.places(slot))
-        here |= at(product.columns, unravel(column, [a.extent for a in product.columns]))
+        here = index_of(stage.space[: rows.found.lead], rows.places(slot))
+        here |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
         inside = [*inside, *([rows.first + slot < i64(rows.whole)] if rows.whole % rows.memory.rows else [])]
         inside += [column < i64(product.n)] if product.n % self.stream.wide(product) else []
-        done = rows.local(in_buffers(finish(rows.ctx, stage, here, made, self.stream.after[stage])), slot)
+        done = rows.local(bind_in_buffers(store_result(rows.ctx, stage, here, made, self.stream.after[stage])), slot)
         return tirx.IfThenElse(tirx.all(*inside), done, None) if inside else done

@@ -15,7 +15,7 @@ from tvm_ffi import structural_equal
 
 from ...tir.access import reads_of
 from ...tir.builder import Call, Expr, Load, load
-from ...tir.point_writer import at
+from ...tir.point_writer import index_of
 from ...tir.stages import Stage, substitute
 from .kv_tiled import Pass, Stream
 
@@ -40,7 +40,12 @@ def softmax_of(stream: Stream, weights: Stage) -> Softmax | None:
         return None
     (x,) = power.value.args
     top = maker(x.b) if isinstance(x, tirx.Sub) else None
-    if top is None or top.fold is None or whole.fold is None or (top.fold.kind, whole.fold.kind) != ("max", "sum"):
+    if (
+        top is None
+        or top.reduction is None
+        or whole.reduction is None
+        or (top.reduction.kind, whole.reduction.kind) != ("max", "sum")
+    ):
         return None
     same = maker(whole.value) is power and structural_equal(_as_of(top, power, x.a), top.value)
     return Softmax(top, power, whole, weights) if same else None
@@ -75,7 +80,7 @@ def _is_linear(stream: Stream, soft: Softmax, sink: Stage) -> bool:
     if sink in stream.products:
         return stream.products[sink].left.source.same_as(soft.weights.buffer)
     terms = (sink.value.a, sink.value.b) if isinstance(sink.value, tirx.Mul) else ()
-    is_sum = sink.fold is not None and sink.fold.kind == "sum"
+    is_sum = sink.reduction is not None and sink.reduction.kind == "sum"
     a_weight = any(isinstance(x, Load) and x.source.same_as(soft.weights.buffer) for x in terms)
     return is_sum and a_weight and _read(stream, soft, sink) == [soft.weights.buffer]
 
@@ -88,7 +93,7 @@ def _read(stream: Stream, soft: Softmax, stage: Stage) -> list[Any]:
 
 def _as_of(top: Stage, power: Stage, x: Expr) -> Expr:
     """``x`` of a power's place, with the axes of the fold along its row."""
-    return substitute(x, at(power.space, [a.var for a in (*top.space, *top.reduce)]))
+    return substitute(x, index_of(power.space, [a.var for a in (*top.space, *top.reduce)]))
 
 
 def _unmasked(x: Expr) -> Expr:

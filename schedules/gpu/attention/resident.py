@@ -14,9 +14,9 @@ import attrs
 import tvm
 from tvm import tirx
 
-from ...tir.argmax import is_pick
+from ...tir.argmax import is_argmax
 from ...tir.builder import Expr, Stmt, seq, store, unravel
-from ...tir.context import Context
+from ...tir.context import NestContext
 from ...tir.contraction import read_contraction
 from ...tir.row_group import RowGroup, local_buffers, row_group, row_length
 from ...tir.stages import Stage
@@ -40,7 +40,7 @@ class Group:
     tiled: bool
 
 
-def heads_nest(ctx: Context, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
+def heads_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no product comes first, or too little is done on its rows: with
     ``folds`` there must be one."""
     group = group_of(ctx, stages, folds)
@@ -56,7 +56,7 @@ def heads_nest(ctx: Context, stages: Sequence[Stage], folds: bool = True) -> tup
     return len(found.stages), _launch(ctx, found, products, memory, group.batch, rows)
 
 
-def group_of(ctx: Context, stages: Sequence[Stage], folds: bool) -> Group | None:
+def group_of(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> Group | None:
     """The stages from the first on that are attention's, as ``heads_nest`` takes them."""
     if read_contraction(ctx.program, stages[0]) is None:
         return None
@@ -78,29 +78,29 @@ def _is_better(stream: Stream, memory: Memory) -> bool:
     return stream.price * (1 + AFAR / stream.memory.rows) < once * (1 + AFAR / memory.rows)
 
 
-def _products(ctx: Context, found: RowGroup) -> dict[Any, Product]:
+def _products(ctx: NestContext, found: RowGroup) -> dict[Any, Product]:
     pairs = [(s, read_contraction(ctx.program, s)) for s in found.stages]
     made = {s: as_product(one, s, found.lead) for s, one in pairs if one is not None}
     return {s: p for s, p in made.items() if p is not None}
 
 
-def _accepts(ctx: Context, stage: Stage, lead: int) -> bool:
+def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
     one = read_contraction(ctx.program, stage)
     if one is not None:
         return as_product(one, stage, lead) is not None
-    if stage.fold is not None:
+    if stage.reduction is not None:
         one_row = len(stage.space) == lead and len(stage.reduce) == 1
-        return one_row and not is_pick(stage) and str(stage.buffer.dtype) == "float32"
+        return one_row and not is_argmax(stage) and str(stage.buffer.dtype) == "float32"
     return stage.is_map and not isinstance(stage.value, tirx.Let)
 
 
-def _fits(ctx: Context, found: RowGroup) -> bool:
+def _fits(ctx: NestContext, found: RowGroup) -> bool:
     """What stays in a block has elements of at most 4 bytes."""
     return all(tvm.DataType(str(b.dtype)).itemsize <= 4 for b in local_buffers(ctx, found))
 
 
 def _launch(
-    ctx: Context, found: RowGroup, products: dict[Any, Product], memory: Memory, batch: Sequence[int], whole: int
+    ctx: NestContext, found: RowGroup, products: dict[Any, Product], memory: Memory, batch: Sequence[int], whole: int
 ) -> Stmt:
     lines = {place: b for b, (place, _) in reversed([*memory.lines.items()])}
     made = {p: shared([memory.rows * memory.lines[b][1]], str(b.dtype), b.name) for p, b in lines.items()}

@@ -9,10 +9,10 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from ...tir.accumulators import fused
+from ...tir.accumulators import fma
 from ...tir.builder import Expr, Stmt, i64, load, seq, store
 from ...tir.context import block
-from ...tir.point_writer import at
+from ...tir.point_writer import index_of
 from ..threads.launch import registers, unrolled
 from ..threads.tile_staging import FOUR, Factor, factor, fetch, pieces, put, span_at
 from .shared_memory import THREADS, Product
@@ -47,7 +47,7 @@ class Strip:
         tn = max(1, wide * down // THREADS)
         f = factor(rows.ctx, one, product.right, product.columns, wide, deep, THREADS, -0.0)
         f = attrs.evolve(f, tiles=rows.tiles)
-        batch = at(one.batch, rows.batch[: len(one.batch)])
+        batch = index_of(one.batch, rows.batch[: len(one.batch)])
         sums = registers([tm * tn], "float32", "sums")
         return cls(product, batch, rows.thread, left, line, f, sums, tm, tn, down, wide // tn)
 
@@ -108,7 +108,7 @@ class Strip:
 
             def add(i: Expr, j: Expr, q: Expr) -> Stmt:
                 place = i * tn + j
-                return store(self.sums, fused(load(mine, i * FOUR + q), load(theirs, j), load(self.sums, place)), place)
+                return store(self.sums, fma(load(mine, i * FOUR + q), load(theirs, j), load(self.sums, place)), place)
 
             return seq([unrolled(tm, row, "i"), unrolled(FOUR, one, "q")])
 

@@ -10,10 +10,10 @@ from tvm import tirx
 
 from ...tir.accumulators import Partial, partial_type
 from ...tir.builder import Expr, Stmt, i64, loop, seq, unravel
-from ...tir.context import TREE, Context, block
-from ...tir.let_buffers import in_buffers
-from ...tir.point_writer import at
-from ...tir.reduction import LONG, walks_rows
+from ...tir.context import TREE_WIDTH, NestContext, block
+from ...tir.let_buffers import bind_in_buffers
+from ...tir.point_writer import index_of
+from ...tir.reduction import LONG_ROW, reduces_along_memory
 from ...tir.stages import Stage
 from ..threads.launch import WARP, barrier, registers, unrolled
 from ..threads.warp_reduce import Team, halve
@@ -21,11 +21,11 @@ from .row_stages import Rows, result
 from .shared_memory import THREADS
 
 
-def fold_width(ctx: Context, stage: Stage) -> int:
+def fold_width(ctx: NestContext, stage: Stage) -> int:
     """The lanes of the fold's tree, as on a CPU (``cpu/folds.py``)."""
-    if stage.depth < TREE or stage.in_order or not walks_rows(ctx, stage):
+    if stage.depth < TREE_WIDTH or stage.in_order or not reduces_along_memory(ctx, stage):
         return 1
-    return TREE if stage.depth < LONG else 4 * TREE
+    return TREE_WIDTH if stage.depth < LONG_ROW else 4 * TREE_WIDTH
 
 
 @attrs.frozen(eq=False)
@@ -66,8 +66,8 @@ class Fold:
         (axis,) = self.stage.reduce
 
         def element(p: Expr, slot: Expr, column: Expr, s: Expr, asked: bool) -> Stmt:
-            here = at(self.stage.space, rows.places(slot)) | at([axis], [column])
-            added = rows.local(in_buffers(self.acc.add(rows.ctx, here, p * self.slots + s)), slot)
+            here = index_of(self.stage.space, rows.places(slot)) | index_of([axis], [column])
+            added = rows.local(bind_in_buffers(self.acc.add(rows.ctx, here, p * self.slots + s)), slot)
             return tirx.IfThenElse(column < i64(axis.extent), added, None) if asked else added
 
         def one(p: Expr, slot: Expr, lane: Expr) -> Stmt:
@@ -85,7 +85,7 @@ class Fold:
 
         def one(p: Expr, slot: Expr, lane: Expr) -> Stmt:
             mine = p * self.slots
-            value, here = self.acc.result(mine), at(self.stage.space, self.rows.places(slot))
+            value, here = self.acc.result(mine), index_of(self.stage.space, self.rows.places(slot))
             if self.size == 1:
                 return result(self.rows, self.stage, here, value, slot)
             met = halve(self.acc, self.slots, Team(self.size, lane), mine, i64(self.turns * self.slots))
@@ -113,7 +113,7 @@ class Fold:
         def one(p: Expr) -> Stmt:
             slot, lane = unravel(self._flat(p), [self.rows.memory.rows, self.size])
             lane = tirx.floormod(lane, i64(self.size)) if self._idle else lane
-            done = in_buffers(body(p, slot, lane))
+            done = bind_in_buffers(body(p, slot, lane))
             return done if count % THREADS == 0 else tirx.IfThenElse(self._flat(p) < i64(count), done, None)
 
         return unrolled(self.turns, one, "p")

@@ -12,10 +12,10 @@ from tvm.sym import Analyzer
 
 from ...tir.accumulators import in_type
 from ...tir.builder import Expr, Load, Stmt, i64, load, loop, seq, shape_of, store, unravel
-from ...tir.context import Context, block
-from ...tir.inline import Point
-from ...tir.let_buffers import in_buffers
-from ...tir.point_writer import at, point_stores
+from ...tir.context import NestContext, block
+from ...tir.inline import ScalarWriter
+from ...tir.let_buffers import bind_in_buffers
+from ...tir.point_writer import index_of, point_stores
 from ...tir.rewrite import rewrite
 from ...tir.row_group import RowGroup
 from ...tir.stages import Stage
@@ -29,7 +29,7 @@ class Rows:
     """A block's rows: ``rows`` of ``whole`` from ``first`` on, at ``batch``. ``held``: the shared buffers of what stays
     in the block. ``tiles`` and ``left`` are of all stages in turn."""
 
-    ctx: Context
+    ctx: NestContext
     found: RowGroup
     memory: Memory
     held: dict[Any, Any]
@@ -53,7 +53,7 @@ class Rows:
         """``stmt``, which stores what ``stage`` makes of row ``slot``: in the block, or where the row is one."""
         ragged = stage.buffer not in self.held and self.whole % self.memory.rows
         conditions = [*inside, *([self.first + slot < i64(self.whole)] if ragged else [])]
-        stmt = self.local(in_buffers(stmt), slot)
+        stmt = self.local(bind_in_buffers(stmt), slot)
         return tirx.IfThenElse(tirx.all(*conditions), stmt, None) if conditions else stmt
 
     def line(self, buffer: Any) -> int:
@@ -89,7 +89,7 @@ class Rows:
         def one(s: Expr) -> Stmt:
             flat = s * THREADS + self.thread
             part, slot, i = unravel(flat, [inner // across, self.memory.rows, across])
-            done = in_buffers(body(slot, part * across + i))
+            done = bind_in_buffers(body(slot, part * across + i))
             return done if count % THREADS == 0 else tirx.IfThenElse(flat < i64(count), done, None)
 
         return loop(-(-count // THREADS), one, name="s")
@@ -97,7 +97,7 @@ class Rows:
 
 def result(rows: Rows, stage: Stage, here: dict[Any, Expr], value: Expr, slot: Expr, *inside: Expr) -> Stmt:
     """One finished element of a fold to its place."""
-    point = Point(rows.ctx.virtual)
+    point = ScalarWriter(rows.ctx.virtual)
     indices = point.indices(stage.indices, here)
     put_it = store(stage.buffer, in_type(value, str(stage.buffer.dtype)), *indices)
     return rows.stored(stage, seq([*point.binds, put_it]), slot, *inside)
@@ -133,8 +133,8 @@ def element(
 ) -> Stmt:
     """A finished element of a product, ``value`` where the conditions with it hold, to its place."""
     made, inside = value
-    here = at(stage.space[: rows.found.lead], rows.places(slot))
-    here |= at(product.columns, unravel(column, [a.extent for a in product.columns]))
+    here = index_of(stage.space[: rows.found.lead], rows.places(slot))
+    here |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
     inside = [*inside, *([column < i64(product.n)] if product.n % rows.memory.wide(product.n) else [])]
     return result(rows, stage, here, made, slot, *inside)
 
@@ -153,11 +153,11 @@ def copy_rows(rows: Rows, product: Product, into: Any) -> list[Stmt]:
     reduce = one.stage.reduce
 
     def copy(slot: Expr, k: Expr) -> Stmt:
-        point = Point(rows.ctx.virtual)
-        here = at(one.stage.space[: rows.found.lead], rows.places(slot))
-        here |= at(reduce, unravel(k, [a.extent for a in reduce]))
+        point = ScalarWriter(rows.ctx.virtual)
+        here = index_of(one.stage.space[: rows.found.lead], rows.places(slot))
+        here |= index_of(reduce, unravel(k, [a.extent for a in reduce]))
         made = store(into, point.write(value, here), slot * line + k)
-        read = rows.local(in_buffers(seq([*point.binds, made])), slot)
+        read = rows.local(bind_in_buffers(seq([*point.binds, made])), slot)
         blank = store(into, tirx.const(0, "float32"), slot * line + k)
         return read if line == one.k else tirx.IfThenElse(k < i64(one.k), read, blank)
 

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 from ...tir.access import Access
-from ...tir.buffer_reuse import dies
+from ...tir.buffer_reuse import is_last_read
 from ...tir.builder import Load, is_int
-from ...tir.context import Context
+from ...tir.context import NestContext
 from ...tir.contraction import Contraction
-from ...tir.reduction import LONG
+from ...tir.reduction import LONG_ROW
 from ...tir.row_group import RowGroup, local_buffers, row_length
 from ...tir.stages import Axis, Stage
 from ..threads.tile_staging import FOUR
@@ -81,7 +81,7 @@ def skew(elements: int) -> int:
     """How much further than ``padded`` the next line begins, so that few threads of a warp meet in a bank: where a line
     of a map ends, the next goes on in the next bank; two lines of whole banks, 16 threads each, lie half of all apart.
     A multiple of four, which are read at once. Folds of LONG lines have a warp for each."""
-    return 0 if elements >= LONG else elements % BANKS // FOUR * FOUR or BANKS // 2
+    return 0 if elements >= LONG_ROW else elements % BANKS // FOUR * FOUR or BANKS // 2
 
 
 def row_counts(heads: int, rows: int) -> list[int]:
@@ -89,7 +89,9 @@ def row_counts(heads: int, rows: int) -> list[int]:
     return [n for n in ROWS if n == 1 or (n < 2 * rows and heads * -(-rows // n) >= BLOCKS)]
 
 
-def plan_memory(ctx: Context, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int) -> Memory | None:
+def plan_memory(
+    ctx: NestContext, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int
+) -> Memory | None:
     """The most rows that fit and leave enough blocks; None if not even one fits."""
     lines = lines_of(ctx, found)
     kinds = [skewed(lines, {b: skew(row_length(b, found)) for b in lines}), lines]
@@ -135,13 +137,13 @@ def copied(found: RowGroup, lines: Mapping[Any, Any], products: Mapping[Any, Pro
     return max((padded(p.one.k) for p in products.values() if not lies_there(found, lines, p)), default=1)
 
 
-def lines_of(ctx: Context, found: RowGroup) -> dict[Any, tuple[int, int]]:
+def lines_of(ctx: NestContext, found: RowGroup) -> dict[Any, tuple[int, int]]:
     """A line for each buffer that nothing outside needs. A map writes over what it alone reads, at its own point."""
     local, lines = local_buffers(ctx, found), {}
     for place, stage in enumerate(found.stages):
         if stage.buffer not in local:
             continue
-        over = next((b for b in lines if stage.is_map and dies(ctx, found, place, b)), None)
+        over = next((b for b in lines if stage.is_map and is_last_read(ctx, found, place, b)), None)
         mine = row_length(stage.buffer, found)
         lines[stage.buffer] = lines[over] if over is not None else (place, padded(mine) if mine > 1 else 1)
     return lines

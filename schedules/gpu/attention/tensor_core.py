@@ -11,9 +11,9 @@ from tvm import tirx
 from ...tir.accumulators import Partial
 from ...tir.builder import Expr, Load, Stmt, i64, load, loop, seq, store, unravel
 from ...tir.context import block, dynamic_loop
-from ...tir.inline import Point
-from ...tir.let_buffers import in_buffers
-from ...tir.point_writer import at, finish, point_stores
+from ...tir.inline import ScalarWriter
+from ...tir.let_buffers import bind_in_buffers
+from ...tir.point_writer import index_of, point_stores, store_result
 from ...tir.rewrite import rewrite
 from ...tir.stages import Stage
 from ..threads import ptx
@@ -76,7 +76,7 @@ class Here:
             found = mine(node.buffer)
             return node if found is None else store(found[0], node.value, found[1])
 
-        return rewrite(in_buffers(stmt), [(Load, read), (tirx.BufferStore, put)])
+        return rewrite(bind_in_buffers(stmt), [(Load, read), (tirx.BufferStore, put)])
 
 
 def left_copies(here: Here) -> list[Stmt]:
@@ -240,9 +240,11 @@ class _Text:
 
         def one(element: Expr) -> Stmt:
             half, column, lane = self._at(start, element)
-            slot, point = 3 + half * LANES + lane, Point(self.here.ctx.virtual)
-            value = point.write(stage.value, at(stage.space, self.here.places(half)) | at(stage.reduce, [column]))
-            put = in_buffers(seq([*point.binds, store(fold.acc, value, slot)]))
+            slot, point = 3 + half * LANES + lane, ScalarWriter(self.here.ctx.virtual)
+            value = point.write(
+                stage.value, index_of(stage.space, self.here.places(half)) | index_of(stage.reduce, [column])
+            )
+            put = bind_in_buffers(seq([*point.binds, store(fold.acc, value, slot)]))
             return self._inside(column, self.here.local(put, half, element), fold.start(slot, i64(0)))
 
         def row(half: Expr) -> Stmt:
@@ -293,11 +295,11 @@ class _Text:
             return []
 
         def row(half: Expr) -> Stmt:
-            point = Point(here.ctx.virtual)
-            indices = point.indices(stage.indices, at(stage.space, [*here.heads, here.row(half)]))
+            point = ScalarWriter(here.ctx.virtual)
+            indices = point.indices(stage.indices, index_of(stage.space, [*here.heads, here.row(half)]))
             put = store(stage.buffer, load(here.numbers[stage.buffer], half), *indices)
             inside = tirx.all(tirx.EQ(self._team.lane, i64(0)), here.row(half) < i64(here.whole))
-            return tirx.IfThenElse(inside, in_buffers(seq([*point.binds, put])), None)
+            return tirx.IfThenElse(inside, bind_in_buffers(seq([*point.binds, put])), None)
 
         return [unrolled(2, row, "half")]
 
@@ -325,9 +327,9 @@ class _Text:
         part = Part(here.units.tile(product.n), here.memory, here.thread, here.warp, here.first, i64(0))
 
         def element(row: Expr, column: Expr, value: Expr) -> Stmt:
-            where = at(stage.space[: len(here.heads) + 1], [*here.heads, row])
-            where |= at(product.columns, unravel(column, [a.extent for a in product.columns]))
-            return in_buffers(finish(here.ctx, stage, where, value, here.units.stream.after[stage]))
+            where = index_of(stage.space[: len(here.heads) + 1], [*here.heads, row])
+            where |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
+            return bind_in_buffers(store_result(here.ctx, stage, where, value, here.units.stream.after[stage]))
 
         return write(part, self.sums[stage], here.whole, product.n, element)
 

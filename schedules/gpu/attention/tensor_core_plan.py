@@ -20,7 +20,7 @@ from tvm_ffi import structural_equal
 
 from ...tir.access import reads_of
 from ...tir.builder import Expr, Stmt, i64, seq, unravel
-from ...tir.context import Context
+from ...tir.context import NestContext
 from ...tir.contraction import half_load
 from ...tir.stages import Stage
 from ..threads.half_operands import Operand
@@ -145,7 +145,7 @@ class Units:
         return sums + sum(s.depth // 4 for s in self.lefts) <= HELD
 
 
-def unit_nest(ctx: Context, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
+def unit_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
     """As ``heads.heads_nest``, which takes what this does not: all factors halves of one dtype as they lie in memory,
     their depths and the columns of last products multiples of 16, at least 16 rows and columns. Of float16 the weights
     alone are known to be no larger than it may be: its gradients are not taken."""

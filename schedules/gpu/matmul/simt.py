@@ -12,12 +12,12 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from ...tir.accumulators import fused
+from ...tir.accumulators import fma
 from ...tir.builder import Expr, Stmt, i64, load, loop, seq, store, unravel
-from ...tir.context import Context, block
+from ...tir.context import NestContext, block
 from ...tir.contraction import Contraction, read_contraction
-from ...tir.epilogue import followers
-from ...tir.point_writer import at, finish
+from ...tir.epilogue import epilogue_stages
+from ...tir.point_writer import index_of, store_result
 from ...tir.stages import Stage, variables
 from ..threads.launch import barrier, launch, registers, shared, unrolled
 from ..threads.tile_staging import Factor, factor, fetch, pieces, put, span_at
@@ -33,7 +33,7 @@ LANES = (
 class Job:
     """One product and what is done on its elements: ``after``."""
 
-    ctx: Context
+    ctx: NestContext
     one: Contraction
     after: tuple[Stage, ...]
     tile: Tile
@@ -47,16 +47,16 @@ class Job:
         return -(-self.one.k // self.tile.bk)
 
 
-def matmul_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def matmul_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is no product."""
     one = read_contraction(ctx.program, stages[0])
     if one is None:
         return None
-    after = followers(ctx, stages[0], stages[1:])
+    after = epilogue_stages(ctx, stages[0], stages[1:])
     return 1 + len(after), product(ctx, one, after)
 
 
-def product(ctx: Context, one: Contraction, after: Sequence[Stage]) -> Stmt:
+def product(ctx: NestContext, one: Contraction, after: Sequence[Stage]) -> Stmt:
     """The launch of one product and the map stages done on its elements."""
     dtype = str(one.stage.buffer.dtype)
     tile = choose_tile(one.m, one.n, one.k, one.count, 4 if dtype == "float32" else 8)
@@ -71,9 +71,9 @@ def product(ctx: Context, one: Contraction, after: Sequence[Stage]) -> Stmt:
 
 def _block(job: Job, places: Sequence[Expr], thread: Expr) -> Stmt:
     b, column, row = places
-    batch = at(job.one.batch, unravel(b, [a.extent for a in job.one.batch]))
+    batch = index_of(job.one.batch, unravel(b, [a.extent for a in job.one.batch]))
     first = (row * job.tile.bm, column * job.tile.bn)
-    zero = tirx.const(job.one.stage.fold.init.value, str(job.sums.dtype)) if job.one.stage.fold else None
+    zero = tirx.const(job.one.stage.reduction.init.value, str(job.sums.dtype)) if job.one.stage.reduction else None
     clear = unrolled(job.tile.tm * job.tile.tn, lambda e: store(job.sums, zero, e), "e")
 
     def load_next(t: Expr) -> Stmt:
@@ -111,7 +111,7 @@ def multiply(job: Job, half: int, thread: Expr) -> Stmt:
 
     def element(i: Expr, j: Expr) -> Stmt:
         place = i * tile.tn + j
-        return store(job.sums, fused(load(left, i), load(right, j), load(job.sums, place)), place)
+        return store(job.sums, fma(load(left, i), load(right, j), load(job.sums, place)), place)
 
     def turn(k: Expr) -> Stmt:
         return seq([
@@ -183,11 +183,11 @@ def _element(
 ) -> Stmt:  # fmt: skip
     """One finished element stored, and the stages that follow on it."""
     one, tile = job.one, job.tile
-    here = batch | at(one.rows, unravel(row, [a.extent for a in one.rows]))
-    here |= at(one.columns, unravel(column, [a.extent for a in one.columns]))
+    here = batch | index_of(one.rows, unravel(row, [a.extent for a in one.rows]))
+    here |= index_of(one.columns, unravel(column, [a.extent for a in one.columns]))
     inside = inside + ([row < i64(one.m)] if one.m % tile.bm else [])
     inside += [column < i64(one.n)] if one.n % tile.bn else []
-    done = finish(job.ctx, one.stage, here, value, job.after)
+    done = store_result(job.ctx, one.stage, here, value, job.after)
     return tirx.IfThenElse(tirx.all(*inside), done, None) if inside else done
 
 

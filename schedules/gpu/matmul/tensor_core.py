@@ -17,10 +17,10 @@ import attrs
 from tvm import tirx
 
 from ...tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store, unravel
-from ...tir.context import Context
+from ...tir.context import NestContext
 from ...tir.contraction import Contraction, read_contraction
-from ...tir.epilogue import followers
-from ...tir.point_writer import at, finish
+from ...tir.epilogue import epilogue_stages
+from ...tir.point_writer import index_of, store_result
 from ...tir.stages import Stage
 from ..threads.async_pipeline import Block, products, write
 from ..threads.half_operands import Operand, operands
@@ -35,7 +35,7 @@ LEAST = 16  # depth of one instruction: shorter products are the other nests'
 class Job:
     """One product and how it is done."""
 
-    ctx: Context
+    ctx: NestContext
     one: Contraction
     a: Operand
     b: Operand
@@ -47,7 +47,7 @@ class Job:
         return self.cut.tile
 
 
-def mma_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def mma_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launches; None if the first is no product of halves."""
     one = read_contraction(ctx.program, stages[0])
     found = operands(one) if one is not None else None
@@ -55,7 +55,7 @@ def mma_nest(ctx: Context, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
         return None
     if any(operand.read.source in ctx.virtual.stages for operand in found):
         return None
-    after = followers(ctx, stages[0], stages[1:])
+    after = epilogue_stages(ctx, stages[0], stages[1:])
     job = Job(ctx, one, *found, cut(one.m, one.n, one.k, one.count), tuple(after))
     return 1 + len(after), _apart(job) if job.cut.apart else _whole(job)
 
@@ -131,8 +131,8 @@ def _finish(job: Job, batch: Expr) -> Callable[[Expr, Expr, Expr], Stmt]:
     def element(row: Expr, column: Expr, value: Expr) -> Stmt:
         mine: dict[Any, Expr] = {}
         for axes, flat in ((one.batch, batch), (one.rows, row), (one.columns, column)):
-            mine |= at(axes, unravel(flat, [a.extent for a in axes]))
-        return finish(job.ctx, one.stage, mine, value, job.after)
+            mine |= index_of(axes, unravel(flat, [a.extent for a in axes]))
+        return store_result(job.ctx, one.stage, mine, value, job.after)
 
     return element
 

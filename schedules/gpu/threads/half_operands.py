@@ -10,7 +10,7 @@ from tvm.ir import Var
 
 from ...tir.builder import Expr, load, shape_of, unravel
 from ...tir.contraction import Contraction, half_load
-from ...tir.point_writer import at
+from ...tir.point_writer import index_of
 from ...tir.stages import Axis, substitute, variables
 
 
@@ -53,7 +53,7 @@ class Operand:
         """The load at flat coordinates."""
         here: dict[Any, Expr] = {}
         for axes, flat in ((self.batch, batch), (self.lines, line), (self.depth, depth)):
-            here |= at(axes, unravel(flat, [a.extent for a in axes]))
+            here |= index_of(axes, unravel(flat, [a.extent for a in axes]))
         return load(self.read.source, *(substitute(index, here) for index in self.read.indices))
 
 

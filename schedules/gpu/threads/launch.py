@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 
 from ...tir.builder import Call, Expr, Load, Stmt, i64, loop
-from ...tir.let_buffers import in_buffers
+from ...tir.let_buffers import bind_in_buffers
 from ...tir.rewrite import collect, rewrite
 
 WARP = 32  # threads that run in step
@@ -24,7 +24,7 @@ def launch(blocks: int, threads: int, body: Callable[[Expr, Expr], Stmt]) -> Stm
 
 def _as_pragma(body: Stmt) -> Stmt:
     """``body`` with its unrolled loops left as loops, for the compiler of kernels to write out."""
-    return tirx.AttrStmt(i64(0), "pragma_unroll_explicit", tirx.IntImm("bool", 0), in_buffers(body))
+    return tirx.AttrStmt(i64(0), "pragma_unroll_explicit", tirx.IntImm("bool", 0), bind_in_buffers(body))
 
 
 def over(points: int, body: Callable[[Expr], Stmt], threads: int = THREADS) -> Stmt:
@@ -34,7 +34,7 @@ def over(points: int, body: Callable[[Expr], Stmt], threads: int = THREADS) -> S
 
     def one(block: Expr, thread: Expr) -> Stmt:
         flat = block * threads + thread
-        done = in_buffers(body(flat))
+        done = bind_in_buffers(body(flat))
         return done if blocks * threads == points else tirx.IfThenElse(flat < i64(points), done, None)
 
     return launch(blocks, threads, one)
@@ -68,7 +68,7 @@ def unrolled(extent: int, body: Callable[[Expr], Stmt], name: str = "u") -> Stmt
 def _bound(extent: int, tag: str, body: Callable[[Expr], Stmt]) -> Stmt:
     var = tirx.Var(tag.replace(".", "_"), "int64")
     axis = tirx.IterVar(tvm.ir.Range(i64(0), i64(extent)), var, tirx.IterVar.ThreadIndex, tag)
-    inner = in_buffers(body(var))
+    inner = bind_in_buffers(body(var))
     return tirx.For(var, i64(0), i64(extent), tirx.ForKind.THREAD_BINDING, inner, thread_binding=axis)
 
 

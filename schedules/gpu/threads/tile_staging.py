@@ -11,10 +11,10 @@ from tvm import tirx
 
 from ...tir.access import Access, contiguous_axis
 from ...tir.builder import Expr, Load, Stmt, i64, load, loop, seq, shape_of, store, unravel
-from ...tir.context import Context
+from ...tir.context import NestContext
 from ...tir.contraction import Contraction
-from ...tir.inline import Point
-from ...tir.point_writer import at
+from ...tir.inline import ScalarWriter
+from ...tir.point_writer import index_of
 from ...tir.stages import Axis, loads, variables
 from .launch import WARP, barrier, registers, shared, unrolled
 
@@ -29,7 +29,7 @@ class Factor:
     one load. ``pad``: what stands for turns past the end of the depth; a product of both factors' changes no sum, not
     even one of -0. ``run``: turns of the depth that neighbouring threads read together, where memory runs along it."""
 
-    ctx: Context
+    ctx: NestContext
     one: Contraction
     value: Expr
     axes: tuple[Axis, ...]
@@ -51,7 +51,14 @@ class Factor:
 
 
 def factor(
-    ctx: Context, one: Contraction, value: Expr, axes: tuple[Axis, ...], lines: int, deep: int, threads: int, pad: float
+    ctx: NestContext,
+    one: Contraction,
+    value: Expr,
+    axes: tuple[Axis, ...],
+    lines: int,
+    deep: int,
+    threads: int,
+    pad: float,
 ) -> Factor:
     """``value`` over ``axes`` and the depth."""
     dtype = str(one.stage.buffer.dtype)
@@ -104,15 +111,15 @@ def pieces(
     return loop(steps // 2 + 1, lambda t: seq([step(t * 2, 0), step(t * 2 + 1, 1)]), name="step")
 
 
-def runs_along(ctx: Context, value: Expr, axes: Sequence[Axis], reduce: Sequence[Axis]) -> bool:
+def runs_along(ctx: NestContext, value: Expr, axes: Sequence[Axis], reduce: Sequence[Axis]) -> bool:
     """Does the widest read of memory run along the depth, and not along the factor's own axes?"""
-    point = Point(ctx.virtual)
+    point = ScalarWriter(ctx.virtual)
     done = point.write(value, {})
     reads = [Access(x.source, tuple(x.indices)) for node in (*point.binds, done) for x in loads(node)]
     return contiguous_axis(reads, [*axes, *reduce]) in tuple(reduce)
 
 
-def _in_fours(ctx: Context, value: Expr, axes: Sequence[Axis], dtype: str) -> bool:
+def _in_fours(ctx: NestContext, value: Expr, axes: Sequence[Axis], dtype: str) -> bool:
     """Is the factor a plain read of float32, four neighbours along the last of ``axes`` always within one aligned group
     of four? Buffers begin at multiples of 64 bytes."""
     if not isinstance(value, Load) or value.source in ctx.virtual.stages or dtype != "float32" or not axes:
@@ -136,7 +143,7 @@ def fetch(
         inside += [depth < i64(f.one.k)] if f.one.k % f.deep or f.one.k % whole else []
         if f.lines * f.deep % (f.wide * f.threads):
             inside.append(s * f.threads + thread < i64(f.lines * f.deep // f.wide))
-        read = _read(f, batch | at(f.axes, unravel(row, _extents(f.axes))) | _depths(f, depth), s)
+        read = _read(f, batch | index_of(f.axes, unravel(row, _extents(f.axes))) | _depths(f, depth), s)
         if not inside:
             return read
         blank = store(f.mine, _all(f.pad, f.wide), _own(f, s))
@@ -146,7 +153,7 @@ def fetch(
 
 
 def _read(f: Factor, here: dict[Any, Expr], s: Expr) -> Stmt:
-    point = Point(f.ctx.virtual)
+    point = ScalarWriter(f.ctx.virtual)
     value = point.write(f.value, here)
     if f.wide > 1:
         value = load(value.source, *value.indices[:-1], span_at(value.indices[-1], f.wide))
@@ -198,4 +205,4 @@ def _extents(axes: Sequence[Axis]) -> list[int]:
 
 def _depths(f: Factor, k: Expr) -> dict[Any, Expr]:
     reduce = f.one.stage.reduce
-    return at(reduce, unravel(k, _extents(reduce)))
+    return index_of(reduce, unravel(k, _extents(reduce)))

@@ -8,14 +8,14 @@ from typing import Any
 import attrs
 from tvm import tirx
 
-from ...tir.accumulators import accumulator, factors, fused, in_type, partial_type
-from ...tir.argmax import is_pick
+from ...tir.accumulators import accumulator, factors, fma, in_type, partial_type
+from ...tir.argmax import is_argmax
 from ...tir.builder import Expr, Stmt, grid, i64, load, loop, scratch, seq, store, unravel
-from ...tir.context import Context, block
-from ...tir.inline import Point
-from ...tir.let_buffers import in_buffers
-from ...tir.point_writer import at
-from ...tir.reduction import Order
+from ...tir.context import NestContext, block
+from ...tir.inline import ScalarWriter
+from ...tir.let_buffers import bind_in_buffers
+from ...tir.point_writer import index_of
+from ...tir.reduction import ReductionOrder
 from ...tir.stages import Stage
 from .launch import UNROLL, WARP
 
@@ -43,7 +43,7 @@ class Team:
         full, rest = divmod(count, self.size)
         done = [turns(full, lambda o: body(o * self.size + self.lane), unroll)] if full else []
         if rest:
-            done.append(tirx.IfThenElse(self.lane < rest, in_buffers(body(self.lane + full * self.size)), None))
+            done.append(tirx.IfThenElse(self.lane < rest, bind_in_buffers(body(self.lane + full * self.size)), None))
         return done
 
 
@@ -71,9 +71,9 @@ def written_out(count: int, body: Callable[[Expr], Stmt]) -> Stmt:
     return loop(count, body, tirx.ForKind.UNROLLED, "u")
 
 
-def team_size(folds: Sequence[tuple[Order, Stage]]) -> int:
+def team_size(folds: Sequence[tuple[ReductionOrder, Stage]]) -> int:
     """The most threads of a warp that folds of one row can use. The lanes of a tree are shared out evenly."""
-    trees = [min(order.width, WARP) for order, stage in folds if order.width > 1 and not is_pick(stage)]
+    trees = [min(order.width, WARP) for order, stage in folds if order.width > 1 and not is_argmax(stage)]
     if trees:
         return min(trees)
     size, most = 2, max(order.depth for order, _ in folds)
@@ -82,16 +82,18 @@ def team_size(folds: Sequence[tuple[Order, Stage]]) -> int:
     return size
 
 
-def team_fold(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], team: Team, done: Any) -> Stmt:
+def team_fold(
+    ctx: NestContext, stage: Stage, order: ReductionOrder, here: dict[Any, Expr], team: Team, done: Any
+) -> Stmt:
     """One element at ``here``, the same for the whole team; ``done(value)`` is made of it, in every thread."""
-    if order.width == 1 and not is_pick(stage):
+    if order.width == 1 and not is_argmax(stage):
         return _in_order(ctx, stage, order, here, team, done)
-    width = team.size if is_pick(stage) else order.width  # which key is first does not depend on the order
+    width = team.size if is_argmax(stage) else order.width  # which key is first does not depend on the order
     slots, depth, extents = width // team.size, order.depth, [a.extent for a in order.tail]
     acc = accumulator(stage, slots + 1)  # the last is for what comes from another thread
 
     def add(ks: list[Expr], f: Expr, slot: int) -> Stmt:
-        return acc.add(ctx, here | at(order.outer, ks) | at(order.tail, unravel(f, extents)), i64(slot))
+        return acc.add(ctx, here | index_of(order.outer, ks) | index_of(order.tail, unravel(f, extents)), i64(slot))
 
     def walk(ks: list[Expr]) -> Stmt:
         full, rest = divmod(depth, width)
@@ -100,7 +102,7 @@ def team_fold(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], t
         for s in range(slots):
             left = min(rest - s * team.size, team.size)
             if left > 0:
-                last = in_buffers(add(ks, team.lane + (full * width + s * team.size), s))
+                last = bind_in_buffers(add(ks, team.lane + (full * width + s * team.size), s))
                 parts.append(last if left == team.size else tirx.IfThenElse(team.lane < left, last, None))
         return seq(parts)
 
@@ -125,44 +127,46 @@ def halve(acc: Any, slots: int, team: Team, own: Expr | None = None, other: Expr
     return [*done, *(store(b, team.from_lane(load(b, first), i64(0)), first) for b in acc.buffers)]
 
 
-def _parts(ctx: Context, stage: Stage, places: dict[Any, Expr]) -> tuple[Point, tuple[Expr, ...]]:
+def _parts(ctx: NestContext, stage: Stage, places: dict[Any, Expr]) -> tuple[ScalarWriter, tuple[Expr, ...]]:
     """What an element brings: its value, or the factors of a product that is added."""
-    assert stage.fold is not None
-    point = Point(ctx.virtual)
+    assert stage.reduction is not None
+    point = ScalarWriter(ctx.virtual)
     value = point.write(in_type(stage.value, partial_type(stage)), places)
-    return point, (factors(value, point.binds) if stage.fold.kind == "sum" else None) or (value,)
+    return point, (factors(value, point.binds) if stage.reduction.kind == "sum" else None) or (value,)
 
 
-def parts_of(ctx: Context, stage: Stage) -> int:
+def parts_of(ctx: NestContext, stage: Stage) -> int:
     """How many numbers an element brings: the two factors of a product that is added, else one."""
     return len(_parts(ctx, stage, {})[1])
 
 
-def read_parts(ctx: Context, stage: Stage, places: dict[Any, Expr], into: Sequence[Any], slot: Expr) -> Stmt:
+def read_parts(ctx: NestContext, stage: Stage, places: dict[Any, Expr], into: Sequence[Any], slot: Expr) -> Stmt:
     """What the element at ``places`` brings, one number a buffer."""
     point, parts = _parts(ctx, stage, places)
-    return in_buffers(seq([*point.binds, *(store(b, x, slot) for b, x in zip(into, parts, strict=True))]))
+    return bind_in_buffers(seq([*point.binds, *(store(b, x, slot) for b, x in zip(into, parts, strict=True))]))
 
 
 def joined(stage: Stage, before: Expr, parts: Sequence[Expr]) -> Expr:
     """A partial result and one element more."""
-    assert stage.fold is not None
-    return fused(parts[0], parts[1], before) if len(parts) == 2 else stage.fold.combine(before, parts[0])
+    assert stage.reduction is not None
+    return fma(parts[0], parts[1], before) if len(parts) == 2 else stage.reduction.combine(before, parts[0])
 
 
-def _in_order(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], team: Team, done: Any) -> Stmt:
+def _in_order(
+    ctx: NestContext, stage: Stage, order: ReductionOrder, here: dict[Any, Expr], team: Team, done: Any
+) -> Stmt:
     """Each thread reads an element, then all add all of them, one after the other."""
-    assert stage.fold is not None
-    fold, dtype = stage.fold, partial_type(stage)
+    assert stage.reduction is not None
+    fold, dtype = stage.reduction, partial_type(stage)
     acc = scratch([1], dtype, "acc")
     held = [scratch([1], dtype, "held") for _ in range(2)]
     extents = [a.extent for a in order.tail]
     own = i64(0)
 
     def read(ks: list[Expr], f: Expr) -> tuple[Stmt, int]:
-        point, parts = _parts(ctx, stage, here | at(order.outer, ks) | at(order.tail, unravel(f, extents)))
+        point, parts = _parts(ctx, stage, here | index_of(order.outer, ks) | index_of(order.tail, unravel(f, extents)))
         reads = seq([*point.binds, *(store(h, x, own) for h, x in zip(held, parts, strict=False))])
-        return in_buffers(reads), len(parts)
+        return bind_in_buffers(reads), len(parts)
 
     def chunk(ks: list[Expr], base: Expr, count: int) -> Stmt:
         reads, parts = read(ks, base + team.lane)
@@ -172,7 +176,7 @@ def _in_order(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], t
         def add(k: Expr) -> Stmt:
             theirs = [team.from_lane(load(h, own), k) for h in held[:parts]]
             before = load(acc, own)
-            total = fused(theirs[0], theirs[1], before) if parts == 2 else fold.combine(before, theirs[0])
+            total = fma(theirs[0], theirs[1], before) if parts == 2 else fold.combine(before, theirs[0])
             return store(acc, total, own)
 
         return seq([reads, turns(count, add, count)])
@@ -183,7 +187,7 @@ def _in_order(ctx: Context, stage: Stage, order: Order, here: dict[Any, Expr], t
         return seq([*parts, *([chunk(ks, i64(full * team.size), rest)] if rest else [])])
 
     zero = [store(h, tirx.const(0, dtype), own) for h in held]
-    init = store(acc, tirx.const(stage.fold.init.value, dtype), own)
+    init = store(acc, tirx.const(stage.reduction.init.value, dtype), own)
     walked = grid([a.extent for a in order.outer], walk)
     result = in_type(load(acc, own), str(stage.buffer.dtype))
     return block([init, *zero, walked, done(result)], [acc, *held])
