@@ -81,7 +81,7 @@ def version(package):
         raise PackageNotFoundError(package)
     return "12.9"
 nvrtc.version = version
-from sexpgpu.cli import main
+from sexpgpu.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -151,9 +151,10 @@ def test_compiled_runs_do_not_depend_on_what_variables_hold(tiny: Path, tmp_path
 # Everything that a build, a search and a run load; then the names of variables in the text of the libraries.
 SCAN = r"""
 import re, sys
-import artifacts.device.cpu, artifacts.cuda, artifacts.session, lowering.codegen, lowering.export, lowering.pipeline
-import lowering.link.standalone_kernel, lowering.workers, ml_dtypes, safetensors, schedules.cubin, schedules.gpu.audit
-import schedules.tuning.measure, sexpgpu.build, sexpgpu.tune
+import artifacts.device.cpu, artifacts.device.cuda, artifacts.session, lowering.codegen.objects, lowering.pipeline
+import lowering.codegen.workers, lowering.link.shared_library, lowering.link.standalone_kernel, ml_dtypes, safetensors
+import schedules.cuda.cubin, schedules.gpu.audit.launch_audit, schedules.tuning.measure, sexpgpu.build.driver
+import sexpgpu.build.tuner
 name = r'["\']([A-Z][A-Z0-9_]+)["\']'
 calls = r'(?:environ(?:\.get|\.setdefault|\.pop)?|getenv)\s*[\[(]\s*'
 reads = re.compile(calls + name + '|' + name + r'\s+(?:not\s+)?in\s+os\.environ')

@@ -18,7 +18,7 @@ pytest.importorskip("tvm", reason="needs the extra `build`")
 from tvm import te, tirx
 
 import schedules
-from schedules.tir import point_writer
+from schedules.cpu import elementwise
 from schedules.tir.rewrite import rewrite
 from scripts.fuzzing import bounds, choose, oracle, shrink, trial
 from scripts.fuzzing.child import Child
@@ -161,9 +161,9 @@ def test_the_script_runs_one_seed() -> None:
 
 def test_a_store_outside_of_a_buffer_of_the_kernel_s_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows of 7 that TVM leaves one row of, where all of them are reckoned to lie one behind the other."""
-    undivided = point_writer.undivided
+    undivided = elementwise.undivided
     monkeypatch.setattr(
-        point_writer, "undivided", lambda stmt, known, given: undivided(stmt, known, lambda buffer: True)
+        elementwise, "undivided", lambda stmt, known, given: undivided(stmt, known, lambda buffer: True)
     )
 
     def function(x: Any) -> Any:

@@ -90,13 +90,14 @@ def test_nothing_of_the_text_the_machine_or_its_folders_is_in_it(several: Path) 
 BUILD = """
 import sys
 from schedules.cuda import nvrtc
-from sexpgpu import build, cli
-build.WORTH_IT = 0
+from sexpgpu.build import compile
+from sexpgpu.cli.main import main
+compile.WORTH_IT = 0
 def forbidden(*args):
     raise AssertionError("it should have been found")
 if sys.argv.pop(1) == "warm":
     nvrtc.compile = forbidden
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -137,7 +138,7 @@ def first(func, target):
     mine = target.gpu and "sqrt" in str(func.attrs["global_symbol"])
     return Scheduled(None, "", ("maps: ValueError: odd",)) if mine else real(func, target)
 schedules.first = first
-from sexpgpu.cli import main
+from sexpgpu.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -165,7 +165,7 @@ def test_a_pytorch_that_is_installed_is_not_loaded(tmp_path: Path, tiny: Path) -
     env = BARE | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{BARE['PYTHONPATH']}"}
     done = called("-m", "artifacts.run", tiny, "--out", tmp_path / "out", "--steps", "1", env=env)
     assert (done.returncode, done.stderr) == (0, "")
-    code = "from sexpgpu import build\nbuild.need_extra()\nfrom lowering.codegen.workers import Workers\n"
+    code = "from sexpgpu.build import targets\ntargets.need_extra()\nfrom lowering.codegen.workers import Workers\n"
     code = f"from surroundings import entry\nentry.enter()\n{code}"
     job = """("__import__('sys').modules.get('torch')",)"""
     code += f"with Workers(1, ('lowering.codegen.objects',)) as workers: print(workers.map(eval, [{job}]))"

@@ -70,7 +70,7 @@ IN_V3 = f"""
 import attrs, sys, schedules
 v3, v4 = (schedules.TARGETS[name] for name in ("{V3}", "{V4}"))
 schedules.TARGETS[v4.name] = attrs.evolve(v4, tvm=v3.tvm, cpu_flags=v3.cpu_flags)
-from sexpgpu.cli import main
+from sexpgpu.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -222,18 +222,18 @@ def test_what_cannot_be_captured_runs_call_by_call(built: Path, undisturbed: Pat
 
 # What keeps host and GPU apart, and a replay whole: the runner without it, by file of the package, what stands there,
 # and what stands there instead.
-SMALL = ("staging.py", "CHUNK = 4 * 2**20", "CHUNK = 64")  # page-locked memory that is soon used again
+SMALL = ("pinned_staging.py", "CHUNK = 4 * 2**20", "CHUNK = 64")  # page-locked memory that is soon used again
 EMPTIED = "        self.stream.wait_for(event)\n"
 BREAKAGES = {
-    "the host waits for what it reads": [("staging.py", EMPTIED, "")],
+    "the host waits for what it reads": [("pinned_staging.py", EMPTIED, "")],
     "a chunk is used again when its copies are over": [
         SMALL,
-        ("staging.py", "        if chunk.left:\n            self.stream.wait_for(chunk.event)\n", ""),
+        ("pinned_staging.py", "        if chunk.left:\n            self.stream.wait_for(chunk.event)\n", ""),
     ],
-    "a chunk is emptied before it is filled again": [SMALL, ("staging.py", "== CHUNKS:", "== 9 * CHUNKS:")],
+    "a chunk is emptied before it is filled again": [SMALL, ("pinned_staging.py", "== CHUNKS:", "== 9 * CHUNKS:")],
     "the library's constants are waited for": [("cuda.py", "        self._stream.wait_for_default()\n", "")],
-    "a trip has its number": [("cudart.py", "            if number is not None:\n", "            if False:\n")],
-    "the state is where the first trip's graph reads it": [("trips.py", "if i in held:", "if False:")],
+    "a trip has its number": [("cuda_runtime.py", "            if number is not None:\n", "            if False:\n")],
+    "the state is where the first trip's graph reads it": [("paired_graphs.py", "if i in held:", "if False:")],
 }
 
 
@@ -242,9 +242,10 @@ def test_a_runner_that_lacks_what_keeps_it_from_the_gpus_work_is_seen(
     what: str, built: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     """The device's work is late enough to show it. Only with what it lacks is the run right."""
-    shutil.copytree(Path(cuda.__file__).parent, tmp_path / "artifacts", ignore=shutil.ignore_patterns("__pycache__"))
+    package = Path(cuda.__file__).parents[1]
+    shutil.copytree(package, tmp_path / "artifacts", ignore=shutil.ignore_patterns("__pycache__"))
     for name, old, new in [SMALL] if what == "nothing" else BREAKAGES[what]:
-        file = tmp_path / "artifacts" / name
+        file = tmp_path / "artifacts/device" / name
         text = file.read_text()
         assert text.count(old) == 1
         file.write_text(text.replace(old, new))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sexpgpu.graph.interpreter import run
-from sexpgpu.trace.builtins import initial
 from sexpgpu.trace.evaluator import Tracer
+from sexpgpu.trace.parameter_inits import initial
 from tests.support import faults, plan_of, plan_text, run_text
 
 
@@ -292,7 +292,8 @@ TWICE = "(defobjective (inputs ctx) (mean (+ (model (getf inputs :x)) (model (* 
 )
 def test_an_init_is_made_once_however_often_its_parameter_is_met(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     made: list[str] = []
-    monkeypatch.setattr("sexpgpu.trace.builtins.initial", lambda world, p: made.append(p.name) or initial(world, p))
+    watched = "sexpgpu.trace.builtin_reports.initial"
+    monkeypatch.setattr(watched, lambda world, p: made.append(p.name) or initial(world, p))
     plan = plan_of(model=model, objective=TWICE, passes="(defpass p :loader d :every 1)")
     assert sorted(made) == [p.name for p in plan.parameters]
 

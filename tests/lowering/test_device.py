@@ -72,12 +72,12 @@ PRINT_DIGEST = """
 import hashlib, test_device as t
 if "backwards" in t.sys.argv:
     lowered = t.pipeline.lower(t.emit.emit([t.many()]))
-    parts = t.codegen.parts(lowered)
-    done = [t.codegen.compile_part(part, t.GPU, t.plain) for part in reversed(parts)]
-    compiled = t.codegen.join(lowered, t.GPU, done[::-1])
+    parts = t.objects.parts(lowered)
+    done = [t.objects.compile_part(part, t.GPU, t.plain) for part in reversed(parts)]
+    compiled = t.objects.join(lowered, t.GPU, done[::-1])
 else:
     compiled = t.made()
-print(hashlib.sha256(t.export.library(compiled, "x86_64")).hexdigest(), [d.key for d in compiled.devices])
+print(hashlib.sha256(t.shared_library.library(compiled, "x86_64")).hexdigest(), [d.key for d in compiled.devices])
 """
 
 

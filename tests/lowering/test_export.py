@@ -45,7 +45,7 @@ def in_f64(name: str = "f") -> Graph:
 
 PRINT_DIGEST = """
 import hashlib, test_export as t
-print(hashlib.sha256(t.export.library(t.compiled(t.small(), t.in_f64('second')), "x86_64")).hexdigest())
+print(hashlib.sha256(t.shared_library.library(t.compiled(t.small(), t.in_f64('second')), "x86_64")).hexdigest())
 """
 
 
