@@ -36,8 +36,8 @@ from .test_mma import UNIT
 
 pytestmark = pytest.mark.build
 
-ROUND = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}  # half of a last place, of itself at most
-CUT = 2.0**-15  # of a float32 that goes into the matrix unit as two bfloat16: the last of 16 bits
+ROUND = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}  # unit roundoff of what is stored
+CUT = 2.0**-15  # relative error of a float32 that enters mma.sync as the sum of two bfloat16
 LEAST = 2.0**-25  # half of the least float16
 
 # heads, queries, keys, width of a key, width of a value: one warp and one group of columns; a batch of one, several
@@ -112,7 +112,7 @@ def made(size: tuple[Any, ...], gradient: bool = False) -> list[np.ndarray]:
     return compiled(size, gradient).every_order(*arrays)[len(arrays) :]
 
 
-# -- numbers: how far results may be from exact ones ----------------------------------------------------------------
+# -- numbers: forward error bounds, derived in docs/tensor-core-error.md -----------------------------------------------
 
 
 def wider(arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -120,22 +120,17 @@ def wider(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def off(depth: int, instructions: int = 1) -> float:
-    """A product of that depth from the exact one, of the sum of its absolute terms: as ``test_mma.bound``, which takes
-    every one of 17 numbers of an instruction for cut off. ``instructions``: for each 16 of the depth."""
+    """A product of that depth, relative to the sum of |terms|; ``instructions``: for each 16 of the depth."""
     return 17 * instructions * -(-depth // 16) * UNIT
 
 
 def added(count: int) -> float:
-    """A sum of so many positive numbers, of itself: of each 16 in turn the sum of 4 in a tree by each of 4 threads."""
+    """A sum of so many positive numbers, relative."""
     return (-(-count // 16) + 4) * UNIT
 
 
 def weights_off(q: np.ndarray, k: np.ndarray) -> float:
-    """A weight from the exact one, of itself. A score that is off by s makes a power off by s of itself, and so it may
-    make their sum; functions and divisions are off by less than 3 units each. With every 16 keys but the first there
-    may be a larger score: by what exp is off then, 3 units, earlier powers are off from later ones, and as much from
-    their sum; and each of the two sums is rounded, by half a unit. Together the differences between one largest score
-    and the next are no more than that between two scores, and are rounded by no more."""
+    """A weight, relative; step by step in docs/tensor-core-error.md, "Attention: a weight"."""
     scale = q.shape[-1] ** -0.5
     terms = np.abs(q) @ np.abs(k).swapaxes(-1, -2) * scale
     larger = -(-k.shape[-2] // 16) - 1
@@ -161,13 +156,13 @@ def want_gradients(arrays: list[np.ndarray], causal: bool, mask: Any = None) -> 
 
 
 def forward_bound(arrays: list[np.ndarray], seen: Any) -> np.ndarray:
-    """Of a result in float32."""
+    """Of a float32 result: docs/tensor-core-error.md, "Attention: the result"."""
     q, k, v = wider(arrays)
     return (weights_off(q, k) + CUT + off(k.shape[-2], 2)) * (softmax(q, k, seen) @ np.abs(v))
 
 
 def gradient_bounds(arrays: list[np.ndarray], seen: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of dq, dk and dv in float32: of the sums of absolute terms, what each factor of a term is off by, and the sum."""
+    """Of dq, dk and dv in float32: docs/tensor-core-error.md, "Attention: the gradients"."""
     dy, q, k, v = wider(arrays)
     w, part = softmax(q, k, seen), weights_off(q, k)
     dweights = np.abs(dy) @ np.abs(v).swapaxes(-1, -2)

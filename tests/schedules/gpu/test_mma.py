@@ -24,7 +24,7 @@ from .halves import DTYPES, factors, product
 pytestmark = pytest.mark.build
 
 KINDS = ("NN", "NT", "TN", "TT")
-UNIT = 2.0**-23  # of a float32's last place: a sum that is cut off is less than this part too small
+UNIT = 2.0**-23  # relative error of one truncation to float32: eps of docs/tensor-core-error.md
 
 
 def results(func: Any, *arrays: np.ndarray) -> np.ndarray:
@@ -160,13 +160,7 @@ def test_a_producer_in_the_same_program() -> None:
 
 
 def bound(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How far A B may be from the exact one, for each element.
-
-    A product of two halves is exact in float32. What a matrix unit does with the 16 products of an instruction and the
-    sum so far is not specified: taken here as 17 numbers, each cut off to the last place of the largest. No partial sum
-    is larger than the sum of all |a b|, so that each of these cuts, and each addition of two pieces' sums, is off by
-    less than UNIT of it.
-    """
+    """Forward error bound of A B, element by element: docs/tensor-core-error.md, "Matrix products"."""
     k = a.shape[-1]
     steps, pieces = -(-k // mma_tiling.DEPTH) * 2, -(-k // mma_tiling.piece_of(k))
     return (17 * steps + pieces) * UNIT * (np.abs(a.astype("f8")) @ np.abs(b.astype("f8")))
