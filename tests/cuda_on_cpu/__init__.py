@@ -1,1 +1,1 @@
-"""Generated CUDA text, run on the CPU: see docs/gpu.md."""
+"""Generated CUDA text, run on the CPU: see docs/gpu-verification.md."""
