@@ -60,7 +60,7 @@ def pytest_collection() -> Iterator[None]:
 # Those with the longest tests: what is left at the end should be short.
 FIRST = tuple(
     f"tests/{name}"
-    for name in ("test_stacking.py", "test_memory_plan.py", "test_reproducible.py", "cuda_on_cpu/test_whole")
+    for name in ("system/test_stacking", "system/test_memory", "system/test_reproducible", "cuda_on_cpu/test_whole")
 )
 
 

@@ -2,7 +2,7 @@
 
 The price is of a core that starts two vectors of multiply-adds and two loads a cycle, as x86 processors do at 256 bits
 and some at 512. One that starts one at 512 bits spends its time on multiply-adds alone, with nearly every tile alike.
-Fitted to what scripts/bench/tiles measured, which tests/schedules/tiles.json keeps.
+Fitted to what scripts/bench/tiles measured, which tests/schedules/cpu/tiles.json keeps.
 """
 
 from __future__ import annotations

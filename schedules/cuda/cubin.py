@@ -29,7 +29,7 @@ DAY = 24 * 3600  # seconds after which a file that was not finished is nobody's
 _TRAITS = re.compile(r"  #include <cuda/std/type_traits>\n  namespace std \{\n(?:    using cuda::std::\w+;\n)*  \}\n")
 # A vector that is copied is one integer here. As a struct of elements the compiler takes it apart and puts reads
 # together again, in an order that follows from addresses in its own memory: of attention's gradients it made a dozen
-# results. It does not take numbers of two types for different places (tests/schedules/test_cubin.py).
+# results. It does not take numbers of two types for different places (tests/schedules/cuda/test_cubin.py).
 _WHOLE: dict[str, str] = dict.fromkeys(("float2", "int2", "uint2"), "long long")
 _WHOLE |= dict.fromkeys(("float4", "int4", "uint4", "double2", "longlong2", "ulonglong2"), "__int128")
 _COPY = re.compile(rf"\*\(({'|'.join(_WHOLE)})\*\)\(([^;]*)\) = \*\(\1\*\)\(([^;]*)\);")

@@ -23,7 +23,7 @@ pytest.importorskip("ziglang")
 from artifacts.device import cuda
 from artifacts.format import library_signature, tar_writer, tarball
 from artifacts.format.manifest import Manifest
-from tests.runner.support import checkpoint, contents, metrics, one_error, steps
+from tests.artifacts.support import checkpoint, contents, metrics, one_error, steps
 
 from . import artifact as gpu
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("ziglang")
 
-from tests.test_undrawn import COMPILED, compiled_text
+from tests.system.test_undrawn import COMPILED, compiled_text
 
 from . import artifact as gpu
 

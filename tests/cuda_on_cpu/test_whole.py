@@ -17,8 +17,8 @@ pytest.importorskip("ziglang")
 
 from artifacts.format import tarball
 from tests.conftest import EXAMPLES, ONE
-from tests.test_bf16_runs import narrow
-from tests.test_stacking import RUN, left
+from tests.system.test_bf16_runs import narrow
+from tests.system.test_stacking import RUN, left
 
 from . import artifact
 

@@ -15,7 +15,7 @@ from tvm import tirx
 from lowering.passes import flatten_buffer
 from schedules.tir.builder import i64, loop, store
 from tests.cuda_on_cpu import kernels
-from tests.schedules import test_heads
+from tests.schedules.cpu import test_heads
 from tests.schedules.gpu.both import scheduled
 from tests.schedules.kernels import V3, build, product, runs_here
 

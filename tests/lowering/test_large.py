@@ -21,7 +21,7 @@ from sexpgpu.graph.autodiff import gradients
 from sexpgpu.graph.core import Graph, Value, order
 from sexpgpu.graph.simplify import simplify
 from tests.lowering.lowering_runs import T, inputs
-from tests.ops.row_cases import DrawBuilder, type_of
+from tests.sexpgpu.ops.row_cases import DrawBuilder, type_of
 
 LOGITS = (64, 1024, 50257)
 Make = Callable[[Any], list[Value]]

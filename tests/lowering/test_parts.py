@@ -16,7 +16,7 @@ from sexpgpu.graph.core import Builder, Graph, Value
 from sexpgpu.graph.interpreter import evaluate
 from sexpgpu.graph.simplify import simplify
 from sexpgpu.ops.types import TensorType
-from tests.ops.row_cases import compiled, scheduled
+from tests.sexpgpu.ops.row_cases import compiled, scheduled
 
 COUNT = 300
 Made = Callable[[Builder, Value, int], Value]  # (builder, x [count 4], count) -> a value

@@ -25,9 +25,9 @@ from schedules.tir.rewrite import collect
 from sexpgpu.graph.autodiff import gradients
 from sexpgpu.graph.core import Builder, Graph
 from sexpgpu.ops.types import TensorType
+from tests.schedules.cpu.test_heads import attend_grad
 
 from ..kernels import V3, numbers, program, runs_here
-from ..test_heads import attend_grad
 from .both import GPU, same, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]

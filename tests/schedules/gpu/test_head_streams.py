@@ -16,9 +16,9 @@ from tvm import te, tirx
 from lowering.kernels.registry import KERNELS
 from schedules.gpu.attention import resident, shared_memory
 from sexpgpu.ops.types import TensorType
+from tests.schedules.cpu.test_heads import attend, attend_grad
 
 from ..kernels import V3, numbers, program, runs_here
-from ..test_heads import attend, attend_grad
 from .both import same, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]

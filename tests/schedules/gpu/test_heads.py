@@ -17,9 +17,9 @@ from lowering.kernels.registry import KERNELS
 from schedules.gpu.attention import shared_memory
 from schedules.tir.rewrite import collect
 from sexpgpu.ops.types import TensorType
+from tests.schedules.cpu.test_heads import attend
 
 from ..kernels import V3, numbers, program, runs_here
-from ..test_heads import attend
 from .both import same, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]

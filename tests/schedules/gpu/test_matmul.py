@@ -18,9 +18,9 @@ from schedules.gpu.matmul import simt, simt_tiling
 from schedules.gpu.matmul.simt_tiling import TILES, Tile, choose_tile
 from sexpgpu.ops.types import TensorType
 from tests.cuda_on_cpu import kernels
+from tests.schedules.cpu.test_matmul import in_order
 
 from ..kernels import V3, graph, numbers, product, program, runs_here
-from ..test_matmul import in_order
 from .both import GPU, same, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]

@@ -17,9 +17,9 @@ import schedules
 from lowering.math import elementary
 from schedules.gpu.audit.launch_audit import audit
 from tests.cuda_on_cpu import kernels
+from tests.schedules.tir.test_pieces import FORMS, SHAPES, each, flags, given, many, shared, step, total
 
 from ..kernels import V3, runs_here
-from ..test_pieces import FORMS, SHAPES, each, flags, given, many, shared, step, total
 from .both import GPU, same, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]

@@ -20,9 +20,9 @@ from schedules.gpu.matmul import simt, simt_tiling, tensor_core
 from schedules.gpu.threads import mma_tiling
 from schedules.gpu.threads.mma_tiling import Cut
 from tests.cuda_on_cpu import kernels, traffic
+from tests.schedules.cpu.test_heads import attend
 
 from ..kernels import graph, numbers, operator, product, program
-from ..test_heads import attend
 from . import halves
 from .both import GPU, scheduled
 from .folds import fold
