@@ -20,7 +20,7 @@ from ..tir.epilogue import epilogue_stages
 from ..tir.reduction import stage_body
 from ..tir.row_group import RowGroup, local_buffers, localize, row_buffer, row_group
 from ..tir.stages import Stage
-from ..tir.thread_cost import stages_take
+from ..tir.thread_cost import stages_nanoseconds
 from .matmul import product_body
 
 LARGEST = 1 << 19  # bytes of a head's own buffers that a second cache holds
@@ -47,7 +47,7 @@ def _buffers(ctx: NestContext, found: RowGroup) -> dict[Any, Any]:
     local, mine = local_buffers(ctx, found), {}
     for place, stage in enumerate(found.stages):
         for buffer in (b for b in stage.writes if b in local):
-            over = next((b for b in mine if stage.is_map and is_last_read(ctx, found, place, b)), None)
+            over = next((b for b in mine if stage.is_elementwise and is_last_read(ctx, found, place, b)), None)
             mine[buffer] = row_buffer(buffer, found) if over is None else mine[over]
     return mine
 
@@ -83,4 +83,4 @@ def head_nest(ctx: NestContext, found: RowGroup, products: Mapping[Any, Contract
         body = localize(seq([part(stage, after, places) for stage, after in parts]), mine, found)
         return block([body], list(dict.fromkeys(mine.values())))
 
-    return parallel_loop(ctx, prod(extents), head, stages_take(ctx.virtual, found.stages, products, ctx.lanes))
+    return parallel_loop(ctx, prod(extents), head, stages_nanoseconds(ctx.virtual, found.stages, products, ctx.lanes))

@@ -10,7 +10,7 @@ from tvm import tirx
 from ..tir.builder import Expr, Stmt, i64, unravel
 from ..tir.context import NestContext, parallel_chunks
 from ..tir.point_writer import index_of
-from ..tir.reduction import COLUMNS, column_strip
+from ..tir.reduction import COLUMNS, reduce_columns
 from ..tir.stages import Stage
 
 
@@ -21,7 +21,7 @@ def column_nest(ctx: NestContext, fold: Stage, after: Sequence[Stage]) -> Stmt:
     count = full + (1 if rest else 0)
 
     def strip(head: Sequence[Expr], start: Expr, width: int) -> Stmt:
-        return column_strip(ctx, fold, index_of(heads, head), last, start, width, after)
+        return reduce_columns(ctx, fold, index_of(heads, head), last, start, width, after)
 
     if not rest or not full:
         whole = COLUMNS if full else rest

@@ -34,7 +34,7 @@ def _box_nest(ctx: NestContext, stages: Sequence[Stage], box: Box) -> Stmt:
     accesses = common_accesses(ctx, stages, box)
     axes = [Axis(axis.var, extent) for axis, extent in zip(stages[0].space, box.extents, strict=True)]
     loops = straight(axes, accesses)
-    loops = cut(loops) if box.whole else loops
+    loops = cut(loops) if box.is_whole else loops
     turned = transposed_axis(loops.axes, loops.accesses)
     if turned is not None:
         return tile_nest(ctx, loops.axes, turned, _stores(ctx, stages, box, loops))

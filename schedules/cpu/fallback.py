@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 
 from ..tir.builder import PARALLEL, SERIAL, is_int
 from ..tir.rewrite import collect, rewrite
-from ..tir.thread_cost import WORTH, nanoseconds
+from ..tir.thread_cost import MIN_PARALLEL_NANOSECONDS, nanoseconds
 
 
 @attrs.frozen
@@ -28,7 +28,7 @@ class ByHand:
 
 def _priced(node: Any, lanes: int) -> Any:
     """A parallel loop as a serial one where threads cost more than they save."""
-    if node.kind != PARALLEL or (not is_int(node.extent, 1) and nanoseconds(node, lanes) >= WORTH):
+    if node.kind != PARALLEL or (not is_int(node.extent, 1) and nanoseconds(node, lanes) >= MIN_PARALLEL_NANOSECONDS):
         return node
     return tirx.For(node.loop_var, node.min, node.extent, SERIAL, node.body)
 
@@ -58,7 +58,8 @@ def _share_out(schedule: Any, block: Any, lanes: int) -> None:
     nodes = [schedule.get(loop) for loop in loops]
     axes = schedule.get(block).iter_vars
     outer = [a for a, v in zip(axes, _bindings(schedule, block), strict=True) if v.same_as(nodes[0].loop_var)]
-    if nanoseconds(nodes[0], lanes) >= WORTH and len(outer) == 1 and outer[0].iter_type == tirx.IterVar.DataPar:
+    pays = nanoseconds(nodes[0], lanes) >= MIN_PARALLEL_NANOSECONDS
+    if pays and len(outer) == 1 and outer[0].iter_type == tirx.IterVar.DataPar:
         schedule.parallel(loops[0])
 
 

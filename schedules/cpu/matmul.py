@@ -17,7 +17,7 @@ from ..tir.context import NestContext, block, parallel_loop
 from ..tir.contraction import Contraction
 from ..tir.let_buffers import bind_in_buffers
 from ..tir.stages import Stage
-from ..tir.thread_cost import stages_take
+from ..tir.thread_cost import stages_nanoseconds
 from .matmul_k_blocked import deep_nest
 from .matmul_microkernel import Spans, Sums, Vectors, each_sum, end_row, in_order, multiply, spans_of, sums_of
 from .matmul_packing import pack, pack_all, pack_tall, turn_rows
@@ -31,7 +31,7 @@ Walk = Callable[[Turn], list[Stmt]]  # the whole depth, in order
 def matmul_nest(ctx: NestContext, one: Contraction, after: Sequence[Stage]) -> Stmt:
     """The product and the map stages done on its tiles."""
     job = plan_product(ctx, one, tuple(after))
-    work = stages_take(ctx.virtual, [one.stage, *after], {one.stage}, ctx.lanes)
+    work = stages_nanoseconds(ctx.virtual, [one.stage, *after], {one.stage}, ctx.lanes)
     before = [pack_tall(job)] if job.tall is not None else []
     if job.blocks is not None:
         return seq([*before, deep_nest(job, work)])

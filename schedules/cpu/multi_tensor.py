@@ -24,7 +24,7 @@ def nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
         groups.append(make_group(program, target, form, members, groups[-1].end if groups else 0))
     if any(g.partial and g.outputs for g in groups):
         return None
-    work = sum(m.length * g.takes for g in groups for m in g.members)
+    work = sum(m.length * g.element_nanoseconds for g in groups for m in g.members)
     tasks = parallel_loop(groups[0].ctx, groups[-1].end, lambda task: _choose(groups, task), work)
     if program.pairs and any(g.rereads(tasks) for g in groups):
         return None

@@ -78,9 +78,9 @@ def _next(ctx: NestContext, real: Sequence[Stage], products: dict[Any, Contracti
         after = epilogue_stages(ctx, head, real[1:])
         return "matmul", 1 + len(after), matmul_nest(ctx, products[head], after)
     rows = row_group(ctx, real, lambda stage, _: stage not in products)
-    if rows is not None and any(not s.is_map for s in rows.stages) and _keeps_rows(ctx, rows.stages, rows.lead):
+    if rows is not None and any(not s.is_elementwise for s in rows.stages) and _keeps_rows(ctx, rows.stages, rows.lead):
         return "rows", len(rows.stages), row_nest(ctx, rows)
-    if head.is_map:
+    if head.is_elementwise:
         maps = elementwise_group(ctx, real)
         return "map", len(maps), map_nest(ctx, maps)
     if head.serial is not None or reduces_along_memory(ctx, head):

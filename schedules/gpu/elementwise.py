@@ -21,7 +21,7 @@ EACH = 4
 
 def map_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is no map."""
-    if not stages[0].is_map:
+    if not stages[0].is_elementwise:
         return None
     taken = elementwise_group(ctx, stages)
     turned = find_turned(ctx, taken)

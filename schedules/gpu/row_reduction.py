@@ -38,7 +38,7 @@ FEW = 128  # threads below which a block is not made smaller for its rows to fit
 def rows_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no fold of rows comes first."""
     found = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead), _worth)
-    if found is None or all(s.is_map for s in found.stages):
+    if found is None or all(s.is_elementwise for s in found.stages):
         head = stages[0]
         if not _is_row_fold(ctx, head):
             return None
@@ -56,7 +56,7 @@ def _is_row_fold(ctx: NestContext, stage: Stage) -> bool:
 
 def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
     """One result a row; or a map that is written along the row."""
-    if stage.is_map:
+    if stage.is_elementwise:
         free = stage.space[lead:]
         return not free or contiguous_axis([write_of(stage)], stage.space) in free
     return len(stage.space) == lead and _is_row_fold(ctx, stage)
@@ -96,7 +96,7 @@ class _Nest:
         team = team_size([(reduction_order(ctx, s), s) for s in folds])
         rows = prod(a.extent for a in found.stages[0].space[: found.lead])
         local = local_buffers(ctx, found)
-        registers = {b: scratch([1], str(b.dtype), b.name) for b in found.places if row_length(b, found) == 1}
+        registers = {b: scratch([1], str(b.dtype), b.name) for b in found.row_dims if row_length(b, found) == 1}
         vectors = [b for b in local if b not in registers]
         group = max(THREADS // team, 1)
         while group * team > WARP and -(-rows // group) < BLOCKS:
@@ -168,7 +168,7 @@ class _Nest:
         """Accesses of registers and of rows in shared memory."""
 
         def place(buffer: Any, indices: Sequence[Expr]) -> Expr:
-            spots = self.found.places[buffer]
+            spots = self.found.row_dims[buffer]
             flat: Expr = i64(0)
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
                 flat = flat if d in spots else flat * extent + index
@@ -206,7 +206,7 @@ def _again(found: RowGroup, vectors: Sequence[Any], room: int, team: int) -> lis
     """The rows to work out again where they are read: all, if they do not fit into ``room`` bytes together."""
     if _bytes(vectors, found, team) <= room:
         return []
-    stages = [s for s in found.stages if s.is_map and is_plain_store(s) and not isinstance(s.value, tirx.Let)]
+    stages = [s for s in found.stages if s.is_elementwise and is_plain_store(s) and not isinstance(s.value, tirx.Let)]
     return [s.buffer for s in stages if s.buffer in vectors]
 
 

@@ -62,7 +62,7 @@ def find_turned(ctx: NestContext, stages: Sequence[Stage]) -> Turned | None:
 
 
 def _is_turned(access: Access, axes: Sequence[Axis], axis: int) -> bool:
-    places = access.places()
+    places = access.dimensions()
     if not places or not places[-1][0].same_as(axes[axis].var):
         return False
     return axes[-1].var in variables([index for index, _ in places[:-1]])

@@ -21,34 +21,34 @@ class Access:
     buffer: Any
     indices: tuple[Expr, ...]
 
-    def places(self) -> list[tuple[Expr, int]]:
+    def dimensions(self) -> list[tuple[Expr, int]]:
         """Index and extent of every dimension that is more than one element long."""
         pairs = zip(self.indices, shape_of(self.buffer), strict=True)
         return [(index, extent) for index, extent in pairs if extent != 1 or not is_int(index, 0)]
 
 
-def reads_of(ctx: NestContext, stage: Stage, known: Sequence[Any] = (), analyzer: Any = None) -> list[Access]:
+def reads_of(ctx: NestContext, stage: Stage, recorded: Sequence[Any] = (), analyzer: Any = None) -> list[Access]:
     """Every read of memory that evaluating the stage makes, through its virtual producers. ``analyzer``: what is known
     of the axes; a branch that is then never taken reads nothing."""
-    found: list[Access] = []
-    stop = {buffer: (lambda indices, b=buffer: _note(found, b, indices)) for buffer in known}
-    point = ScalarWriter(ctx.virtual, stop, analyzer)
-    exprs = [point.write(stage.value, {})] if stage.serial is None else _serial_values(point, stage)
-    for node in [*point.binds, *exprs]:
-        found += [Access(x.source, tuple(x.indices)) for x in loads(node)]
-    return found
+    accesses: list[Access] = []
+    provided = {buffer: (lambda indices, b=buffer: _record(accesses, b, indices)) for buffer in recorded}
+    writer = ScalarWriter(ctx.virtual, provided, analyzer)
+    exprs = [writer.write(stage.value, {})] if stage.serial is None else _serial_reads(writer, stage)
+    for node in [*writer.binds, *exprs]:
+        accesses += [Access(x.source, tuple(x.indices)) for x in loads(node)]
+    return accesses
 
 
-def _note(found: list[Access], buffer: Any, indices: Sequence[Expr]) -> Expr:
+def _record(accesses: list[Access], buffer: Any, indices: Sequence[Expr]) -> Expr:
     from .builder import load
 
-    found.append(Access(buffer, tuple(indices)))
+    accesses.append(Access(buffer, tuple(indices)))
     return load(buffer, *indices)
 
 
-def _serial_values(point: ScalarWriter, stage: Stage) -> list[Expr]:
-    own = stage.writes
-    return [point.write(x, {}) for x in loads(stage.serial[1] if stage.serial else ()) if x.source not in own]
+def _serial_reads(writer: ScalarWriter, stage: Stage) -> list[Expr]:
+    written = stage.writes
+    return [writer.write(x, {}) for x in loads(stage.serial[1] if stage.serial else ()) if x.source not in written]
 
 
 def write_of(stage: Stage) -> Access:
@@ -58,18 +58,18 @@ def write_of(stage: Stage) -> Access:
 
 def mergeable(outer: Axis, inner: Axis, accesses: Sequence[Access]) -> bool:
     """Are two neighbouring axes one longer axis for every access: both absent, or neighbours in memory?"""
-    return all(_together(outer, inner, access) for access in accesses)
+    return all(_are_adjacent(outer, inner, access) for access in accesses)
 
 
-def _together(outer: Axis, inner: Axis, access: Access) -> bool:
-    places = access.places()
-    used = [{outer.var, inner.var} & variables(index) for index, _ in places]
-    if not any(used):
+def _are_adjacent(outer: Axis, inner: Axis, access: Access) -> bool:
+    dims = access.dimensions()
+    axes_of_dim = [{outer.var, inner.var} & variables(index) for index, _ in dims]
+    if not any(axes_of_dim):
         return True
-    spots = [place for place, names in enumerate(used) if names]
-    if len(spots) != 2 or spots[1] != spots[0] + 1:
+    positions = [position for position, dim_axes in enumerate(axes_of_dim) if dim_axes]
+    if len(positions) != 2 or positions[1] != positions[0] + 1:
         return False
-    (first, _), (second, extent) = places[spots[0]], places[spots[1]]
+    (first, _), (second, extent) = dims[positions[0]], dims[positions[1]]
     return first.same_as(outer.var) and second.same_as(inner.var) and extent == inner.extent
 
 
@@ -83,15 +83,15 @@ def merged_tail(axes: Sequence[Axis], accesses: Sequence[Access]) -> int:
 
 def contiguous_axis(accesses: Sequence[Access], axes: Sequence[Axis]) -> Axis | None:
     """The axis along which the widest read walks through memory, None if no read does."""
-    own = {axis.var: axis for axis in axes}
+    axis_of = {axis.var: axis for axis in axes}
     best: tuple[int, Axis] | None = None
     for access in accesses:
-        places = access.places()
-        last = places[-1][0] if places else None
-        step = [own[v] for v in (variables(last) if last is not None else ()) if v in own]
-        width = len(variables([index for index, _ in places]) & set(own))
-        if len(step) == 1 and (best is None or width > best[0]):
-            best = (width, step[0])
+        dims = access.dimensions()
+        last_index = dims[-1][0] if dims else None
+        last_axes = [axis_of[v] for v in (variables(last_index) if last_index is not None else ()) if v in axis_of]
+        rank = len(variables([index for index, _ in dims]) & set(axis_of))
+        if len(last_axes) == 1 and (best is None or rank > best[0]):
+            best = (rank, last_axes[0])
     return best[1] if best else None
 
 
@@ -100,19 +100,19 @@ def same_indices(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
     return tvm_ffi.structural_equal(list(a), list(b))
 
 
-LEAST = 8  # places along an axis from which a tile pays
+MIN_TILE_EXTENT = 8  # places along an axis from which a tile pays
 
 
 def transposed_axis(axes: Sequence[Axis], accesses: Sequence[Access]) -> int | None:
     """The axis (not the last, along which stores walk) along which some read walks, None if there is none."""
-    if len(axes) < 2 or axes[-1].extent < LEAST:
+    if len(axes) < 2 or axes[-1].extent < MIN_TILE_EXTENT:
         return None
     last = axes[-1].var
     for access in accesses:
-        places = access.places()
-        if not places or not variables([index for index, _ in places[:-1]]) & {last}:
+        dims = access.dimensions()
+        if not dims or not variables([index for index, _ in dims[:-1]]) & {last}:
             continue
-        for n, axis in enumerate(axes[:-1]):
-            if places[-1][0].same_as(axis.var) and axis.extent >= LEAST:
-                return n
+        for position, axis in enumerate(axes[:-1]):
+            if dims[-1][0].same_as(axis.var) and axis.extent >= MIN_TILE_EXTENT:
+                return position
     return None

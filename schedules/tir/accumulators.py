@@ -25,11 +25,11 @@ class Accumulator(Protocol):
         """``first``: the index of the first element that the slot will see."""
         ...
 
-    def add(self, ctx: NestContext, here: dict[Any, Expr], slot: Expr) -> Stmt:
+    def add(self, ctx: NestContext, coords: dict[Any, Expr], slot: Expr) -> Stmt:
         """The element at ``here`` into a slot."""
         ...
 
-    def meet(self, slot: Expr, other: Expr) -> Stmt:
+    def combine(self, slot: Expr, other: Expr) -> Stmt:
         """A slot and another one into the first of them."""
         ...
 
@@ -41,7 +41,9 @@ class Accumulator(Protocol):
 def accumulator(stage: Stage, width: int) -> Accumulator:
     """``width`` slots for partial results of a fold, in buffers that the caller allocates around their use."""
     if is_argmax(stage):
-        return Picks(stage, scratch([width], str(stage.value.ty.dtype), "best"), scratch([width], "int32", "where"))
+        return ArgmaxAccumulator(
+            stage, scratch([width], str(stage.value.ty.dtype), "best"), scratch([width], "int32", "where")
+        )
     return Partial(stage, scratch([width], partial_type(stage), "acc"))
 
 
@@ -58,9 +60,9 @@ def in_type(value: Expr, dtype: str) -> Expr:
 
 def factors(value: Expr, binds: Sequence[Any]) -> tuple[Expr, Expr] | None:
     """The two factors of a float product, which may stand under a name."""
-    named = next((b.value for b in binds if b.var.same_as(value)), value)
-    is_product = isinstance(named, tirx.Mul) and str(named.ty.dtype) in ("float32", "float64")
-    return (named.a, named.b) if is_product else None
+    product = next((b.value for b in binds if b.var.same_as(value)), value)
+    is_product = isinstance(product, tirx.Mul) and str(product.ty.dtype) in ("float32", "float64")
+    return (product.a, product.b) if is_product else None
 
 
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
@@ -84,16 +86,16 @@ class Partial:
         assert self.stage.reduction is not None
         return store(self.acc, tirx.const(self.stage.reduction.init.value, str(self.acc.dtype)), slot)
 
-    def add(self, ctx: NestContext, here: dict[Any, Expr], slot: Expr) -> Stmt:
+    def add(self, ctx: NestContext, coords: dict[Any, Expr], slot: Expr) -> Stmt:
         assert self.stage.reduction is not None
-        point = ScalarWriter(ctx.virtual)
-        value = point.write(in_type(self.stage.value, str(self.acc.dtype)), here)
-        product = factors(value, point.binds) if self.stage.reduction.kind == "sum" else None
+        writer = ScalarWriter(ctx.virtual)
+        value = writer.write(in_type(self.stage.value, str(self.acc.dtype)), coords)
+        factor_pair = factors(value, writer.binds) if self.stage.reduction.kind == "sum" else None
         before = load(self.acc, slot)
-        after = fma(*product, before) if product else self.stage.reduction.combine(before, value)
-        return seq([*point.binds, store(self.acc, after, slot)])
+        after = fma(*factor_pair, before) if factor_pair else self.stage.reduction.combine(before, value)
+        return seq([*writer.binds, store(self.acc, after, slot)])
 
-    def meet(self, slot: Expr, other: Expr) -> Stmt:
+    def combine(self, slot: Expr, other: Expr) -> Stmt:
         assert self.stage.reduction is not None
         return store(self.acc, self.stage.reduction.combine(load(self.acc, slot), load(self.acc, other)), slot)
 
@@ -102,43 +104,43 @@ class Partial:
 
 
 @attrs.frozen(eq=False)
-class Picks:
+class ArgmaxAccumulator:
     """The most extreme key and the smallest index that has it. Indices come in rising order, so that only a better key
     replaces one; where slots meet, equal keys keep the smaller index."""
 
     stage: Stage
     keys: Any
-    places: Any
+    indices: Any
 
     @property
     def buffers(self) -> list[Any]:
-        return [self.keys, self.places]
+        return [self.keys, self.indices]
 
     def start(self, slot: Expr, first: Expr) -> Stmt:
         assert self.stage.reduction is not None
         worst = tirx.const(self.stage.reduction.init.value, str(self.keys.dtype))
-        return seq([store(self.keys, worst, slot), store(self.places, in_type(first, "int32"), slot)])
+        return seq([store(self.keys, worst, slot), store(self.indices, in_type(first, "int32"), slot)])
 
-    def add(self, ctx: NestContext, here: dict[Any, Expr], slot: Expr) -> Stmt:
-        point = ScalarWriter(ctx.virtual)
-        key, best = point.bind(point.write(self.stage.value, here), "key"), load(self.keys, slot)
-        index = in_type(here[self.stage.reduce[0].var], "int32")
-        chosen = tirx.Select(beats(self.stage, key, best), index, load(self.places, slot))
-        return seq([*point.binds, *self._keep(slot, chosen, extreme(self.stage, best, key))])
+    def add(self, ctx: NestContext, coords: dict[Any, Expr], slot: Expr) -> Stmt:
+        writer = ScalarWriter(ctx.virtual)
+        key, best = writer.bind(writer.write(self.stage.value, coords), "key"), load(self.keys, slot)
+        index = in_type(coords[self.stage.reduce[0].var], "int32")
+        chosen = tirx.Select(beats(self.stage, key, best), index, load(self.indices, slot))
+        return seq([*writer.binds, *self._store(slot, chosen, extreme(self.stage, best, key))])
 
-    def meet(self, slot: Expr, other: Expr) -> Stmt:
+    def combine(self, slot: Expr, other: Expr) -> Stmt:
         a, b = load(self.keys, slot), load(self.keys, other)
-        i, j = load(self.places, slot), load(self.places, other)
+        i, j = load(self.indices, slot), load(self.indices, other)
         equal = tirx.Select(tirx.EQ(a, b), tirx.Min(i, j), i)
         chosen = tirx.Select(beats(self.stage, b, a), j, equal)
-        return seq(self._keep(slot, chosen, extreme(self.stage, a, b)))
+        return seq(self._store(slot, chosen, extreme(self.stage, a, b)))
 
-    def _keep(self, slot: Expr, place: Expr, key: Expr) -> Sequence[Stmt]:
+    def _store(self, slot: Expr, index: Expr, key: Expr) -> Sequence[Stmt]:
         """The place first: it is chosen by the key that is replaced."""
-        return [store(self.places, place, slot), store(self.keys, key, slot)]
+        return [store(self.indices, index, slot), store(self.keys, key, slot)]
 
     def result(self, slot: Expr) -> Expr:
-        return in_type(load(self.places, slot), str(self.stage.buffer.dtype))
+        return in_type(load(self.indices, slot), str(self.stage.buffer.dtype))
 
 
 __all__ = ["Accumulator", "accumulator"]

@@ -18,42 +18,42 @@ def align_axes(program: Program) -> Program:
     """The stages of ``program``, each with its axes ordered as those of the first stage that it reads; its last axis,
     along which vectors run, stays the last. The order in which a result's elements are made changes no bit. Stages that
     are ``kept`` come first, as they read parameters alone: what follows on each other is then beside each other."""
-    makers: dict[object, Stage] = {}
-    done = []
-    for stage in sorted(program.stages, key=lambda s: not s.kept):
+    producers: dict[object, Stage] = {}
+    ordered = []
+    for stage in sorted(program.stages, key=lambda s: not s.materialized):
         if stage.serial is None and len(stage.space) > 2:
-            stage = attrs.evolve(stage, space=_ordered(stage, makers))
-        makers.update(dict.fromkeys(stage.writes, stage))
-        done.append(stage)
-    return attrs.evolve(program, stages=tuple(done))
+            stage = attrs.evolve(stage, space=_ordered(stage, producers))
+        producers.update(dict.fromkeys(stage.writes, stage))
+        ordered.append(stage)
+    return attrs.evolve(program, stages=tuple(ordered))
 
 
 def inline_materialized(program: Program) -> Program:
     """``program`` with each map that is ``kept`` worked out where it is read, as a GPU brings elements in."""
-    maps = {s.buffer: s for s in program.stages if s.kept and s.is_map}
+    inlined = {s.buffer: s for s in program.stages if s.materialized and s.is_elementwise}
 
     def read(node: Any) -> Any:
-        stage = maps.get(node.source)
+        stage = inlined.get(node.source)
         if stage is None:
             return node
-        here = {var: index for var, index in zip(stage.indices, node.indices, strict=True) if isinstance(var, Var)}
-        return substitute(stage.value, here)
+        coords = {var: index for var, index in zip(stage.indices, node.indices, strict=True) if isinstance(var, Var)}
+        return substitute(stage.value, coords)
 
-    stages = [s for s in program.stages if s.buffer not in maps]
-    done = [s if s.value is None else attrs.evolve(s, value=rewrite(s.value, [(Load, read)])) for s in stages]
-    return attrs.evolve(program, stages=tuple(done)) if maps else program
+    stages = [s for s in program.stages if s.buffer not in inlined]
+    rewritten = [s if s.value is None else attrs.evolve(s, value=rewrite(s.value, [(Load, read)])) for s in stages]
+    return attrs.evolve(program, stages=tuple(rewritten)) if inlined else program
 
 
-def _ordered(stage: Stage, makers: dict[object, Stage]) -> Sequence[Axis]:
+def _ordered(stage: Stage, producers: dict[object, Stage]) -> Sequence[Axis]:
     """The axes of ``stage`` in their new order."""
     *free, last = stage.space
     for read in loads(stage.value):
-        maker = makers.get(read.source)
-        if maker is None or maker.serial is not None:
+        producer = producers.get(read.source)
+        if producer is None or producer.serial is not None:
             continue
-        places = {maker_index: axis for maker_index, axis in zip(maker.indices, read.indices, strict=True)
-                  if isinstance(maker_index, Var) and isinstance(axis, Var)}  # fmt: skip
-        wanted = [places[a.var] for a in maker.space if a.var in places]
-        mine = [next(a for a in free if a.var.same_as(v)) for v in wanted if any(a.var.same_as(v) for a in free)]
-        return (*mine, *(a for a in free if a not in mine), last)
+        pairs = zip(producer.indices, read.indices, strict=True)  # what stands in each dimension of the buffer
+        axis_of = {stored: own for stored, own in pairs if isinstance(stored, Var) and isinstance(own, Var)}
+        wanted = [axis_of[a.var] for a in producer.space if a.var in axis_of]
+        leading = [next(a for a in free if a.var.same_as(v)) for v in wanted if any(a.var.same_as(v) for a in free)]
+        return (*leading, *(a for a in free if a not in leading), last)
     return stage.space

@@ -84,7 +84,7 @@ class Bfloat16Lowering:
 
     name: Callable[[Expr], Expr]
 
-    def table(self) -> list[tuple[Any, Callable[[Any], Expr]]]:
+    def callbacks(self) -> list[tuple[Any, Callable[[Any], Expr]]]:
         return [
             (tirx.Cast, self._cast),
             (_ARITHMETIC, self._arithmetic),
@@ -127,25 +127,25 @@ def splat(stmt: Stmt, lane: Any, width: int) -> tuple[list[Any], Stmt]:
 
     TVM stores no vector of bfloat16 made of one number: it takes the buffer for integers and the number for a float.
     """
-    vary, made = {lane}, []
+    varying, allocations = {lane}, []
     for bound in collect(stmt, tirx.Bind, order="pre"):
-        if not vary.isdisjoint(collect(bound.value, Var)):
-            vary.add(bound.var)
+        if not varying.isdisjoint(collect(bound.value, Var)):
+            varying.add(bound.var)
 
     def write(node: Any) -> Stmt:
-        if str(node.buffer.dtype) != BF16 or not vary.isdisjoint(collect(node.value, Var)):
+        if str(node.buffer.dtype) != BF16 or not varying.isdisjoint(collect(node.value, Var)):
             return node
         bits = tirx.decl_buffer([tirx.IntImm("int64", width)], "uint16", "bits")
-        made.append(tirx.AllocBuffer(bits))
-        own = from_bits16(tirx.BufferLoad(bits, [lane]))
+        allocations.append(tirx.AllocBuffer(bits))
+        lane_value = from_bits16(tirx.BufferLoad(bits, [lane]))
         return tirx.SeqStmt(
             [
                 tirx.BufferStore(bits, bits16(node.value), [lane]),
-                tirx.BufferStore(node.buffer, own, list(node.indices)),
+                tirx.BufferStore(node.buffer, lane_value, list(node.indices)),
             ]
         )
 
-    return made, rewrite(stmt, [(tirx.BufferStore, write)])
+    return allocations, rewrite(stmt, [(tirx.BufferStore, write)])
 
 
 def as_bits(stmt: Stmt, buffers: Iterable[Any]) -> Stmt:
@@ -153,13 +153,15 @@ def as_bits(stmt: Stmt, buffers: Iterable[Any]) -> Stmt:
 
     TVM turns a kernel's own bfloat16 buffers into float32, and with them the meaning of the bits read from them.
     """
-    halves = [b for b in buffers if str(b.dtype) == BF16]
-    new = {b: tirx.decl_buffer(list(b.shape), "uint16", b.name, scope=b.scope()) for b in halves}
-    if not new:
+    bf16_buffers = [b for b in buffers if str(b.dtype) == BF16]
+    bits_of = {b: tirx.decl_buffer(list(b.shape), "uint16", b.name, scope=b.scope()) for b in bf16_buffers}
+    if not bits_of:
         return stmt
 
     def read(node: Any) -> Expr:
-        return from_bits16(tirx.BufferLoad(new[node.source], list(node.indices))) if node.source in new else node
+        return (
+            from_bits16(tirx.BufferLoad(bits_of[node.source], list(node.indices))) if node.source in bits_of else node
+        )
 
     def unwrap(node: Any) -> Expr:
         inner = node.args[0] if node.op.name == "tirx.reinterpret" else None
@@ -167,12 +169,12 @@ def as_bits(stmt: Stmt, buffers: Iterable[Any]) -> Stmt:
         return inner.args[0] if twice and inner is not None else node
 
     def write(node: Any) -> Stmt:
-        if node.buffer not in new:
+        if node.buffer not in bits_of:
             return node
-        return tirx.BufferStore(new[node.buffer], bits16(node.value), list(node.indices))
+        return tirx.BufferStore(bits_of[node.buffer], bits16(node.value), list(node.indices))
 
-    def make(node: Any) -> Stmt:
-        return tirx.AllocBuffer(new[node.buffer]) if node.buffer in new else node
+    def allocate(node: Any) -> Stmt:
+        return tirx.AllocBuffer(bits_of[node.buffer]) if node.buffer in bits_of else node
 
-    table = [(Load, read), (Call, unwrap), (tirx.BufferStore, write), (tirx.AllocBuffer, make)]
-    return rewrite(stmt, table)
+    callbacks = [(Load, read), (Call, unwrap), (tirx.BufferStore, write), (tirx.AllocBuffer, allocate)]
+    return rewrite(stmt, callbacks)

@@ -58,16 +58,16 @@ def grid(extents: Sequence[int], body: Callable[[list[Expr]], Stmt]) -> Stmt:
 
 def unravel(flat: Expr, extents: Sequence[int]) -> list[Expr]:
     """The coordinates of element ``flat`` of a row-major box."""
-    out, stride = [], prod(extents)
-    for place, extent in enumerate(extents):
+    indices, stride = [], prod(extents)
+    for dim, extent in enumerate(extents):
         stride //= extent
         index = flat if stride == 1 else tirx.floordiv(flat, i64(stride))
         if extent == 1:
             index = i64(0)
-        elif place and any(e > 1 for e in extents[:place]):
+        elif dim and any(e > 1 for e in extents[:dim]):
             index = tirx.floormod(index, i64(extent))
-        out.append(index)
-    return out
+        indices.append(index)
+    return indices
 
 
 def load(buffer: Any, *indices: Expr) -> Expr:

@@ -14,7 +14,7 @@ from .inline import InlinedStages, can_vectorize
 from .let_buffers import bind_in_buffers, split_names
 from .rewrite import collect
 from .stages import Program
-from .thread_cost import WORTH, nanoseconds
+from .thread_cost import MIN_PARALLEL_NANOSECONDS, nanoseconds
 
 MIN_PARALLEL_WORK = 65_536  # additions from which stages are put together so that there is something to share out
 TREE_WIDTH = 16  # lanes of a reduction, the same for every target: the order of a sum is part of the result
@@ -37,21 +37,21 @@ def vector(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
     lane = tirx.Var("lane", "int64")
     inner = body(lane)
     if can_vectorize(inner, lane):
-        spreads, inner = splat(inner, lane, width)
-        makes, inner = split_names(inner, lane, width)
-        return seq([*spreads, *makes, tirx.For(lane, i64(0), i64(width), VECTOR, inner)])
+        splats, inner = splat(inner, lane, width)
+        allocations, inner = split_names(inner, lane, width)
+        return seq([*splats, *allocations, tirx.For(lane, i64(0), i64(width), VECTOR, inner)])
     return tirx.For(lane, i64(0), i64(width), SERIAL, bind_in_buffers(inner))
 
 
 def vector_loop(extent: int, width: int, body: Callable[[Expr], Stmt]) -> list[Stmt]:
     """``body`` at every index below ``extent``: whole vectors, then one narrower vector for the rest."""
     full, rest = divmod(extent, width)
-    done = []
+    loops = []
     if full:
-        done.append(loop(full, lambda o: vector(width, lambda lane: body(o * width + lane)), name="v"))
+        loops.append(loop(full, lambda o: vector(width, lambda lane: body(o * width + lane)), name="v"))
     if rest:
-        done.append(vector(rest, lambda lane: body(lane + full * width)))
-    return done
+        loops.append(vector(rest, lambda lane: body(lane + full * width)))
+    return loops
 
 
 def dynamic_loop(extent: Expr, body: Callable[[Expr], Stmt], name: str) -> Stmt:
@@ -63,15 +63,15 @@ def dynamic_loop(extent: Expr, body: Callable[[Expr], Stmt], name: str) -> Stmt:
 def parallel_loop(ctx: NestContext, extent: int, body: Callable[[Expr], Stmt], work: float | None = None) -> Stmt:
     """A loop whose turns are shared out to threads if that pays. ``work``: what it takes on one thread, in nanoseconds;
     by default what its statements say."""
-    made = loop(extent, body, SERIAL, "task")
-    if extent == 1 or not (pays_in_parallel(ctx, made) if work is None else work >= WORTH):
-        return made
-    return tirx.For(made.loop_var, made.min, made.extent, PARALLEL, made.body)
+    serial = loop(extent, body, SERIAL, "task")
+    if extent == 1 or not (pays_in_parallel(ctx, serial) if work is None else work >= MIN_PARALLEL_NANOSECONDS):
+        return serial
+    return tirx.For(serial.loop_var, serial.min, serial.extent, PARALLEL, serial.body)
 
 
 def pays_in_parallel(ctx: NestContext, stmt: Stmt) -> bool:
     """Does ``stmt`` take long enough to be shared out to threads?"""
-    return nanoseconds(stmt, ctx.lanes) >= WORTH
+    return nanoseconds(stmt, ctx.lanes) >= MIN_PARALLEL_NANOSECONDS
 
 
 def parallel_chunks(ctx: NestContext, extent: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:

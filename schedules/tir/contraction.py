@@ -16,8 +16,8 @@ from tvm import tirx
 from .builder import Expr, Load
 from .stages import Axis, Program, Stage, loads, variables
 
-NARROW = 8  # columns below which lanes along them are mostly empty
-SHORT = 16  # depth from which a product of few rows and few columns is worth a tile
+MIN_COLUMNS = 8  # columns below which lanes along them are mostly empty
+MIN_K = 16  # depth from which a product of few rows and few columns is worth a tile
 
 
 @attrs.frozen(eq=False)
@@ -59,45 +59,50 @@ def read_contraction(program: Program, stage: Stage) -> Contraction | None:
         return None
     if str(stage.buffer.dtype) not in ("float32", "float64"):
         return None
-    left, right = stage.value.a, stage.value.b
-    last = stage.space[-1].var
-    if last not in variables(right):
-        left, right = right, left
-    used_a, used_b = variables(left), variables(right)
-    if not loads(left) or not loads(right) or any(not ({a.var} & used_a and {a.var} & used_b) for a in stage.reduce):
+    a, b = stage.value.a, stage.value.b
+    last_var = stage.space[-1].var
+    if last_var not in variables(b):
+        a, b = b, a
+    used_a, used_b = variables(a), variables(b)
+    if not loads(a) or not loads(b) or any(not ({a.var} & used_a and {a.var} & used_b) for a in stage.reduce):
         return None
-    if last in used_a:
+    if last_var in used_a:
         return None
-    pick = lambda a, b: tuple(x for x in stage.space if (x.var in used_a, x.var in used_b) == (a, b))  # noqa: E731
-    found = Contraction(stage, left, right, pick(True, True), pick(True, False), pick(False, True))
-    if len(found.batch) + len(found.rows) + len(found.columns) != len(stage.space):
+
+    def axes_used(by_a: bool, by_b: bool) -> tuple[Axis, ...]:
+        return tuple(x for x in stage.space if (x.var in used_a, x.var in used_b) == (by_a, by_b))
+
+    contraction = Contraction(stage, a, b, axes_used(True, True), axes_used(True, False), axes_used(False, True))
+    if len(contraction.batch) + len(contraction.rows) + len(contraction.columns) != len(stage.space):
         return None
-    found = _wide(found)
-    return found if found.k >= SHORT or found.n >= NARROW else None
+    contraction = _orient(contraction)
+    return contraction if contraction.k >= MIN_K or contraction.n >= MIN_COLUMNS else None
 
 
-def _wide(one: Contraction) -> Contraction:
+def _orient(contraction: Contraction) -> Contraction:
     """Lanes run along columns: a product with a handful of them is that of its transposed operands."""
-    if one.n >= NARROW or one.n >= one.m:
-        return one
-    return attrs.evolve(one, a=one.b, b=one.a, rows=one.columns, columns=one.rows)
+    if contraction.n >= MIN_COLUMNS or contraction.n >= contraction.m:
+        return contraction
+    return attrs.evolve(
+        contraction, a=contraction.b, b=contraction.a, rows=contraction.columns, columns=contraction.rows
+    )
 
 
 def is_contiguous(factor: Expr, axes: Sequence[Axis]) -> bool:
     """Is the factor's memory contiguous along one of ``axes``?"""
-    last = [variables(x.indices[-1]) for x in loads(_chosen(factor)) if len(x.indices)]
-    return any(axis.var in names for axis in axes for names in last)
+    innermost = [variables(x.indices[-1]) for x in loads(_without_mask(factor)) if len(x.indices)]
+    return any(axis.var in used for axis in axes for used in innermost)
 
 
-def _chosen(factor: Expr) -> Expr:
+def _without_mask(factor: Expr) -> Expr:
     """The factor without the number that it is where a condition says so."""
-    is_either = isinstance(factor, tirx.Select) and isinstance(factor.false_value, tirx.FloatImm)
-    return factor.true_value if is_either else factor
+    is_masked = isinstance(factor, tirx.Select) and isinstance(factor.false_value, tirx.FloatImm)
+    return factor.true_value if is_masked else factor
 
 
 def plain_load(factor: Expr) -> Any:
     """The BufferLoad that the factor is, as it is or widened from half precision, or a number instead; else None."""
-    factor = _chosen(factor)
+    factor = _without_mask(factor)
     return factor if isinstance(factor, Load) else half_load(factor)
 
 
@@ -110,5 +115,5 @@ def half_load(expr: Expr) -> Any:
 
 def contractions_of(program: Program) -> dict[Any, Contraction]:
     """The stages that are matrix products, by stage."""
-    found = {stage: read_contraction(program, stage) for stage in program.stages}
-    return {stage: one for stage, one in found.items() if one is not None}
+    contractions = {stage: read_contraction(program, stage) for stage in program.stages}
+    return {stage: contraction for stage, contraction in contractions.items() if contraction is not None}

@@ -22,7 +22,7 @@ from .inline import ScalarWriter
 from .rewrite import collect
 from .stages import Axis, Stage, loads, substitute, variables
 
-MOST = 64  # boxes: each is code of its own
+MAX_BOXES = 64  # boxes: each is code of its own
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
@@ -32,65 +32,65 @@ class Box:
 
     lows: tuple[int, ...]
     extents: tuple[int, ...]
-    whole: bool
+    is_whole: bool
 
-    def analyzer(self, names: Sequence[Any]) -> Any:
+    def analyzer(self, axis_vars: Sequence[Any]) -> Any:
         """Knows that the variables ``names``, one an axis, lie in the box."""
-        known = Analyzer()
-        for var, low, extent in zip(names, self.lows, self.extents, strict=True):
+        analyzer = Analyzer()
+        for var, low, extent in zip(axis_vars, self.lows, self.extents, strict=True):
             dtype = str(var.ty.dtype)
-            known.bind(var, Range.from_min_extent(tirx.IntImm(dtype, low), tirx.IntImm(dtype, extent)))
-        return known
+            analyzer.bind(var, Range.from_min_extent(tirx.IntImm(dtype, low), tirx.IntImm(dtype, extent)))
+        return analyzer
 
 
 def boxes(ctx: NestContext, stages: Sequence[Stage]) -> list[Box]:
     """The space of map stages, all of one space, in straight parts; one whole box if there would be too many."""
     axes = stages[0].space
-    whole = Box((0,) * len(axes), tuple(a.extent for a in axes), True)
+    whole_space = Box((0,) * len(axes), tuple(a.extent for a in axes), True)
     cuts: dict[Any, set[int]] = {axis.var: {0, axis.extent} for axis in axes}
     for stage in stages:
-        names = {a.var: b.var for a, b in zip(stage.space, axes, strict=True)}
-        for test in conditions(ctx, stage, whole):
-            _cut(substitute(test, names), cuts, axes)
-    parts = [list(pairwise(sorted(cuts[axis.var]))) for axis in axes]
-    count = prod(map(len, parts))
-    if not 1 < count <= MOST:
-        return [whole]
-    return [Box(tuple(a for a, _ in box), tuple(b - a for a, b in box), False) for box in product(*parts)]
+        axis_map = {a.var: b.var for a, b in zip(stage.space, axes, strict=True)}
+        for condition in conditions(ctx, stage, whole_space):
+            _add_cuts(substitute(condition, axis_map), cuts, axes)
+    segments = [list(pairwise(sorted(cuts[axis.var]))) for axis in axes]
+    count = prod(map(len, segments))
+    if not 1 < count <= MAX_BOXES:
+        return [whole_space]
+    return [Box(tuple(a for a, _ in box), tuple(b - a for a, b in box), False) for box in product(*segments)]
 
 
-def conditions(ctx: NestContext, stage: Stage, whole: Box) -> list[Expr]:
+def conditions(ctx: NestContext, stage: Stage, whole_space: Box) -> list[Expr]:
     """Every condition that the stage's value takes, in its own axes."""
-    point = ScalarWriter(ctx.virtual, analyzer=whole.analyzer([axis.var for axis in stage.space]))
-    point.write(stage.value, {})
-    return point.tests
+    writer = ScalarWriter(ctx.virtual, analyzer=whole_space.analyzer([axis.var for axis in stage.space]))
+    writer.write(stage.value, {})
+    return writer.conditions
 
 
-def _cut(test: Expr, cuts: Mapping[Any, set[int]], axes: Sequence[Axis]) -> None:
+def _add_cuts(condition: Expr, cuts: Mapping[Any, set[int]], axes: Sequence[Axis]) -> None:
     """Adds the places at which a comparison with a number changes."""
     extents = {axis.var: axis.extent for axis in axes}
-    for node in collect(test, _COMPARISONS):
-        used = variables(node)
-        if len(used) == 1 and used <= set(extents) and not loads(node):
+    for comparison in collect(condition, _COMPARISONS):
+        used = variables(comparison)
+        if len(used) == 1 and used <= set(extents) and not loads(comparison):
             (var,) = used
-            cuts[var].update(p for p in _changes(node, var) if 0 < p < extents[var])
+            cuts[var].update(point for point in _changes(comparison, var) if 0 < point < extents[var])
 
 
-def _changes(node: Any, var: Any) -> list[int]:
+def _changes(comparison: Any, var: Any) -> list[int]:
     """First places of the pieces of ``node``, which compares ``c * var + d`` with 0; none if it is not linear."""
-    if str(node.a.ty.dtype) not in ("int32", "int64"):
+    if str(comparison.a.ty.dtype) not in ("int32", "int64"):
         return []
-    linear = list(detect_linear_equation(node.a - node.b, [var]))
+    linear = list(detect_linear_equation(comparison.a - comparison.b, [var]))
     if len(linear) != 2 or not all(is_int(x) for x in linear) or value_of(linear[0]) == 0:
         return []
     c, d = map(value_of, linear)
     at_least, above = -(d // c), -d // c + 1  # the least v with v >= -d/c, and with v > -d/c
-    if isinstance(node, tirx.EQ | tirx.NE):
+    if isinstance(comparison, tirx.EQ | tirx.NE):
         return [at_least, above]
-    strict = isinstance(node, tirx.LT | tirx.GE)  # changes where the sum leaves or reaches 0
+    strict = isinstance(comparison, tirx.LT | tirx.GE)  # changes where the sum leaves or reaches 0
     return [at_least if strict == (c > 0) else above]
 
 
-def in_space(box: Box, places: Sequence[Expr]) -> list[Expr]:
+def in_space(box: Box, point: Sequence[Expr]) -> list[Expr]:
     """Places within the box as places of the whole space."""
-    return [place if low == 0 else place + i64(low) for place, low in zip(places, box.lows, strict=True)]
+    return [index if low == 0 else index + i64(low) for index, low in zip(point, box.lows, strict=True)]

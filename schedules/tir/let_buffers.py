@@ -16,32 +16,32 @@ from .rewrite import collect, rewrite
 
 def bind_in_buffers(stmt: Any) -> Any:
     """``stmt`` without ``Bind``, its values in buffers of their own."""
-    makes, body = split_names(stmt, None, 1)
-    return tirx.SeqStmt([*makes, body]) if makes else body
+    allocations, body = split_names(stmt, None, 1)
+    return tirx.SeqStmt([*allocations, body]) if allocations else body
 
 
 def split_names(stmt: Any, lane: Any, width: int) -> tuple[list[Any], Any]:
     """The buffers' makers and ``stmt`` without ``Bind``. A value that depends on ``lane`` has ``width`` elements.
     Addresses keep theirs."""
-    found = [b for b in collect(stmt, tirx.Bind) if not isinstance(b.var.ty, PointerType)]
-    if not found:
+    bindings = [b for b in collect(stmt, tirx.Bind) if not isinstance(b.var.ty, PointerType)]
+    if not bindings:
         return [], stmt
-    vary = set() if lane is None else {lane}
+    varying = set() if lane is None else {lane}
     slots: dict[Any, tuple[Any, Any]] = {}
-    for bound in found:
-        wide = not vary.isdisjoint(collect(bound.value, Var))
-        if wide:
-            vary.add(bound.var)
-        extent = tirx.IntImm("int64", width if wide else 1)
-        buffer = tirx.decl_buffer([extent], str(bound.value.ty.dtype), bound.var.name)
-        slots[bound.var] = (buffer, lane if wide else tirx.IntImm("int64", 0))
+    for binding in bindings:
+        varies = not varying.isdisjoint(collect(binding.value, Var))
+        if varies:
+            varying.add(binding.var)
+        extent = tirx.IntImm("int64", width if varies else 1)
+        buffer = tirx.decl_buffer([extent], str(binding.value.ty.dtype), binding.var.name)
+        slots[binding.var] = (buffer, lane if varies else tirx.IntImm("int64", 0))
 
-    def use(var: Any) -> Any:
+    def load_value(var: Any) -> Any:
         return tirx.BufferLoad(slots[var][0], [slots[var][1]]) if var in slots else var
 
-    def keep(bound: Any) -> Any:
-        slot = slots.get(bound.var)
-        return bound if slot is None else tirx.BufferStore(slot[0], bound.value, [slot[1]])
+    def store_value(binding: Any) -> Any:
+        slot = slots.get(binding.var)
+        return binding if slot is None else tirx.BufferStore(slot[0], binding.value, [slot[1]])
 
-    body = rewrite(rewrite(stmt, [(tirx.Bind, keep)]), [(Var, use)])
+    body = rewrite(rewrite(stmt, [(tirx.Bind, store_value)]), [(Var, load_value)])
     return [tirx.AllocBuffer(buffer) for buffer, _ in slots.values()], body

@@ -16,7 +16,7 @@ from .builder import Expr, is_int, value_of
 from .rewrite import collect, rewrite
 
 WIDE, NARROW = "int64", "int32"
-LEAST, MOST = -(2**31), 2**31 - 1
+MIN_INT32, MAX_INT32 = -(2**31), 2**31 - 1
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _SMALL = ("int8", "int16", "int32", "uint8", "uint16")
 _CLOSED = (tirx.Min, tirx.Max, tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor)
@@ -46,20 +46,20 @@ def in_32_bits(node: Any, extents: Mapping[Any, int]) -> Any:
 def narrowed(expr: Expr, extents: Mapping[Any, int]) -> Expr | None:
     """An int32 expression equal to the int64 ``expr``, None if there may be none."""
     if isinstance(expr, tirx.Cast):
-        small = str(expr.value.ty.dtype)
-        return (expr.value if small == NARROW else tirx.Cast(NARROW, expr.value)) if small in _SMALL else None
+        source = str(expr.value.ty.dtype)
+        return (expr.value if source == NARROW else tirx.Cast(NARROW, expr.value)) if source in _SMALL else None
     if is_int(expr):
-        return tirx.IntImm(NARROW, value_of(expr)) if LEAST <= value_of(expr) <= MOST else None
+        return tirx.IntImm(NARROW, value_of(expr)) if MIN_INT32 <= value_of(expr) <= MAX_INT32 else None
     if isinstance(expr, Var):
-        return tirx.Cast(NARROW, expr) if extents.get(expr, MOST + 2) <= MOST + 1 else None
-    parts = _parts(expr)
-    small_parts = [narrowed(part, extents) for part in parts]
-    if not parts or any(part is None for part in small_parts):
+        return tirx.Cast(NARROW, expr) if extents.get(expr, MAX_INT32 + 2) <= MAX_INT32 + 1 else None
+    operands = _narrowable_operands(expr)
+    narrow_operands = [narrowed(part, extents) for part in operands]
+    if not operands or any(part is None for part in narrow_operands):
         return None
-    return _again(expr, small_parts)
+    return _rebuild(expr, narrow_operands)
 
 
-def _parts(expr: Expr) -> list[Expr]:
+def _narrowable_operands(expr: Expr) -> list[Expr]:
     """The operands, if a function of operands that fit int32 fits it too."""
     if isinstance(expr, _CLOSED):
         return [expr.a, expr.b]
@@ -70,5 +70,5 @@ def _parts(expr: Expr) -> list[Expr]:
     return []
 
 
-def _again(expr: Any, parts: list[Any]) -> Expr:
-    return tirx.Select(expr.condition, *parts) if isinstance(expr, tirx.Select) else type(expr)(*parts)
+def _rebuild(expr: Any, operands: list[Any]) -> Expr:
+    return tirx.Select(expr.condition, *operands) if isinstance(expr, tirx.Select) else type(expr)(*operands)

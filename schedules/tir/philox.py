@@ -40,62 +40,62 @@ class Draw:
 
 def read_draw(stage: Stage) -> Draw | None:
     """None for a stage of any other form."""
-    if not stage.is_map or not isinstance(stage.value, tirx.Let):
+    if not stage.is_elementwise or not isinstance(stage.value, tirx.Let):
         return None
-    value, names = stage.value, []
+    value, bindings = stage.value, []
     while isinstance(value, tirx.Let):
-        names.append((value.var, value.value))
+        bindings.append((value.var, value.value))
         value = value.body
-    words = _choice(value, stage.space)
+    words = _match_word_select(value, stage.space)
     if words is None:
         return None
     counter = tirx.Var("counter", "uint64")
-    named = [(var, _of_counter(expr, counter, stage.space)) for var, expr in names]
-    if any(variables(expr) & {a.var for a in stage.space} for expr in [*words, *(e for _, e in named)]):
+    rewritten = [(var, _in_terms_of_counter(expr, counter, stage.space)) for var, expr in bindings]
+    if any(variables(expr) & {a.var for a in stage.space} for expr in [*words, *(e for _, e in rewritten)]):
         return None
-    vary, fixed, own = {counter}, [], []
-    for var, expr in named:
-        changes = bool(variables(expr) & vary)
-        (own if changes else fixed).append((var, expr))
-        vary |= {var} if changes else set()
-    return Draw(counter, tuple(fixed), tuple(own), words)
+    varying, fixed, dependent = {counter}, [], []
+    for var, expr in rewritten:
+        varies = bool(variables(expr) & varying)
+        (dependent if varies else fixed).append((var, expr))
+        varying |= {var} if varies else set()
+    return Draw(counter, tuple(fixed), tuple(dependent), words)
 
 
-def _flat(space: Sequence[Axis]) -> Expr:
+def _flat_index(space: Sequence[Axis]) -> Expr:
     """The number of the element at which the axes stand."""
     strides = [prod(a.extent for a in space[n + 1 :]) for n in range(len(space))]
     return sum((a.var * i64(s) for a, s in zip(space, strides, strict=True)), i64(0))
 
 
-def _choice(value: Expr, space: Sequence[Axis]) -> tuple[Expr, ...] | None:
+def _match_word_select(value: Expr, space: Sequence[Axis]) -> tuple[Expr, ...] | None:
     """The words of ``e % 4 == 0 ? a : e % 4 == 1 ? b : e % 4 == 2 ? c : d``, e the number of the element."""
     words = []
     for n in range(WORDS - 1):
-        if not isinstance(value, tirx.Select) or not _picks(value.condition, n, space):
+        if not isinstance(value, tirx.Select) or not _tests_remainder(value.condition, n, space):
             return None
         words.append(value.true_value)
         value = value.false_value
     return (*words, value)
 
 
-def _picks(test: Expr, n: int, space: Sequence[Axis]) -> bool:
+def _tests_remainder(test: Expr, n: int, space: Sequence[Axis]) -> bool:
     """Is ``test`` whether the element's number leaves the remainder ``n``?"""
     mod = test.a if isinstance(test, tirx.EQ) and is_int(test.b, n) else None
     if not isinstance(mod, tirx.FloorMod | tirx.Mod) or not is_int(mod.b, WORDS):
         return False
-    return is_int(Analyzer().simplify(tirx.floormod(mod.a - _flat(space), i64(WORDS))), 0)
+    return is_int(Analyzer().simplify(tirx.floormod(mod.a - _flat_index(space), i64(WORDS))), 0)
 
 
-def _of_counter(expr: Expr, counter: Any, space: Sequence[Axis]) -> Expr:
+def _in_terms_of_counter(expr: Expr, counter: Any, space: Sequence[Axis]) -> Expr:
     """``expr`` with the number of the element, divided by four, as the counter."""
 
-    def shifted(node: Any) -> Expr:
+    def counter_of(node: Any) -> Expr:
         cast = node.a
         if not isinstance(cast, tirx.Cast) or not is_int(node.b, 2) or str(node.ty.dtype) != "uint64":
             return node
-        return counter if is_int(Analyzer().simplify(cast.value - _flat(space)), 0) else node
+        return counter if is_int(Analyzer().simplify(cast.value - _flat_index(space)), 0) else node
 
-    return rewrite(expr, [(tirx.RShift, shifted)])
+    return rewrite(expr, [(tirx.RShift, counter_of)])
 
 
 def draw_group(ctx: NestContext, stages: Sequence[Stage]) -> list[Stage] | None:
@@ -103,15 +103,15 @@ def draw_group(ctx: NestContext, stages: Sequence[Stage]) -> list[Stage] | None:
     lie in memory in the order of their numbers; else the draw alone."""
     if read_draw(stages[0]) is None:
         return None
-    taken = elementwise_group(ctx, stages)
-    return taken if _in_order(ctx, taken) else taken[:1]
+    group = elementwise_group(ctx, stages)
+    return group if _is_in_memory_order(ctx, group) else group[:1]
 
 
-def _in_order(ctx: NestContext, stages: Sequence[Stage]) -> bool:
-    axes, found = stages[0].space, []
+def _is_in_memory_order(ctx: NestContext, stages: Sequence[Stage]) -> bool:
+    axes, accesses = stages[0].space, []
     for stage in stages:
-        names = {a.var: b.var for a, b in zip(stage.space, axes, strict=True)}
+        axis_map = {a.var: b.var for a, b in zip(stage.space, axes, strict=True)}
         reads = [] if read_draw(stage) else reads_of(ctx, stage)
         for access in [*reads, write_of(stage)]:
-            found.append(Access(access.buffer, tuple(substitute(i, names) for i in access.indices)))
-    return merged_tail(axes, found) == len(axes)
+            accesses.append(Access(access.buffer, tuple(substitute(i, axis_map) for i in access.indices)))
+    return merged_tail(axes, accesses) == len(axes)

@@ -35,7 +35,7 @@ class _Guard:
 
 
 @functools.cache
-def _numbers(kinds: Any) -> tuple[int, ...]:
+def _type_indices(kinds: Any) -> tuple[int, ...]:
     """TVM-FFI's numbers of a class or of a tuple of classes."""
     classes = kinds if isinstance(kinds, tuple) else (kinds,)
     return tuple(kind.__tvm_ffi_type_info__.type_index for kind in classes)
@@ -46,15 +46,15 @@ def rewrite(root: Any, callbacks: Sequence[tuple[Any, Callable[[Any], Any]]], or
     guard, entries = _Guard(), []
     for kinds, call in callbacks:
         guarded = guard.wrap(call)
-        entries += [(number, guarded) for number in _numbers(kinds)]
-    done = _MAP(root, entries, [], _ORDERS[order])
+        entries += [(type_index, guarded) for type_index in _type_indices(kinds)]
+    rewritten = _MAP(root, entries, [], _ORDERS[order])
     if guard.error is not None:
         raise guard.error
-    return done
+    return rewritten
 
 
 def collect(root: Any, kinds: Any, order: str = "post") -> list[Any]:
     """Every node of the given classes inside ``root``."""
-    found: list[Any] = []
-    _WALK(root, [(number, found.append) for number in _numbers(kinds)], [], _ORDERS[order])
-    return found
+    nodes: list[Any] = []
+    _WALK(root, [(type_index, nodes.append) for type_index in _type_indices(kinds)], [], _ORDERS[order])
+    return nodes

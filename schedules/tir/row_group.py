@@ -28,20 +28,20 @@ class RowGroup:
 
     stages: tuple[Stage, ...]
     lead: int
-    places: dict[Any, tuple[int, ...]]
+    row_dims: dict[Any, tuple[int, ...]]
 
 
-def row_group(ctx: NestContext, stages: Sequence[Stage], accept: Any, worth: Any = None) -> RowGroup | None:
+def row_group(ctx: NestContext, stages: Sequence[Stage], accept: Any, is_profitable: Any = None) -> RowGroup | None:
     """The longest start of ``stages`` that fits in one loop over ``lead`` axes; ``accept(stage, lead)``: may it be part
     of one? ``worth(ctx, group)``: would it be run well?"""
-    most = max((len(s.space) for s in stages[:1]), default=0)
+    max_lead = max((len(s.space) for s in stages[:1]), default=0)
     best: RowGroup | None = None
-    for lead in range(most, -1, -1):
-        found = _collect(ctx, stages, lead, accept)
-        if found is None or not (worth or _worth)(ctx, found):
+    for lead in range(max_lead, -1, -1):
+        group = _collect(ctx, stages, lead, accept)
+        if group is None or not (is_profitable or _has_enough_rows)(ctx, group):
             continue
-        if best is None or len(found.stages) > len(best.stages):
-            best = found
+        if best is None or len(group.stages) > len(best.stages):
+            best = group
     return best
 
 
@@ -55,34 +55,34 @@ def row_work(ctx: NestContext, stages: Sequence[Stage]) -> int:
     return sum(s.points * s.depth * (ctx.virtual.cost(s) + 1) for s in stages)
 
 
-def _worth(ctx: NestContext, found: RowGroup) -> bool:
+def _has_enough_rows(ctx: NestContext, group: RowGroup) -> bool:
     """Enough rows to share out, or so little work that nothing is shared out."""
-    rows = prod(a.extent for a in found.stages[0].space[: found.lead])
-    return rows >= ROWS or row_work(ctx, found.stages) < MIN_PARALLEL_WORK
+    rows = prod(a.extent for a in group.stages[0].space[: group.lead])
+    return rows >= ROWS or row_work(ctx, group.stages) < MIN_PARALLEL_WORK
 
 
 def _collect(ctx: NestContext, stages: Sequence[Stage], lead: int, accept: Any) -> RowGroup | None:
-    taken: list[Stage] = []
-    places: dict[Any, tuple[int, ...]] = {}
+    grouped: list[Stage] = []
+    row_dims: dict[Any, tuple[int, ...]] = {}
     for stage in stages:
         if not accept(stage, lead) or not _same_rows(stage, stages[0], lead):
             break
-        mine = _row_places(stage, lead)
-        if mine is None or not _reads_own_row(ctx, stage, lead, places) or not _writes_fresh(stage, taken):
+        stage_dims = _stored_row_dims(stage, lead)
+        if stage_dims is None or not _reads_own_row(ctx, stage, lead, row_dims) or not _writes_fresh(stage, grouped):
             break
-        taken.append(stage)
-        places |= dict.fromkeys(stage.writes, mine)
-    return RowGroup(tuple(taken), lead, places) if taken else None
+        grouped.append(stage)
+        row_dims |= dict.fromkeys(stage.writes, stage_dims)
+    return RowGroup(tuple(grouped), lead, row_dims) if grouped else None
 
 
 def _same_rows(stage: Stage, head: Stage, lead: int) -> bool:
-    mine = [a.extent for a in stage.space[:lead]]
-    return len(mine) == lead and mine == [a.extent for a in head.space[:lead]]
+    extents = [a.extent for a in stage.space[:lead]]
+    return len(extents) == lead and extents == [a.extent for a in head.space[:lead]]
 
 
-def _writes_fresh(stage: Stage, taken: Sequence[Stage]) -> bool:
+def _writes_fresh(stage: Stage, grouped: Sequence[Stage]) -> bool:
     """Nothing before it in the group reads or writes what it writes."""
-    touched = [x.source for s in taken for x in s.reads] + [b for s in taken for b in s.writes]
+    touched = [x.source for s in grouped for x in s.reads] + [b for s in grouped for b in s.writes]
     return not any(b in touched for b in stage.writes)
 
 
@@ -92,62 +92,62 @@ def _store_indices(stage: Stage) -> list[tuple[Expr, ...]]:
     return [tuple(s.indices) for s in collect(stage.serial[1], tirx.BufferStore)]
 
 
-def _row_places(stage: Stage, lead: int) -> tuple[int, ...] | None:
+def _stored_row_dims(stage: Stage, lead: int) -> tuple[int, ...] | None:
     """The dimensions of the stored buffer that are the row axes, each alone in one dimension."""
     rows = [a.var for a in stage.space[:lead]]
-    answers = []
+    candidates = []
     for indices in _store_indices(stage):
-        spots = [[d for d, index in enumerate(indices) if var in variables(index)] for var in rows]
-        if any(len(s) != 1 or not indices[s[0]].same_as(var) for s, var in zip(spots, rows, strict=True)):
+        dims = [[d for d, index in enumerate(indices) if var in variables(index)] for var in rows]
+        if any(len(s) != 1 or not indices[s[0]].same_as(var) for s, var in zip(dims, rows, strict=True)):
             return None
-        answers.append(tuple(s[0] for s in spots))
-    return answers[0] if all(a == answers[0] for a in answers) else None
+        candidates.append(tuple(s[0] for s in dims))
+    return candidates[0] if all(a == candidates[0] for a in candidates) else None
 
 
-def _reads_own_row(ctx: NestContext, stage: Stage, lead: int, places: dict[Any, tuple[int, ...]]) -> bool:
+def _reads_own_row(ctx: NestContext, stage: Stage, lead: int, row_dims: dict[Any, tuple[int, ...]]) -> bool:
     rows = [a.var for a in stage.space[:lead]]
     for read in reads_of(ctx, stage):
-        spots = places.get(read.buffer)
-        if spots is not None and not same_indices([read.indices[d] for d in spots], rows):
+        dims = row_dims.get(read.buffer)
+        if dims is not None and not same_indices([read.indices[d] for d in dims], rows):
             return False
     return True
 
 
-def local_buffers(ctx: NestContext, found: RowGroup) -> list[Any]:
+def local_buffers(ctx: NestContext, group: RowGroup) -> list[Any]:
     """What nothing outside the group needs."""
-    return [b for b in found.places if _is_local(ctx, b, found)]
+    return [b for b in group.row_dims if _is_local(ctx, b, group)]
 
 
-def _is_local(ctx: NestContext, buffer: Any, found: RowGroup) -> bool:
-    makers = [s for s in found.stages if buffer in s.writes]
-    outside = [s for s in ctx.program.stages if s not in found.stages]
-    alone = not any(buffer in s.writes for s in outside)
-    return alone and not any(_needed(ctx, s, buffer, found) for s in makers)
+def _is_local(ctx: NestContext, buffer: Any, group: RowGroup) -> bool:
+    writers = [s for s in group.stages if buffer in s.writes]
+    others = [s for s in ctx.program.stages if s not in group.stages]
+    no_other_writer = not any(buffer in s.writes for s in others)
+    return no_other_writer and not any(_needs_memory(ctx, s, buffer, group) for s in writers)
 
 
-def _needed(ctx: NestContext, stage: Stage, buffer: Any, found: RowGroup) -> bool:
+def _needs_memory(ctx: NestContext, stage: Stage, buffer: Any, group: RowGroup) -> bool:
     if stage.serial is None:
-        return is_materialized(ctx, stage, found.stages)
-    outside = [s for s in ctx.program.stages if s not in found.stages]
-    return not ctx.program.owns(buffer) or any(x.source.same_as(buffer) for s in outside for x in s.reads)
+        return is_materialized(ctx, stage, group.stages)
+    others = [s for s in ctx.program.stages if s not in group.stages]
+    return not ctx.program.owns(buffer) or any(x.source.same_as(buffer) for s in others for x in s.reads)
 
 
-def row_length(buffer: Any, found: RowGroup) -> int:
+def row_length(buffer: Any, group: RowGroup) -> int:
     """Elements that one row has of ``buffer``."""
-    return prod(e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer])
+    return prod(e for d, e in enumerate(shape_of(buffer)) if d not in group.row_dims[buffer])
 
 
-def row_buffer(buffer: Any, found: RowGroup) -> Any:
+def row_buffer(buffer: Any, group: RowGroup) -> Any:
     """Scratch for one row of ``buffer``: its shape without the dimensions of the row axes."""
-    rest = [e for d, e in enumerate(shape_of(buffer)) if d not in found.places[buffer]]
+    rest = [e for d, e in enumerate(shape_of(buffer)) if d not in group.row_dims[buffer]]
     return scratch(rest or [1], str(buffer.dtype), buffer.name)
 
 
-def localize(stmt: Stmt, local: dict[Any, Any], found: RowGroup) -> Stmt:
+def localize(stmt: Stmt, local: dict[Any, Any], group: RowGroup) -> Stmt:
     """Accesses of row buffers without the row dimensions."""
 
     def inner(buffer: Any, indices: Sequence[Expr]) -> list[Expr]:
-        rest = [i for d, i in enumerate(indices) if d not in found.places[buffer]]
+        rest = [i for d, i in enumerate(indices) if d not in group.row_dims[buffer]]
         return rest or [i64(0)]
 
     def read(node: Any) -> Expr:

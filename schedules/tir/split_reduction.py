@@ -22,10 +22,10 @@ from .inline import InlinedStages
 from .reduction import COLUMNS, reduces_along_memory
 from .stages import Axis, Program, Stage, substitute
 
-TASKS = 16  # results that give every machine enough to share out: no cut
-PIECE = 8192  # elements a piece
-LEAST = 65_536  # elements of a row of results from which a cut pays
-LEAST_ONE = 32_768  # of one result
+PARALLEL_TASKS = 16  # results that give every machine enough to share out: no cut
+PIECE_ELEMENTS = 8192  # elements a piece
+MIN_ROW_ELEMENTS = 65_536  # elements of a row of results from which a cut pays
+MIN_RESULT_ELEMENTS = 32_768  # of one result
 
 
 def split_reductions(program: Program) -> Program:
@@ -33,70 +33,72 @@ def split_reductions(program: Program) -> Program:
     ctx = NestContext(program, InlinedStages(program, ()), 1, 1)
     stages: list[Stage] = []
     for stage in program.stages:
-        stages += _cut(ctx, stage) if _is_long(ctx, stage) else [stage]
+        stages += _split(ctx, stage) if _is_long(ctx, stage) else [stage]
     return attrs.evolve(program, stages=tuple(stages))
 
 
 def _is_long(ctx: NestContext, stage: Stage) -> bool:
-    if stage.reduction is None or is_argmax(stage) or stage.depth < 2 * TASKS:
+    if stage.reduction is None or is_argmax(stage) or stage.depth < 2 * PARALLEL_TASKS:
         return False
     if stage.in_order or read_contraction(ctx.program, stage) is not None:
         return False
     if reduces_along_memory(ctx, stage):
-        return stage.points < TASKS and stage.depth >= LEAST_ONE
+        return stage.points < PARALLEL_TASKS and stage.depth >= MIN_RESULT_ELEMENTS
     width = stage.space[-1].extent
-    return width * stage.depth >= LEAST and width // min(COLUMNS, width) < TASKS
+    return width * stage.depth >= MIN_ROW_ELEMENTS and width // min(COLUMNS, width) < PARALLEL_TASKS
 
 
-def _cut(ctx: NestContext, stage: Stage) -> list[Stage]:
+def _split(ctx: NestContext, stage: Stage) -> list[Stage]:
     """Partial folds over equal pieces, over a shorter last one, and the fold of the partial results."""
-    stage = _merge(ctx, stage)
-    first, inner = stage.reduce[0], stage.reduce[1:]
-    each = prod(a.extent for a in inner) * (1 if reduces_along_memory(ctx, stage) else stage.space[-1].extent)
-    size = max(1, PIECE // each)
-    full, rest = divmod(first.extent, size)
+    stage = _merge_reduced_axes(ctx, stage)
+    outer_axis, inner = stage.reduce[0], stage.reduce[1:]
+    inner_elements = prod(a.extent for a in inner) * (1 if reduces_along_memory(ctx, stage) else stage.space[-1].extent)
+    size = max(1, PIECE_ELEMENTS // inner_elements)
+    full, rest = divmod(outer_axis.extent, size)
     if full < 2:
         return [stage]
-    count, last = full + (1 if rest else 0), reduces_along_memory(ctx, stage)
-    spaces = [a.extent for a in stage.space]
-    extents = [*spaces, count] if last else [count, *spaces]
-    partial = scratch(extents, str(stage.buffer.dtype), f"{stage.name}_partial")
-    pieces = [_piece(stage, partial, last, 0, full, size)]
+    count, partials_last = full + (1 if rest else 0), reduces_along_memory(ctx, stage)
+    extents = [a.extent for a in stage.space]
+    partial_extents = [*extents, count] if partials_last else [count, *extents]
+    partial = scratch(partial_extents, str(stage.buffer.dtype), f"{stage.name}_partial")
+    pieces = [_piece(stage, partial, partials_last, 0, full, size)]
     if rest:
-        pieces.append(_piece(stage, partial, last, full, 1, rest, start=full * size))
-    return [*pieces, _gather(stage, partial, last, count)]
+        pieces.append(_piece(stage, partial, partials_last, full, 1, rest, start=full * size))
+    return [*pieces, _combine_partials(stage, partial, partials_last, count)]
 
 
-def _merge(ctx: NestContext, stage: Stage) -> Stage:
+def _merge_reduced_axes(ctx: NestContext, stage: Stage) -> Stage:
     """The stage with its last reduced axes as one, where memory allows."""
     count = merged_tail(stage.reduce, reads_of(ctx, stage))
     if count < 2:
         return stage
     tail = stage.reduce[-count:]
     flat = Axis(tirx.Var("k", "int64"), prod(a.extent for a in tail))
-    places = unravel(flat.var, [a.extent for a in tail])
-    values = {a.var: p.astype(str(a.var.ty.dtype)) for a, p in zip(tail, places, strict=True)}
-    return attrs.evolve(stage, reduce=(*stage.reduce[:-count], flat), value=substitute(stage.value, values))
+    indices = unravel(flat.var, [a.extent for a in tail])
+    index_of = {a.var: index.astype(str(a.var.ty.dtype)) for a, index in zip(tail, indices, strict=True)}
+    return attrs.evolve(stage, reduce=(*stage.reduce[:-count], flat), value=substitute(stage.value, index_of))
 
 
-def _piece(stage: Stage, partial: Any, last: bool, slot: int, count: int, size: int, start: int = 0) -> Stage:
+def _piece(stage: Stage, partial: Any, partials_last: bool, slot: int, count: int, size: int, start: int = 0) -> Stage:
     """``count`` pieces of ``size`` turns of the first reduced axis, into ``partial`` from ``slot`` on. ``last``: the
     partial results of one result lie side by side, and are folded as a row; else in front, and as columns."""
     first = stage.reduce[0]
     dtype = str(first.var.ty.dtype)
     c, k = tirx.Var("c", dtype), tirx.Var("k", dtype)
     space = ((Axis(c, count),) if count > 1 else ()) + stage.space
-    turn = k + tirx.IntImm(dtype, start) if count == 1 else c * tirx.IntImm(dtype, size) + k
-    place = i64(slot) if count == 1 else c
+    k_index = k + tirx.IntImm(dtype, start) if count == 1 else c * tirx.IntImm(dtype, size) + k
+    piece_index = i64(slot) if count == 1 else c
     reduce = ((Axis(k, size),) if size > 1 else ()) + stage.reduce[1:]
-    value = substitute(stage.value, {first.var: turn if size > 1 else substitute(turn, {k: tirx.IntImm(dtype, 0)})})
-    here = [a.var for a in stage.space]
-    indices = (*here, place) if last else (place, *here)
+    value = substitute(
+        stage.value, {first.var: k_index if size > 1 else substitute(k_index, {k: tirx.IntImm(dtype, 0)})}
+    )
+    coords = [a.var for a in stage.space]
+    indices = (*coords, piece_index) if partials_last else (piece_index, *coords)
     return Stage(f"{stage.name}_piece", space, reduce, partial, indices, value, stage.reduction)
 
 
-def _gather(stage: Stage, partial: Any, last: bool, count: int) -> Stage:
-    assert shape_of(partial)[-1 if last else 0] == count
-    c, here = Axis(tirx.Var("c", "int64"), count), [a.var for a in stage.space]
-    value = load(partial, *here, c.var) if last else load(partial, c.var, *here)
+def _combine_partials(stage: Stage, partial: Any, partials_last: bool, count: int) -> Stage:
+    assert shape_of(partial)[-1 if partials_last else 0] == count
+    c, coords = Axis(tirx.Var("c", "int64"), count), [a.var for a in stage.space]
+    value = load(partial, *coords, c.var) if partials_last else load(partial, c.var, *coords)
     return attrs.evolve(stage, reduce=(c,), value=value)

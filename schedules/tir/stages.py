@@ -60,10 +60,10 @@ class Stage:
     reduction: Reduction | None = None
     serial: tuple[Stmt | None, Stmt] | None = None
     in_order: bool = False
-    kept: bool = False
+    materialized: bool = False
 
     @property
-    def is_map(self) -> bool:
+    def is_elementwise(self) -> bool:
         return self.reduction is None and self.serial is None
 
     @property
@@ -96,11 +96,11 @@ class Program:
     stages: tuple[Stage, ...]
 
     @functools.cached_property
-    def _given(self) -> frozenset[Any]:
+    def _param_set(self) -> frozenset[Any]:
         return frozenset(self.params)
 
     def owns(self, buffer: Any) -> bool:
-        return buffer not in self._given
+        return buffer not in self._param_set
 
     @property
     def aliased(self) -> bool:
@@ -112,8 +112,8 @@ class Program:
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
         """Parameters, one read and one written, that may be given one memory (the attribute ``in_place``)."""
-        found = self.func.attrs.get("in_place", ()) if self.func.attrs else ()
-        return [(self.params[int(read)], self.params[int(write)]) for read, write in found]
+        attribute = self.func.attrs.get("in_place", ()) if self.func.attrs else ()
+        return [(self.params[int(read)], self.params[int(write)]) for read, write in attribute]
 
 
 def loads(node: Any) -> list[Any]:
@@ -185,63 +185,63 @@ def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
     block = realize.block
     if not is_int(realize.predicate, 1) or block.alloc_buffers or block.match_buffers:
         raise NotStaged(f"block {block.name_hint} is not plain")
-    space, reduce, ones = [], [], {}
+    space, reduce, unit_axes = [], [], {}
     for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
         extent = 1 if is_int(value, 0) else extents.pop(value, None) if isinstance(value, Var) else None
         if extent is None or extent != int(iter_var.dom.extent) or not is_int(iter_var.dom.min, 0):
             raise NotStaged(f"block {block.name_hint}: an axis that is no plain loop")
         if extent == 1:
-            ones[iter_var.var] = tirx.IntImm(str(iter_var.var.ty.dtype), 0)
+            unit_axes[iter_var.var] = tirx.IntImm(str(iter_var.var.ty.dtype), 0)
             continue
         (reduce if iter_var.iter_type == tirx.IterVar.CommReduce else space).append(Axis(iter_var.var, extent))
     if any(extent != 1 for extent in extents.values()):
         raise NotStaged(f"block {block.name_hint}: a loop bound to no axis")
-    init = None if block.init is None else substitute(block.init, ones)
-    body = in_32_bits(substitute(block.body, ones), {axis.var: axis.extent for axis in (*space, *reduce)})
+    init = None if block.init is None else substitute(block.init, unit_axes)
+    body = in_32_bits(substitute(block.body, unit_axes), {axis.var: axis.extent for axis in (*space, *reduce)})
     stage = _classify(block.name_hint, tuple(space), tuple(reduce), init, body)
-    return attrs.evolve(stage, in_order="in_order" in block.annotations, kept="kept" in block.annotations)
+    return attrs.evolve(stage, in_order="in_order" in block.annotations, materialized="kept" in block.annotations)
 
 
 def _classify(name: str, space: tuple[Axis, ...], reduce: tuple[Axis, ...], init: Stmt | None, body: Stmt) -> Stage:
     if isinstance(body, tirx.BufferStore):
         if init is None and not reduce:
-            if any(x.source.same_as(body.buffer) for x in loads(body.value)) and not _same_place(body):
+            if any(x.source.same_as(body.buffer) for x in loads(body.value)) and not _reads_own_element(body):
                 raise NotStaged(f"block {name} reads what it writes at another place")
             return Stage(name, space, (), body.buffer, tuple(body.indices), body.value)
-        fold = _read_fold(init, body)
-        if fold is not None:
-            return Stage(name, space, reduce, body.buffer, tuple(body.indices), fold[1], fold[0])
-    if not _simple(body):
+        match = _match_reduction(init, body)
+        if match is not None:
+            return Stage(name, space, reduce, body.buffer, tuple(body.indices), match[1], match[0])
+    if not _is_straight_line(body):
         raise NotStaged(f"block {name} has loops or calls in its body")
     return Stage(name, space, reduce, None, (), None, None, (init, body))
 
 
-def _same_place(body: Any) -> bool:
-    own = [x for x in loads(body.value) if x.source.same_as(body.buffer)]
-    return all(tvm_ffi.structural_equal(list(x.indices), list(body.indices)) for x in own)
+def _reads_own_element(body: Any) -> bool:
+    accumulator_reads = [x for x in loads(body.value) if x.source.same_as(body.buffer)]
+    return all(tvm_ffi.structural_equal(list(x.indices), list(body.indices)) for x in accumulator_reads)
 
 
-def _simple(body: Stmt) -> bool:
+def _is_straight_line(body: Stmt) -> bool:
     parts = statements(body)
     return all(isinstance(part, tirx.Bind | tirx.BufferStore) for part in parts)
 
 
-def _read_fold(init: Stmt | None, body: Any) -> tuple[Reduction, Expr] | None:
+def _match_reduction(init: Stmt | None, body: Any) -> tuple[Reduction, Expr] | None:
     """``acc = acc (+) x`` or ``acc = x (+) acc`` with a neutral start, as the fold and x; None if it is not that."""
     kinds = {tirx.Add: "sum", tirx.Mul: "prod", tirx.Max: "max", tirx.Min: "min"}
     kind = kinds.get(type(body.value))
     if kind is None or not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(body.buffer):
         return None
     for acc, update in ((body.value.a, body.value.b), (body.value.b, body.value.a)):
-        own = isinstance(acc, Load) and acc.source.same_as(body.buffer)
-        if own and tvm_ffi.structural_equal(list(acc.indices), list(body.indices)):
-            if any(x.source.same_as(body.buffer) for x in loads(update)) or not _neutral(kind, init.value):
+        is_accumulator = isinstance(acc, Load) and acc.source.same_as(body.buffer)
+        if is_accumulator and tvm_ffi.structural_equal(list(acc.indices), list(body.indices)):
+            if any(x.source.same_as(body.buffer) for x in loads(update)) or not _is_neutral(kind, init.value):
                 return None
             return Reduction(kind, init.value), update
     return None
 
 
-def _neutral(kind: str, init: Expr) -> bool:
+def _is_neutral(kind: str, init: Expr) -> bool:
     """May the start be combined in any number of times? Max and min are idempotent."""
     if kind in ("max", "min"):
         return isinstance(init, tirx.IntImm | tirx.FloatImm)
@@ -250,6 +250,6 @@ def _neutral(kind: str, init: Expr) -> bool:
 
 def intermediate_buffers(program: Program, nests: Sequence[Stmt]) -> list[Any]:
     """The program's own buffers that one nest writes and another reads."""
-    made = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
-    used = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
-    return [b for b in dict.fromkeys(used) if b not in made and program.owns(b)]
+    allocated = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
+    touched = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
+    return [b for b in dict.fromkeys(touched) if b not in allocated and program.owns(b)]

@@ -18,8 +18,8 @@ from .builder import Expr, Load, i64, is_int, load, shape_of
 from .rewrite import rewrite
 from .stages import Axis, Program, Stage, loads, variables
 
-HALVES = ("bfloat16", "float16")  # whose partial sums would have to be kept in another type
-PLACE = Axis(tirx.Var("f", "int64"), 0)  # the axis of every form; a member's length is known where it runs
+HALF_TYPES = ("bfloat16", "float16")  # whose partial sums would have to be kept in another type
+ELEMENT_AXIS = Axis(tirx.Var("f", "int64"), 0)  # the axis of every form; a member's length is known where it runs
 
 
 @attrs.frozen(eq=False)
@@ -28,7 +28,7 @@ class Form:
 
     stages: tuple[Stage, ...]
     buffers: tuple[Any, ...]
-    wide: tuple[bool, ...]
+    is_tensor: tuple[bool, ...]
 
 
 @attrs.frozen(eq=False)
@@ -50,16 +50,16 @@ class Members:
 
 def read_members(program: Program) -> Members | None:
     """None for a program that is not one of members."""
-    after = tuple(s for s in program.stages if s.is_map and s.points == 1)
+    after = tuple(s for s in program.stages if s.is_elementwise and s.points == 1)
     rest = [s for s in program.stages if s not in after]
-    own = {s.buffer for s in program.stages if s in after or s.reduction}  # ready when all members are done
-    if any(x.source in own for s in rest for x in s.reads):
+    results = {s.buffer for s in program.stages if s in after or s.reduction}  # ready when all members are done
+    if any(x.source in results for s in rest for x in s.reads):
         return None
     if any(size(x.source) > 1 for s in after for x in s.reads):
         return None
-    parts = _components(program, rest)
+    components = _components(program, rest)
     forms: dict[Any, Form] = {}
-    members = [_member(part, forms) for part in parts]
+    members = [_member(part, forms) for part in components]
     return Members(tuple(m for m in members if m), after) if members and all(members) else None
 
 
@@ -72,24 +72,24 @@ def _components(program: Program, stages: Sequence[Stage]) -> list[list[Stage]]:
     """``stages`` by the tensors they have in common, directly or through others; one memory is one tensor."""
     root: dict[Any, Any] = {}
 
-    def find(b: Any) -> Any:
+    def find_root(b: Any) -> Any:
         while root.setdefault(b, b) is not b:
             b = root[b]
         return b
 
-    def join(buffers: Sequence[Any]) -> None:
+    def union(buffers: Sequence[Any]) -> None:
         for b in buffers[1:]:
-            root[find(b)] = find(buffers[0])
+            root[find_root(b)] = find_root(buffers[0])
 
     touched = {s: [b for b in (*s.writes, *(x.source for x in s.reads)) if size(b) > 1] for s in stages}
     for pair in program.pairs:
-        join(pair)
+        union(pair)
     for buffers in touched.values():
-        join(buffers)
-    parts: dict[Any, list[Stage]] = {}
+        union(buffers)
+    components: dict[Any, list[Stage]] = {}
     for s in stages:
-        parts.setdefault(find(touched[s][0]) if touched[s] else s, []).append(s)
-    return list(parts.values())
+        components.setdefault(find_root(touched[s][0]) if touched[s] else s, []).append(s)
+    return list(components.values())
 
 
 def _member(stages: Sequence[Stage], forms: dict[Any, Form]) -> Member | None:
@@ -97,51 +97,55 @@ def _member(stages: Sequence[Stage], forms: dict[Any, Form]) -> Member | None:
     length = {s.points * s.depth for s in stages}
     if len(length) != 1 or any(s.serial is not None for s in stages):
         return None
-    names: dict[Any, Any] = {}
-    placed = [_placed(s, names) for s in stages]
-    if None in placed:
+    stand_ins: dict[Any, Any] = {}
+    flattened = [_over_elements(s, stand_ins) for s in stages]
+    if None in flattened:
         return None
-    made = Form(tuple(s for s in placed if s), tuple(names.values()), tuple(size(b) > 1 for b in names))
-    key = [x for s in made.stages for x in (s.buffer, s.value, s.reduction.init if s.reduction else i64(0))]
-    kinds = (tuple(s.reduction.kind if s.reduction else "" for s in made.stages), made.wide)
-    form = forms.setdefault((tvm_ffi.StructuralKey(key), kinds), made)
-    return Member(form, tuple(names), length.pop())
+    form = Form(tuple(s for s in flattened if s), tuple(stand_ins.values()), tuple(size(b) > 1 for b in stand_ins))
+    key = [x for s in form.stages for x in (s.buffer, s.value, s.reduction.init if s.reduction else i64(0))]
+    kinds = (tuple(s.reduction.kind if s.reduction else "" for s in form.stages), form.is_tensor)
+    shared = forms.setdefault((tvm_ffi.StructuralKey(key), kinds), form)
+    return Member(shared, tuple(stand_ins), length.pop())
 
 
 _STAND_INS: dict[tuple[int, str], Any] = {}
 
 
-def _stand_in(names: dict[Any, Any], buffer: Any) -> Any:
+def _stand_in(stand_ins: dict[Any, Any], buffer: Any) -> Any:
     """The same one for the n-th buffer of every member, so that equal members are equal expressions."""
-    if buffer not in names:
-        key = (len(names), str(buffer.dtype))
-        names[buffer] = _STAND_INS.setdefault(key, tirx.decl_buffer([i64(1)], key[1], f"b{key[0]}"))
-    return names[buffer]
+    if buffer not in stand_ins:
+        key = (len(stand_ins), str(buffer.dtype))
+        stand_ins[buffer] = _STAND_INS.setdefault(key, tirx.decl_buffer([i64(1)], key[1], f"b{key[0]}"))
+    return stand_ins[buffer]
 
 
-def _placed(stage: Stage, names: dict[Any, Any]) -> Stage | None:
+def _over_elements(stage: Stage, stand_ins: dict[Any, Any]) -> Stage | None:
     """The stage over PLACE, None if an access is neither of the element at its place nor of a single element."""
     axes = [a.var for a in (stage.reduce if stage.reduction else stage.space)]
     accesses = loads(stage.value)
-    good = (
-        stage.points == 1 and str(stage.buffer.dtype) not in HALVES if stage.reduction else _walks(stage.indices, axes)
+    is_valid = (
+        stage.points == 1 and str(stage.buffer.dtype) not in HALF_TYPES
+        if stage.reduction
+        else _is_row_major(stage.indices, axes)
     )
-    good = good and all(size(x.source) == 1 or _walks(x.indices, axes) for x in accesses)
-    if not good or any(x.source.same_as(stage.buffer) for x in accesses):
+    is_valid = is_valid and all(size(x.source) == 1 or _is_row_major(x.indices, axes) for x in accesses)
+    if not is_valid or any(x.source.same_as(stage.buffer) for x in accesses):
         return None
 
     def read(node: Any) -> Expr:
-        return load(_stand_in(names, node.source), PLACE.var if size(node.source) > 1 else i64(0))
+        return load(_stand_in(stand_ins, node.source), ELEMENT_AXIS.var if size(node.source) > 1 else i64(0))
 
-    value, buffer = rewrite(stage.value, [(Load, read)]), _stand_in(names, stage.buffer)
+    value, buffer = rewrite(stage.value, [(Load, read)]), _stand_in(stand_ins, stage.buffer)
     if variables(value) & set(axes):
         return None
     if stage.reduction:
-        return Stage(stage.name, (), (PLACE,), buffer, (i64(0),), value, stage.reduction)
-    return Stage(stage.name, (PLACE,), (), buffer, (PLACE.var,), value)
+        return Stage(stage.name, (), (ELEMENT_AXIS,), buffer, (i64(0),), value, stage.reduction)
+    return Stage(stage.name, (ELEMENT_AXIS,), (), buffer, (ELEMENT_AXIS.var,), value)
 
 
-def _walks(indices: Sequence[Expr], axes: Sequence[Any]) -> bool:
+def _is_row_major(indices: Sequence[Expr], axes: Sequence[Any]) -> bool:
     """Is an access at the element where the axes stand, in the order of memory?"""
-    places = [index for index in indices if not is_int(index, 0)]
-    return len(places) == len(axes) and all(p.same_as(a) for p, a in zip(places, axes, strict=True))
+    positions = [index for index in indices if not is_int(index, 0)]
+    return len(positions) == len(axes) and all(
+        position.same_as(axis) for position, axis in zip(positions, axes, strict=True)
+    )

@@ -21,13 +21,13 @@ from .stages import Stage, variables
 # A launch of TVM's threads takes 1.3 us where they are awake and the cores are free, and some 5 us where other work
 # is on the cores (both measured on two of them). On two threads, 6 us of work then gain a quarter in the first case,
 # and lose a third in the second.
-WORTH = 6000  # nanoseconds on one thread from which work is shared out
+MIN_PARALLEL_NANOSECONDS = 6000  # nanoseconds on one thread from which work is shared out
 
 # Nanoseconds on a core at 3 GHz, of one vector or of one number, fitted to the kernels of the examples.
 OPERATION, DIVISION, FUNCTION = 0.15, 1.2, 5.0
 ACCESS = 0.25
-APART = 0.35  # an element of a vector that does not lie beside the one before
-TURN = 0.25
+STRIDED_ELEMENT = 0.35  # an element of a vector that does not lie beside the one before
+ITERATION = 0.25
 MULTIPLY_ADDS = 4  # vectors of them a nanosecond
 _OPERATIONS = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, tirx.And, tirx.Or, tirx.Not, tirx.EQ,
@@ -37,75 +37,82 @@ _OPERATIONS = (
 _DIVISIONS = (tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Mod)
 _LIGHT = {"prim.if_then_else", "tirx.reinterpret", "tirx.call_llvm_pure_intrin"}
 _ROOTS = {"tirx.sqrt"}
-SMALL = 64  # elements of a buffer that stays in registers
+MAX_REGISTER_ELEMENTS = 64  # elements of a buffer that stays in registers
 
 
 def nanoseconds(stmt: Stmt, lanes: int) -> float:
     """What ``stmt`` takes, on vectors of ``lanes`` elements of 4 bytes. A loop of unknown extent counts as one turn."""
-    made = [node.buffer for node in collect(stmt, tirx.AllocBuffer)]
-    return _Price(lanes, frozenset(b for b in made if prod(shape_of(b)) <= SMALL)).of(stmt, None, 1)
+    allocated = [node.buffer for node in collect(stmt, tirx.AllocBuffer)]
+    in_registers = frozenset(b for b in allocated if prod(shape_of(b)) <= MAX_REGISTER_ELEMENTS)
+    return _CostModel(lanes, in_registers).statement(stmt, None, 1)
 
 
-def stages_take(virtual: InlinedStages, stages: Sequence[Stage], products: Container[Stage], lanes: int) -> float:
+def stages_nanoseconds(
+    virtual: InlinedStages, stages: Sequence[Stage], products: Container[Stage], lanes: int
+) -> float:
     """The same of stages; ``products`` run on tiles in registers, whose statements say little of their time."""
 
-    def takes(stage: Stage) -> float:
+    def element_cost(stage: Stage) -> float:
         if stage in products:
             return 1 / (MULTIPLY_ADDS * lanes)
-        return element_takes(virtual, [stage], len(stage.reads) + 1, lanes)
+        return element_nanoseconds(virtual, [stage], len(stage.reads) + 1, lanes)
 
-    return sum(s.points * s.depth * takes(s) for s in stages)
+    return sum(s.points * s.depth * element_cost(s) for s in stages)
 
 
-def element_takes(virtual: InlinedStages, stages: Sequence[Stage], accesses: int, lanes: int) -> float:
+def element_nanoseconds(virtual: InlinedStages, stages: Sequence[Stage], accesses: int, lanes: int) -> float:
     """Nanoseconds of ``stages`` at one element, by vectors."""
     return (sum(virtual.cost(s) + 1 for s in stages) * OPERATION + accesses * ACCESS) / lanes
 
 
 @attrs.frozen
-class _Price:
+class _CostModel:
     """``free``: buffers that are registers."""
 
     lanes: int
-    free: frozenset[Any]
+    register_buffers: frozenset[Any]
 
-    def of(self, stmt: Stmt, lane: Any, width: int) -> float:
+    def statement(self, stmt: Stmt, lane: Any, width: int) -> float:
         """A statement, inside a vector loop over ``lane`` of ``width`` or (None, 1) in none."""
         if isinstance(stmt, tirx.SeqStmt):
-            return sum(self.of(part, lane, width) for part in stmt.seq)
+            return sum(self.statement(part, lane, width) for part in stmt.seq)
         if isinstance(stmt, tirx.For):
             return self._loop(stmt, lane, width)
         if isinstance(stmt, tirx.IfThenElse):
             return self._branch(stmt, lane, width)
         if isinstance(stmt, s_tir.SBlockRealize):
-            return self.of(stmt.block.body, lane, width)
+            return self.statement(stmt.block.body, lane, width)
         if isinstance(stmt, tirx.BufferStore):
-            return self._value(stmt.value, lane, width) + self._access(stmt.buffer, stmt.indices, lane, width)
-        return self._value(stmt.value, lane, width) if isinstance(stmt, tirx.Bind) else 0.0
+            return self._expression(stmt.value, lane, width) + self._access(stmt.buffer, stmt.indices, lane, width)
+        return self._expression(stmt.value, lane, width) if isinstance(stmt, tirx.Bind) else 0.0
 
     def _branch(self, stmt: Any, lane: Any, width: int) -> float:
         """The dearer way: whole pieces are many, and a last one is one. With nothing else to do, one in two."""
-        ways = [self.of(way, lane, width) for way in (stmt.then_case, stmt.else_case) if way is not None]
-        return TURN + max(ways) / (3 - len(ways))
+        branches = [
+            self.statement(branch, lane, width) for branch in (stmt.then_case, stmt.else_case) if branch is not None
+        ]
+        return ITERATION + max(branches) / (3 - len(branches))
 
     def _loop(self, stmt: Any, lane: Any, width: int) -> float:
-        turns = _most(stmt.extent)
+        iterations = _max_extent(stmt.extent)
         if stmt.kind == VECTOR:
-            return self.of(stmt.body, stmt.loop_var, turns)
-        return turns * (TURN + self.of(stmt.body, lane, width))
+            return self.statement(stmt.body, stmt.loop_var, iterations)
+        return iterations * (ITERATION + self.statement(stmt.body, lane, width))
 
-    def _value(self, value: Expr, lane: Any, width: int) -> float:
+    def _expression(self, value: Expr, lane: Any, width: int) -> float:
         """What is read, and every operation but those of places."""
         reads: dict[Any, Any] = {}
 
-        def note(node: Any) -> Any:
+        def replace_load(node: Any) -> Any:
             return reads.setdefault(node, tirx.Var("x", str(node.ty.dtype)))
 
-        bare = rewrite(value, [(Load, note)], order="pre")
+        without_loads = rewrite(value, [(Load, replace_load)], order="pre")
         changing = {lane} | {name for x, name in reads.items() if lane in variables(list(x.indices))}
-        found = collect(bare, (*_OPERATIONS, *_DIVISIONS, Call))
-        own = sum(_each(node, changing) * self._vectors(str(node.ty.dtype), width) for node in found)
-        return own + sum(self._access(x.source, x.indices, lane, width) for x in reads)
+        operations = collect(without_loads, (*_OPERATIONS, *_DIVISIONS, Call))
+        arithmetic = sum(
+            _operation_cost(node, changing) * self._vectors(str(node.ty.dtype), width) for node in operations
+        )
+        return arithmetic + sum(self._access(x.source, x.indices, lane, width) for x in reads)
 
     def _vectors(self, dtype: str, width: int) -> int:
         element, _, lanes = dtype.partition("x")
@@ -114,32 +121,32 @@ class _Price:
 
     def _access(self, buffer: Any, indices: Any, lane: Any, width: int) -> float:
         """One element, a vector of elements side by side, or one of elements apart."""
-        if buffer in self.free:
+        if buffer in self.register_buffers:
             return 0.0
-        inside = [lane is not None and lane in variables(index) for index in indices]
-        if any(inside) and (not inside[-1] or _leaps(indices[-1], lane)):
-            return APART * width
-        wide = max((int(str(index.ty.dtype).partition("x")[2] or 1) for index in indices), default=1)
-        return ACCESS * self._vectors(str(buffer.dtype), width * wide if any(inside) else wide)
+        depends_on_lane = [lane is not None and lane in variables(index) for index in indices]
+        if any(depends_on_lane) and (not depends_on_lane[-1] or _is_strided(indices[-1], lane)):
+            return STRIDED_ELEMENT * width
+        vector_lanes = max((int(str(index.ty.dtype).partition("x")[2] or 1) for index in indices), default=1)
+        return ACCESS * self._vectors(str(buffer.dtype), width * vector_lanes if any(depends_on_lane) else vector_lanes)
 
 
-def _each(node: Any, changing: set[Any]) -> float:
+def _operation_cost(node: Any, changing: set[Any]) -> float:
     """Nanoseconds of one operation. A division or function of what is the same in all lanes is done once, before."""
-    each = OPERATION
+    cost = OPERATION
     if isinstance(node, _DIVISIONS):
-        each = OPERATION if is_int(node.b) else DIVISION
+        cost = OPERATION if is_int(node.b) else DIVISION
     elif isinstance(node, Call) and node.op.name not in _LIGHT:
-        each = DIVISION if node.op.name in _ROOTS else FUNCTION
-    return each if each == OPERATION or None in changing or variables(node) & changing else 0.0
+        cost = DIVISION if node.op.name in _ROOTS else FUNCTION
+    return cost if cost == OPERATION or None in changing or variables(node) & changing else 0.0
 
 
-def _leaps(index: Expr, lane: Any) -> bool:
+def _is_strided(index: Expr, lane: Any) -> bool:
     """Is the lane multiplied or divided in ``index``?"""
     return any(lane in variables(node) for node in collect(index, (tirx.Mul, tirx.FloorDiv)))
 
 
-def _most(extent: Expr) -> int:
+def _max_extent(extent: Expr) -> int:
     """Turns of a loop at most; one where nothing is known."""
     if is_int(extent):
         return value_of(extent)
-    return max(_most(extent.a), _most(extent.b)) if isinstance(extent, tirx.Min) else 1
+    return max(_max_extent(extent.a), _max_extent(extent.b)) if isinstance(extent, tirx.Min) else 1

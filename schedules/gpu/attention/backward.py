@@ -97,7 +97,7 @@ def _needed(program: Program, makers: dict[Any, Stage], last: Sequence[Stage]) -
 
 
 def _repeats(program: Program, stage: Stage) -> bool:
-    return stage.is_map or read_contraction(program, stage) is not None
+    return stage.is_elementwise or read_contraction(program, stage) is not None
 
 
 def _with_followers(program: Program, stages: Iterable[Stage]) -> list[Stage]:

@@ -95,7 +95,11 @@ class Stream:
     def is_turned(self, stage: Stage) -> bool:
         """Is it a map that reads memory along rows, as a mask of scores that are made turned?"""
         row, column = (stage.space[self.found.lead + d].var for d in (-1, 0))
-        places = [r.places() for r in reads_of(self.ctx, stage) if stage.is_map and r.buffer not in self.memory.lines]
+        places = [
+            r.dimensions()
+            for r in reads_of(self.ctx, stage)
+            if stage.is_elementwise and r.buffer not in self.memory.lines
+        ]
         return any(p and p[-1][0].same_as(row) and column in variables([i for i, _ in p[:-1]]) for p in places)
 
     @property
@@ -165,7 +169,7 @@ class _Kinds:
             return False
         if stage in self.last:
             left, product = self.products[stage].left, self.products[stage]
-            maps = any(s.is_map and s.buffer.same_as(left.source) for s in self.found.stages)
+            maps = any(s.is_elementwise and s.buffer.same_as(left.source) for s in self.found.stages)
             return maps and product.n <= max(COLUMNS) and stage.depth == self.extent
         return stage.reduction is not None and stage.depth == self.extent and self._reads_at(stage, stage.reduce[0].var)
 
@@ -210,7 +214,9 @@ def _sources(ctx: NestContext, stage: Stage) -> set[Any]:
 
 
 def _follows(ctx: NestContext, product: Stage, stage: Stage) -> bool:
-    return stage.is_map and product.buffer in _sources(ctx, stage) and bool(epilogue_stages(ctx, product, [stage]))
+    return (
+        stage.is_elementwise and product.buffer in _sources(ctx, stage) and bool(epilogue_stages(ctx, product, [stage]))
+    )
 
 
 def stream_launch(stream: Stream, batch: Sequence[int], whole: int) -> Stmt:

@@ -64,7 +64,7 @@ def group_of(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> Group | 
     if found is None or not found.lead or not _fits(ctx, found):
         return None
     products = _products(ctx, found)
-    if (folds and all(s.is_map for s in found.stages if s not in products)) or len(products) < 2:
+    if (folds and all(s.is_elementwise for s in found.stages if s not in products)) or len(products) < 2:
         return None
     tiled = any(len(p.one.batch) < found.lead for p in products.values())
     lead = [a.extent for a in found.stages[0].space[: found.lead]]
@@ -91,7 +91,7 @@ def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
     if stage.reduction is not None:
         one_row = len(stage.space) == lead and len(stage.reduce) == 1
         return one_row and not is_argmax(stage) and str(stage.buffer.dtype) == "float32"
-    return stage.is_map and not isinstance(stage.value, tirx.Let)
+    return stage.is_elementwise and not isinstance(stage.value, tirx.Let)
 
 
 def _fits(ctx: NestContext, found: RowGroup) -> bool:
@@ -124,7 +124,7 @@ def _launch(
 def _stage(rows: Rows, stage: Stage, products: dict[Any, Product]) -> list[Stmt]:
     if stage in products:
         return product_rows(rows, stage, products[stage])
-    return map_rows(rows, stage) if stage.is_map else fold_rows(rows, stage)
+    return map_rows(rows, stage) if stage.is_elementwise else fold_rows(rows, stage)
 
 
 def _blank(rows: Rows) -> list[Stmt]:

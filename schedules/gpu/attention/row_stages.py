@@ -66,7 +66,7 @@ class Rows:
         def place(buffer: Any, indices: Sequence[Expr]) -> Expr:
             flat: Expr = i64(0)
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
-                flat = flat if d in self.found.places[buffer] else flat * extent + index
+                flat = flat if d in self.found.row_dims[buffer] else flat * extent + index
             if self.offset is not None and self.line(buffer) > 1:
                 flat = Analyzer().simplify(flat - self.offset)  # TVM divides by zero where it bounds n + x - n
             return slot * self.line(buffer) + flat

@@ -128,7 +128,7 @@ def lies_there(found: RowGroup, lines: Mapping[Any, Any], product: Product) -> b
 
 def stands_at(found: RowGroup, read: Access, column: Any) -> bool:
     """Is the element that is read of a row the one at ``column``?"""
-    free = [i for d, i in enumerate(read.indices) if d not in found.places[read.buffer] and not is_int(i, 0)]
+    free = [i for d, i in enumerate(read.indices) if d not in found.row_dims[read.buffer] and not is_int(i, 0)]
     return len(free) == 1 and free[0].same_as(column)
 
 
@@ -143,7 +143,7 @@ def lines_of(ctx: NestContext, found: RowGroup) -> dict[Any, tuple[int, int]]:
     for place, stage in enumerate(found.stages):
         if stage.buffer not in local:
             continue
-        over = next((b for b in lines if stage.is_map and is_last_read(ctx, found, place, b)), None)
+        over = next((b for b in lines if stage.is_elementwise and is_last_read(ctx, found, place, b)), None)
         mine = row_length(stage.buffer, found)
         lines[stage.buffer] = lines[over] if over is not None else (place, padded(mine) if mine > 1 else 1)
     return lines

@@ -249,8 +249,8 @@ class _Text:
 
         def row(half: Expr) -> Stmt:
             first = 3 + half * LANES
-            met = [fold.meet(first + k, first + (k + n)) for n in (2, 1) for k in range(n)]
-            return seq([*met, fold.meet(half, first)])
+            met = [fold.combine(first + k, first + (k + n)) for n in (2, 1) for k in range(n)]
+            return seq([*met, fold.combine(half, first)])
 
         return seq([unrolled(ELEMENTS, one, "e"), unrolled(2, row, "half")])
 

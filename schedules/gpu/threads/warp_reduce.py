@@ -117,13 +117,13 @@ def halve(acc: Any, slots: int, team: Team, own: Expr | None = None, other: Expr
     done, width, first = [], slots, i64(0) if own is None else own
     while width > 1:
         width //= 2
-        done += [acc.meet(first + s, first + (s + width)) for s in range(width)]
+        done += [acc.combine(first + s, first + (s + width)) for s in range(width)]
     other = first + slots if other is None else other
     offset = team.size
     while offset > 1:
         offset //= 2
         done += [store(b, team.from_behind(load(b, first), offset), other) for b in acc.buffers]
-        done.append(acc.meet(first, other))
+        done.append(acc.combine(first, other))
     return [*done, *(store(b, team.from_lane(load(b, first), i64(0)), first) for b in acc.buffers)]
 
 

@@ -17,7 +17,7 @@ from lowering.math import elementary
 from schedules.tir.builder import i64, load, loop, scratch, store
 from schedules.tir.context import vector_loop
 from schedules.tir.rewrite import collect
-from schedules.tir.thread_cost import WORTH, nanoseconds
+from schedules.tir.thread_cost import MIN_PARALLEL_NANOSECONDS, nanoseconds
 from tests.schedules.kernels import V3, build, graph, numbers, operator, product, program, runs_here
 
 pytestmark = pytest.mark.build
@@ -92,7 +92,7 @@ def test_branches_and_loops_of_unknown_extent() -> None:
     assert nanoseconds(tirx.IfThenElse(n < i64(3), whole, None), 8) < 0.6 * nanoseconds(whole, 8)
     some = tirx.For(tirx.Var("i", "int64"), i64(0), tirx.Min(i64(6), n), tirx.ForKind.SERIAL, last)
     assert nanoseconds(some, 8) == pytest.approx(nanoseconds(loop(6, lambda _: last), 8))
-    assert 0 < WORTH < 100_000
+    assert 0 < MIN_PARALLEL_NANOSECONDS < 100_000
 
 
 def through_heads(emit: Any, x: Any) -> Any:
