@@ -1,1 +1,1 @@
-"""What the CPU's and the GPU's rules share: reading tensor programs, and writing loops, vectors and reductions."""
+"""What CPU and GPU schedules share: programs read as stages, fusion, and loops, vectors and reductions written."""

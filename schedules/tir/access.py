@@ -1,4 +1,9 @@
-"""Where a stage reads and writes, written in its own axes, and what follows for the order of loops."""
+"""Memory accesses of a stage, and what they say about the order of its loops.
+
+An access is a buffer and index expressions in the stage's own axes. From these follows which neighbouring axes may be
+merged into one loop, along which axis vectors (on a GPU: neighbouring threads) run so that loads are contiguous, and
+whether an elementwise nest needs tiles because it transposes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 import attrs
 import tvm_ffi
 
-from .builder import Expr, is_int, shape_of
+from .builder import Expr, is_int, load, shape_of
 from .context import NestContext
 from .inline import ScalarWriter
 from .stages import Axis, Stage, loads, variables
@@ -16,7 +21,7 @@ from .stages import Axis, Stage, loads, variables
 
 @attrs.frozen(eq=False)
 class Access:
-    """A read or a write: ``indices`` into ``buffer``, in the axes of the stage that makes it."""
+    """A load or a store: ``indices`` into ``buffer``, in the axes of the stage that does it."""
 
     buffer: Any
     indices: tuple[Expr, ...]
@@ -28,8 +33,10 @@ class Access:
 
 
 def reads_of(ctx: NestContext, stage: Stage, recorded: Sequence[Any] = (), analyzer: Any = None) -> list[Access]:
-    """Every read of memory that evaluating the stage makes, through its virtual producers. ``analyzer``: what is known
-    of the axes; a branch that is then never taken reads nothing."""
+    """Every load from memory that evaluating the stage does, those of its inlined producers included.
+
+    ``recorded``: buffers whose reads are reported instead of being inlined. ``analyzer``: knows the ranges of the axes;
+    a branch that these rule out reads nothing."""
     accesses: list[Access] = []
     provided = {buffer: (lambda indices, b=buffer: _record(accesses, b, indices)) for buffer in recorded}
     writer = ScalarWriter(ctx.virtual, provided, analyzer)
@@ -40,8 +47,6 @@ def reads_of(ctx: NestContext, stage: Stage, recorded: Sequence[Any] = (), analy
 
 
 def _record(accesses: list[Access], buffer: Any, indices: Sequence[Expr]) -> Expr:
-    from .builder import load
-
     accesses.append(Access(buffer, tuple(indices)))
     return load(buffer, *indices)
 
@@ -52,12 +57,12 @@ def _serial_reads(writer: ScalarWriter, stage: Stage) -> list[Expr]:
 
 
 def write_of(stage: Stage) -> Access:
-    """Where a map or a fold stores; a serial stage has no one place."""
+    """The store of an elementwise stage or a reduction. A serial stage has more than one."""
     return Access(stage.buffer, stage.indices)
 
 
 def mergeable(outer: Axis, inner: Axis, accesses: Sequence[Access]) -> bool:
-    """Are two neighbouring axes one longer axis for every access: both absent, or neighbours in memory?"""
+    """May two neighbouring axes be merged? Every access must lack both, or have them as neighbours in memory."""
     return all(_are_adjacent(outer, inner, access) for access in accesses)
 
 
@@ -74,7 +79,7 @@ def _are_adjacent(outer: Axis, inner: Axis, access: Access) -> bool:
 
 
 def merged_tail(axes: Sequence[Axis], accesses: Sequence[Access]) -> int:
-    """How many of the last axes make one axis (at least 1, unless there is none)."""
+    """How many of the innermost axes may be merged into one (at least 1, unless there are no axes)."""
     count = min(1, len(axes))
     while count and count < len(axes) and mergeable(axes[-count - 1], axes[-count], accesses):
         count += 1
@@ -82,7 +87,7 @@ def merged_tail(axes: Sequence[Axis], accesses: Sequence[Access]) -> int:
 
 
 def contiguous_axis(accesses: Sequence[Access], axes: Sequence[Axis]) -> Axis | None:
-    """The axis along which the widest read walks through memory, None if no read does."""
+    """The axis along which the read with the most axes is contiguous, None if no read is contiguous along an axis."""
     axis_of = {axis.var: axis for axis in axes}
     best: tuple[int, Axis] | None = None
     for access in accesses:
@@ -100,11 +105,15 @@ def same_indices(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
     return tvm_ffi.structural_equal(list(a), list(b))
 
 
-MIN_TILE_EXTENT = 8  # places along an axis from which a tile pays
+MIN_TILE_EXTENT = (
+    8  # elements along both axes from which a transposing nest is tiled; chosen, not measured. No bit changes
+)
 
 
 def transposed_axis(axes: Sequence[Axis], accesses: Sequence[Access]) -> int | None:
-    """The axis (not the last, along which stores walk) along which some read walks, None if there is none."""
+    """The position of an axis, not the last, along which some read is contiguous while stores are along the last.
+
+    None where nothing is transposed, or the axes are too short for tiles."""
     if len(axes) < 2 or axes[-1].extent < MIN_TILE_EXTENT:
         return None
     last = axes[-1].var

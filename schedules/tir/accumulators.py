@@ -1,4 +1,9 @@
-"""What a fold keeps a lane: a partial result, or the best key so far and its index."""
+"""Accumulators of a reduction: slots of partial results, one a lane of the reduction tree.
+
+A sum, product or extremum has a value a slot; sums of products use one fused multiply-add an element. An argmax has the
+best key so far and its index. Sums of bfloat16 and float16 are kept in float32. The order in which slots are filled and
+combined is the caller's (``reduction.py``, ``gpu/threads/warp_reduce.py``): it decides the bits of a sum.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +27,24 @@ class Accumulator(Protocol):
     def buffers(self) -> list[Any]: ...
 
     def start(self, slot: Expr, first: Expr) -> Stmt:
-        """``first``: the index of the first element that the slot will see."""
+        """Initializes a slot. ``first``: index of the first element that will be added to it."""
         ...
 
     def add(self, ctx: NestContext, coords: dict[Any, Expr], slot: Expr) -> Stmt:
-        """The element at ``here`` into a slot."""
+        """Adds the element at ``coords`` (axis variable -> index) to a slot."""
         ...
 
     def combine(self, slot: Expr, other: Expr) -> Stmt:
-        """A slot and another one into the first of them."""
+        """Combines slot ``other`` into ``slot``."""
         ...
 
     def result(self, slot: Expr) -> Expr:
-        """What a slot holds, in the dtype of the stage's buffer."""
+        """The value of a slot, in the dtype of the stage's buffer."""
         ...
 
 
 def accumulator(stage: Stage, width: int) -> Accumulator:
-    """``width`` slots for partial results of a fold, in buffers that the caller allocates around their use."""
+    """An accumulator of ``width`` slots. Its buffers are allocated by the caller, around their use."""
     if is_argmax(stage):
         return ArgmaxAccumulator(
             stage, scratch([width], str(stage.value.ty.dtype), "best"), scratch([width], "int32", "where")
@@ -48,7 +53,7 @@ def accumulator(stage: Stage, width: int) -> Accumulator:
 
 
 def partial_type(stage: Stage) -> str:
-    """Partial results of half precision are kept in float32."""
+    """The dtype of partial results: float32 for half precision, else that of the result."""
     dtype = str(stage.buffer.dtype)
     return "float32" if dtype in ("bfloat16", "float16") else dtype
 
@@ -59,15 +64,17 @@ def in_type(value: Expr, dtype: str) -> Expr:
 
 
 def factors(value: Expr, binds: Sequence[Any]) -> tuple[Expr, Expr] | None:
-    """The two factors of a float product, which may stand under a name."""
+    """Both factors of a float32 or float64 product, else None. ``binds`` resolve a variable that stands for it."""
     product = next((b.value for b in binds if b.var.same_as(value)), value)
     is_product = isinstance(product, tirx.Mul) and str(product.ty.dtype) in ("float32", "float64")
     return (product.a, product.b) if is_product else None
 
 
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
-    """a b + c, rounded once, and said to be so: LLVM makes one operation of the two where it sees them side by side,
-    which for a short loop follows from what stands around it."""
+    """a b + c, rounded once.
+
+    The operation is named, since bits depend on it: left to itself, LLVM contracts a product and a sum where it sees
+    them side by side, and for a short loop that follows from the code around it."""
     return tirx.call_llvm_pure_intrin(str(c.ty.dtype), "llvm.fma", a, b, c)
 
 
@@ -105,8 +112,10 @@ class Partial:
 
 @attrs.frozen(eq=False)
 class ArgmaxAccumulator:
-    """The most extreme key and the smallest index that has it. Indices come in rising order, so that only a better key
-    replaces one; where slots meet, equal keys keep the smaller index."""
+    """The most extreme key and the smallest index that has it.
+
+    A slot sees indices in rising order, so that only a strictly better key replaces its own. Where two slots are
+    combined, equal keys keep the smaller index."""
 
     stage: Stage
     keys: Any
@@ -136,7 +145,7 @@ class ArgmaxAccumulator:
         return seq(self._store(slot, chosen, extreme(self.stage, a, b)))
 
     def _store(self, slot: Expr, index: Expr, key: Expr) -> Sequence[Stmt]:
-        """The place first: it is chosen by the key that is replaced."""
+        """Stores the index first: its expression reads the key that the second store replaces."""
         return [store(self.indices, index, slot), store(self.keys, key, slot)]
 
     def result(self, slot: Expr) -> Expr:

@@ -1,7 +1,8 @@
-"""Where the extremum stands, in one walk: two folds, the largest key and the first index that has it, become one.
+"""Argmax fusion: a max reduction and the reduction that finds its first index become one pass over the data.
 
-The fused stage is a fold of kind ``first-max`` or ``first-min``: ``value`` is the key, the result its index. Keys are
-integers, so equal means equal, and no order of comparisons changes the answer: the smallest index of the extreme key.
+The fused stage is a reduction of kind ``first-max`` or ``first-min``: ``value`` is the key, the result its smallest
+index. Keys are integers (``lowering`` maps floats to ordered integers), so equality is exact and any order of
+comparisons gives the same index.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ARGMAX_KINDS = {"max": "first-max", "min": "first-min"}
 
 
 def fuse_argmax(program: Program) -> Program:
-    """The program with every such pair of stages as one."""
+    """The program with every such pair of neighbouring stages fused."""
     stages: list[Stage] = []
     for stage in program.stages:
         fused = _fuse_pair(program, stages[-1], stage) if stages else None
@@ -33,7 +34,7 @@ def fuse_argmax(program: Program) -> Program:
 
 
 def _fuse_pair(program: Program, best: Stage, index: Stage) -> Stage | None:
-    """Both as one stage, or None: ``index`` is the least k at which best's value equals best's result."""
+    """The fused stage, or None. ``index`` must be the least k at which the value of ``best`` equals its result."""
     if (
         best.reduction is None
         or best.reduction.kind not in ARGMAX_KINDS
@@ -60,7 +61,7 @@ def _extents(stage: Stage) -> list[int]:
 
 
 def _match_argmax(best: Stage, index: Stage) -> tuple[Sequence[Expr], Expr] | None:
-    """Of ``min over k of Select(best[here] == key, k, extent of k)``: here and key."""
+    """The indices i and the key of ``min over k of Select(best[i] == key, k, extent of k)``, else None."""
     select = index.value
     if index.reduction is None or index.reduction.kind != "min" or not isinstance(select, tirx.Select):
         return None
@@ -75,7 +76,7 @@ def _match_argmax(best: Stage, index: Stage) -> tuple[Sequence[Expr], Expr] | No
 
 
 def is_argmax(stage: Stage) -> bool:
-    """Is the stage a fused fold of a key and its index?"""
+    """Is the stage a fused argmax or argmin?"""
     return stage.reduction is not None and stage.reduction.kind in ARGMAX_KINDS.values()
 
 

@@ -1,5 +1,9 @@
-"""The axes of a stage in the order of the stage that it reads: a result that is written with its axes in another order
-(the heads of attention, side by side) is made in the order of what it is made of, so that both share their loops."""
+"""Axis order: the loops of a stage follow those of its producer, so that both can share them.
+
+A result that is stored with its axes permuted (the heads of attention, side by side) is computed in the order of what
+it reads; only its stores are permuted. The last axis stays the last, since vectors run along it. The order in which
+elements are computed changes no bit.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,10 @@ from .stages import Axis, Program, Stage, loads, substitute
 
 
 def align_axes(program: Program) -> Program:
-    """The stages of ``program``, each with its axes ordered as those of the first stage that it reads; its last axis,
-    along which vectors run, stays the last. The order in which a result's elements are made changes no bit. Stages that
-    are ``kept`` come first, as they read parameters alone: what follows on each other is then beside each other."""
+    """``program`` with the axes of each stage ordered as those of the first stage that it reads.
+
+    Stages marked ``materialized`` come first: they read parameters alone, and out of the way they do not separate a
+    producer from its consumers."""
     producers: dict[object, Stage] = {}
     ordered = []
     for stage in sorted(program.stages, key=lambda s: not s.materialized):
@@ -29,7 +34,9 @@ def align_axes(program: Program) -> Program:
 
 
 def inline_materialized(program: Program) -> Program:
-    """``program`` with each map that is ``kept`` worked out where it is read, as a GPU brings elements in."""
+    """``program`` with each ``materialized`` elementwise stage inlined into its readers.
+
+    For GPUs: elements are computed as they are loaded to shared memory, so a copy in global memory gains nothing."""
     inlined = {s.buffer: s for s in program.stages if s.materialized and s.is_elementwise}
 
     def read(node: Any) -> Any:
@@ -45,7 +52,7 @@ def inline_materialized(program: Program) -> Program:
 
 
 def _ordered(stage: Stage, producers: dict[object, Stage]) -> Sequence[Axis]:
-    """The axes of ``stage`` in their new order."""
+    """The axes of ``stage``: those of its first producer in its order, the others, the last."""
     *free, last = stage.space
     for read in loads(stage.value):
         producer = producers.get(read.source)

@@ -1,4 +1,9 @@
-"""bfloat16 written out in integers: TVM 0.27 converts vectors of it, and names bound to it, as integers."""
+"""bfloat16 arithmetic written out in integers and float32.
+
+TVM 0.27 converts vectors of bfloat16, and names bound to it, as if they were integers. So a value is its 16 bits: it is
+widened by a shift, computed in float32, and rounded to nearest even in integer arithmetic. The bits are
+the same on every target.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +50,12 @@ def _upper(wide: Expr) -> Expr:
 
 
 def exact(wide: Expr) -> Expr:
-    """A float32 that is a bfloat16 value, as one."""
+    """A float32 whose lower 16 bits are 0 as bfloat16: nothing is rounded."""
     return from_bits16(_upper(wide))
 
 
 def _wide_of(expr: Expr) -> Expr | None:
-    """The float32 that ``exact`` was given, if ``expr`` is its answer."""
+    """The float32 variable that ``exact`` was called with, if ``expr`` is its result: it need not be widened again."""
     if not (isinstance(expr, Call) and isinstance(expr.args[0], tirx.Cast)):
         return None
     shift = expr.args[0].value
@@ -70,7 +75,9 @@ def widen(expr: Expr) -> Expr:
 
 
 def narrow(wide: Expr) -> Expr:
-    """A float32 as bfloat16, to nearest, ties to even; a NaN stays one. ``wide`` is written four times: give a name."""
+    """A float32 rounded to bfloat16, to nearest, ties to even; a NaN stays a NaN.
+
+    ``wide`` occurs four times in the result: it should be a variable."""
     bits = tirx.reinterpret("uint32", wide)
     odd = (bits >> _u32(16)) & _u32(1)
     rounded = (bits + odd + _u32(0x7FFF)) >> _u32(16)
@@ -80,7 +87,7 @@ def narrow(wide: Expr) -> Expr:
 
 @attrs.frozen
 class Bfloat16Lowering:
-    """Callbacks for ``tree.rewrite`` that write bfloat16 out. ``name(expr)`` answers a variable that holds ``expr``."""
+    """Callbacks for ``rewrite`` that write bfloat16 out. ``name(expr)`` returns a variable bound to ``expr``."""
 
     name: Callable[[Expr], Expr]
 
@@ -123,9 +130,10 @@ class Bfloat16Lowering:
 
 
 def splat(stmt: Stmt, lane: Any, width: int) -> tuple[list[Any], Stmt]:
-    """Buffers' makers, and ``stmt`` with each bfloat16 number that is one for all lanes stored as a lane's own bits.
+    """Broadcasts bfloat16 scalars by hand: allocations, and ``stmt``, in which a value that is the same in all lanes is
+    stored by way of a buffer of its bits, once a lane.
 
-    TVM stores no vector of bfloat16 made of one number: it takes the buffer for integers and the number for a float.
+    TVM cannot store a broadcast bfloat16: it takes the buffer for integers and the scalar for a float.
     """
     varying, allocations = {lane}, []
     for bound in collect(stmt, tirx.Bind, order="pre"):
@@ -149,9 +157,9 @@ def splat(stmt: Stmt, lane: Any, width: int) -> tuple[list[Any], Stmt]:
 
 
 def as_bits(stmt: Stmt, buffers: Iterable[Any]) -> Stmt:
-    """``stmt`` with the given bfloat16 buffers kept as their bits.
+    """``stmt`` with the given bfloat16 buffers as uint16 buffers of their bits.
 
-    TVM turns a kernel's own bfloat16 buffers into float32, and with them the meaning of the bits read from them.
+    TVM widens a kernel's own bfloat16 buffers to float32, after which bits read from them would mean something else.
     """
     bf16_buffers = [b for b in buffers if str(b.dtype) == BF16]
     bits_of = {b: tirx.decl_buffer(list(b.shape), "uint16", b.name, scope=b.scope()) for b in bf16_buffers}

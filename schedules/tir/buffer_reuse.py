@@ -1,5 +1,8 @@
-"""What may take the place of what was made before and is not needed any more: of a stage's, in a group of them; of a
-nest's, in a program."""
+"""Buffer reuse: storage of values that nobody reads any more goes to the next ones of the same shape and dtype.
+
+``is_last_read`` decides it for the stages of one row group (a result may overwrite an operand in place);
+``share_storage`` does it for the nests of a program, by live ranges, first fit in order of first use.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from .stages import Program, loads, stored, substitute
 
 
 def is_last_read(ctx: NestContext, group: RowGroup, position: int, buffer: Any) -> bool:
-    """Is the stage at ``place`` the last that reads ``buffer``, and reads it where it writes its own?"""
+    """May the stage at ``position`` of the group overwrite ``buffer``? It must be the last reader, and read only the
+    element that it writes."""
     stage, later = group.stages[position], group.stages[position + 1 :]
     source = next(s for s in group.stages if buffer in s.writes)
     if [a.extent for a in source.space] != [a.extent for a in stage.space]:
@@ -36,10 +40,10 @@ def is_last_read(ctx: NestContext, group: RowGroup, position: int, buffer: Any) 
 
 
 def share_storage(program: Program, nests: Sequence[Stmt]) -> tuple[list[Stmt], list[Any]]:
-    """The nests, and the program's own buffers that they need. One that is first written after another of its type was
-    last read takes its place."""
+    """The nests, and the intermediate buffers that they still need. A buffer whose live range begins after that of
+    another of its type ended gets its storage."""
     storage_of: dict[Any, Any] = {}
-    last_use: dict[Any, int] = {}  # a buffer that is made -> the last nest that needs it, or what is in its place
+    last_use: dict[Any, int] = {}  # storage -> the last nest that uses it, for any buffer
     for buffer, (first, last) in _live_ranges(program, nests).items():
         reusable = (b for b, end in last_use.items() if end < first and _type(b) == _type(buffer))
         storage_of[buffer] = next(reusable, buffer)
@@ -53,7 +57,7 @@ def _type(buffer: Any) -> tuple[Any, str]:
 
 
 def _live_ranges(program: Program, nests: Sequence[Stmt]) -> dict[Any, tuple[int, int]]:
-    """Each buffer of the program's own that no nest makes, with the first and the last nest that it is in."""
+    """Intermediate buffer, if no nest allocates it -> the numbers of the first and the last nest that use it."""
     allocated = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
     ranges: dict[Any, tuple[int, int]] = {}
     for number, nest in enumerate(nests):

@@ -1,4 +1,4 @@
-"""Short constructors for statements, loops and buffers. Extents are static; indices are 64-bit integers."""
+"""Short constructors of TIR statements, loops and buffers. Extents are static; indices are 64-bit integers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def i64(value: int) -> Expr:
 
 
 def value_of(expr: Expr) -> int:
-    """The number of an integer literal."""
+    """The value of an integer literal."""
     return int(expr.value)
 
 
@@ -35,14 +35,14 @@ def is_int(expr: Expr, value: int | None = None) -> bool:
 
 
 def seq(statements: Sequence[Stmt]) -> Stmt:
-    """Statements one after the other. Raises ValueError for none: a loop without a body is our mistake."""
+    """A sequence of statements. Raises ValueError for none: a loop without a body is our bug."""
     if not statements:
         raise ValueError("a body without statements")
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
 
 
 def loop(extent: int, body: Callable[[Expr], Stmt], kind: Any = SERIAL, name: str = "i") -> Stmt:
-    """A loop of ``kind`` over 0 <= i < extent; no loop at all for one turn."""
+    """A loop of ``kind`` over 0 <= i < extent; for an extent of 1 its body alone."""
     if extent == 1:
         return body(i64(0))
     var = tirx.Var(name, "int64")
@@ -57,7 +57,7 @@ def grid(extents: Sequence[int], body: Callable[[list[Expr]], Stmt]) -> Stmt:
 
 
 def unravel(flat: Expr, extents: Sequence[int]) -> list[Expr]:
-    """The coordinates of element ``flat`` of a row-major box."""
+    """The indices of element number ``flat`` of a row-major array."""
     indices, stride = [], prod(extents)
     for dim, extent in enumerate(extents):
         stride //= extent
@@ -79,7 +79,7 @@ def store(buffer: Any, value: Expr, *indices: Expr) -> Stmt:
 
 
 def scratch(extents: Sequence[int], dtype: str, name: str) -> Any:
-    """A buffer of the kernel's own; ``tirx.AllocBuffer`` makes it where it is put."""
+    """A buffer of the kernel's own. A ``tirx.AllocBuffer`` statement has to allocate it."""
     return tirx.decl_buffer([i64(e) for e in extents], dtype, name)
 
 

@@ -1,4 +1,8 @@
-"""Loops that every nest is made of: vectors with a tail, parallel loops, chunks."""
+"""What a loop nest is built for, and the loops that every nest is made of: vectors with a tail, parallel loops, chunks.
+
+A parallel loop is one only if its estimated time pays for starting threads (``thread_cost.py``); its iterations write
+different elements, so threads change no bit. TREE_WIDTH is the same for every target, and so is every sum.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,17 @@ from .rewrite import collect
 from .stages import Program
 from .thread_cost import MIN_PARALLEL_NANOSECONDS, nanoseconds
 
-MIN_PARALLEL_WORK = 65_536  # additions from which stages are put together so that there is something to share out
-TREE_WIDTH = 16  # lanes of a reduction, the same for every target: the order of a sum is part of the result
+MIN_PARALLEL_WORK = (
+    65_536  # additions below which a row group may have too few rows to parallelize; chosen, not measured
+)
+TREE_WIDTH = (
+    16  # lanes of a reduction tree: float32 lanes of AVX-512. One for all targets, as it fixes the order of sums
+)
 
 
 @attrs.frozen
 class NestContext:
-    """What a nest is made for: the program, what of it is virtual, and the machine's vector registers."""
+    """The program, its inlined stages (``virtual``), float32 ``lanes`` of a vector, and number of vector registers."""
 
     program: Program
     virtual: InlinedStages
@@ -31,7 +39,7 @@ class NestContext:
 
 
 def vector(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """``body`` at 0 <= lane < width, as one vector where its calls allow it."""
+    """``body`` for 0 <= lane < width, as one vector operation if all its calls have vector forms, else as a loop."""
     if width == 1:
         return bind_in_buffers(body(i64(0)))
     lane = tirx.Var("lane", "int64")
@@ -44,7 +52,7 @@ def vector(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
 
 
 def vector_loop(extent: int, width: int, body: Callable[[Expr], Stmt]) -> list[Stmt]:
-    """``body`` at every index below ``extent``: whole vectors, then one narrower vector for the rest."""
+    """``body`` for every index below ``extent``: full vectors, then one narrower vector for the remainder."""
     full, rest = divmod(extent, width)
     loops = []
     if full:
@@ -55,14 +63,14 @@ def vector_loop(extent: int, width: int, body: Callable[[Expr], Stmt]) -> list[S
 
 
 def dynamic_loop(extent: Expr, body: Callable[[Expr], Stmt], name: str) -> Stmt:
-    """A serial loop over an extent that is known only where it runs."""
+    """A serial loop over an extent that is an expression."""
     var = tirx.Var(name, "int64")
     return tirx.For(var, i64(0), extent, SERIAL, bind_in_buffers(body(var)))
 
 
 def parallel_loop(ctx: NestContext, extent: int, body: Callable[[Expr], Stmt], work: float | None = None) -> Stmt:
-    """A loop whose turns are shared out to threads if that pays. ``work``: what it takes on one thread, in nanoseconds;
-    by default what its statements say."""
+    """A loop over tasks, parallel if that pays. ``work``: its time on one thread in nanoseconds, by default estimated
+    from its statements."""
     serial = loop(extent, body, SERIAL, "task")
     if extent == 1 or not (pays_in_parallel(ctx, serial) if work is None else work >= MIN_PARALLEL_NANOSECONDS):
         return serial
@@ -70,12 +78,12 @@ def parallel_loop(ctx: NestContext, extent: int, body: Callable[[Expr], Stmt], w
 
 
 def pays_in_parallel(ctx: NestContext, stmt: Stmt) -> bool:
-    """Does ``stmt`` take long enough to be shared out to threads?"""
+    """Does ``stmt`` take long enough on one thread for threads to pay?"""
     return nanoseconds(stmt, ctx.lanes) >= MIN_PARALLEL_NANOSECONDS
 
 
 def parallel_chunks(ctx: NestContext, extent: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
-    """``body(start, length)`` for pieces of ``size`` and a last shorter one, in parallel if that pays."""
+    """``body(start, length)`` for chunks of ``size`` and a shorter last one, in parallel if that pays."""
     full, rest = divmod(extent, size)
     if not rest:
         return parallel_loop(ctx, full, lambda c: body(c * size, size))
@@ -88,10 +96,10 @@ def parallel_chunks(ctx: NestContext, extent: int, size: int, body: Callable[[Ex
 
 
 def block(statements: list[Stmt], buffers: list[Any]) -> Stmt:
-    """Statements with buffers of their own."""
+    """Statements after the allocations of ``buffers``."""
     return seq([*(tirx.AllocBuffer(b) for b in buffers), *statements])
 
 
 def nest_buffers(stmt: Stmt) -> list[Any]:
-    """The buffers that a nest makes for itself."""
+    """The buffers that a nest allocates."""
     return [node.buffer for node in collect(stmt, tirx.AllocBuffer)]

@@ -1,7 +1,8 @@
-"""Which folds are matrix products: ``C[b.., i.., j..] += A[b.., i.., k..] * B[b.., k.., j..]`` in any order of axes.
+"""Recognition of matrix products: ``C[b.., i.., j..] += A[b.., i.., k..] * B[b.., k.., j..]`` in any order of axes.
 
-Axes are sorted by who uses them: both factors (batch or depth), only A (rows), only B (columns). So a plain product,
-either operand transposed, a batch on one side or both, and an einsum with two operands are one case.
+Axes are classified by which operands use them: both (batch, or k if reduced), only A (rows), only B (columns). So plain
+products, transposed operands, batches on one side or both and einsums of two operands are one case, as in
+TBLIS (Matthews 2018). k is one axis or several; a product sums them in the order of the stage.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from tvm import tirx
 from .builder import Expr, Load
 from .stages import Axis, Program, Stage, loads, variables
 
-MIN_COLUMNS = 8  # columns below which lanes along them are mostly empty
-MIN_K = 16  # depth from which a product of few rows and few columns is worth a tile
+# Below both, a product is left to the row nests, which sum in the same order: only speed follows. Chosen, not measured.
+MIN_COLUMNS = 8  # columns; below them most lanes of a vector along columns would be empty
+MIN_K = 16  # elements of k from which a product of few columns is worth a register tile
 
 
 @attrs.frozen(eq=False)
 class Contraction:
-    """``a`` and ``b``: the factors' expressions. Extents of the groups: m rows, n columns, k deep, batch."""
+    """C = A B. ``a``, ``b``: the operands' expressions; ``batch``, ``rows``, ``columns``: axes of the result by kind.
+
+    m, n, k are the products of the extents of rows, columns and reduced axes; ``count`` is the number of matrices."""
 
     stage: Stage
     a: Expr
@@ -49,7 +53,7 @@ class Contraction:
 
 
 def read_contraction(program: Program, stage: Stage) -> Contraction | None:
-    """The stage as a matrix product worth a register tile, else None."""
+    """The stage as a matrix product that is worth a register tile, else None."""
     if (
         stage.reduction is None
         or stage.reduction.kind != "sum"
@@ -80,7 +84,7 @@ def read_contraction(program: Program, stage: Stage) -> Contraction | None:
 
 
 def _orient(contraction: Contraction) -> Contraction:
-    """Lanes run along columns: a product with a handful of them is that of its transposed operands."""
+    """The product, or C^T = B^T A^T if it has few columns and more rows: vectors run along columns."""
     if contraction.n >= MIN_COLUMNS or contraction.n >= contraction.m:
         return contraction
     return attrs.evolve(
@@ -89,25 +93,25 @@ def _orient(contraction: Contraction) -> Contraction:
 
 
 def is_contiguous(factor: Expr, axes: Sequence[Axis]) -> bool:
-    """Is the factor's memory contiguous along one of ``axes``?"""
+    """Is the operand contiguous in memory along one of ``axes``?"""
     innermost = [variables(x.indices[-1]) for x in loads(_without_mask(factor)) if len(x.indices)]
     return any(axis.var in used for axis in axes for used in innermost)
 
 
 def _without_mask(factor: Expr) -> Expr:
-    """The factor without the number that it is where a condition says so."""
+    """The operand of a masked one, ``Select(condition, operand, number)``; else ``factor`` itself."""
     is_masked = isinstance(factor, tirx.Select) and isinstance(factor.false_value, tirx.FloatImm)
     return factor.true_value if is_masked else factor
 
 
 def plain_load(factor: Expr) -> Any:
-    """The BufferLoad that the factor is, as it is or widened from half precision, or a number instead; else None."""
+    """The BufferLoad that the operand is, perhaps masked or widened from half precision; else None."""
     factor = _without_mask(factor)
     return factor if isinstance(factor, Load) else half_load(factor)
 
 
 def half_load(expr: Expr) -> Any:
-    """The BufferLoad of half precision that ``expr`` is the float32 of, or None."""
+    """The half-precision BufferLoad that ``expr`` casts to float32, else None."""
     if not isinstance(expr, tirx.Cast) or str(expr.ty.dtype) != "float32" or not isinstance(expr.value, Load):
         return None
     return expr.value if str(expr.value.ty.dtype) in ("bfloat16", "float16") else None

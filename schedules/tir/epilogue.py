@@ -1,4 +1,8 @@
-"""Sums down columns: lanes along the output's last axis, tasks over strips of columns, rows in order inside a task."""
+"""Epilogue fusion: elementwise stages done on the results of a reduction or product while these are in registers.
+
+Bias, activation, residual, a cast: as in CUTLASS, they follow on the accumulators before the store, so the
+intermediate result never reaches memory. What is computed for an element does not change, so no bit does.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from .stages import Stage, substitute
 
 
 def epilogue_stages(ctx: NestContext, producer: Stage, rest: Sequence[Stage]) -> list[Stage]:
-    """The map stages right after a fold that can be done on its results while they are at hand."""
+    """The elementwise stages at the start of ``rest`` that can follow on the accumulators of ``producer``."""
     epilogue: list[Stage] = []
     for stage in rest:
         if not stage.is_elementwise or not _can_fuse(ctx, producer, epilogue, stage):
@@ -20,7 +24,8 @@ def epilogue_stages(ctx: NestContext, producer: Stage, rest: Sequence[Stage]) ->
 
 
 def _can_fuse(ctx: NestContext, producer: Stage, epilogue: Sequence[Stage], stage: Stage) -> bool:
-    """Same space, reads the fold (and the stages before it) at its own point, and the fold reads nothing it writes."""
+    """Does the stage have the producer's space, read the producer and the epilogue so far at its own element only, and
+    write nothing that they read?"""
     if [a.extent for a in stage.space] != [a.extent for a in producer.space]:
         return False
     if any(x.source.same_as(stage.buffer) for s in (producer, *epilogue) for x in s.reads):

@@ -1,7 +1,8 @@
-"""Values that never reach memory: which buffers are virtual, and how a value is written out at one point.
+"""Producer inlining: which elementwise stages are never stored, and how a value is written out at one element.
 
-A point of a nest binds each virtual value it needs once (``Bind`` statements before the store), so that a value read
-by two later stages is neither computed twice nor written as a tree that doubles with every stage.
+A stage that is cheap, or used once, is computed where it is read. A nest binds each such value once per element, by
+``Bind`` statements before the store: substituted into each of two uses, expressions would double with every stage.
+Inlining changes no bit: the same operations are done on the same values.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from .rewrite import collect, rewrite
 from .stages import Program, Stage, loads, variables
 
 Provided = Callable[[Sequence[Expr]], Expr]
-Expansion = Callable[[Any], tuple[Sequence[tuple[Any, Expr]], Expr]]  # a call's steps, each named, and its value
+Expansion = Callable[[Any], tuple[Sequence[tuple[Any, Expr]], Expr]]  # a call -> (variable, step) pairs, its value
 
-COSTLY = 8  # a division or a function counts this much beside an addition
+COSTLY = 8  # a division or a function in additions; chosen, not measured. It decides what may be recomputed, no bit
 _FREE = {"prim.if_then_else", "tirx.reinterpret"}
 _IF = tirx.if_then_else(tirx.Var("c", "bool"), 1, 0).op
 
 
 def _is_boolean(expr: Expr) -> bool:
-    """Truth values and casts of them: TVM's analyzer cannot compute the range of a vector of those."""
+    """A truth value or a cast of one. No variable is bound to it: TVM's analyzer has no range for a vector of them."""
     return str(expr.ty.dtype) == "bool" or (isinstance(expr, tirx.Cast) and str(expr.value.ty.dtype) == "bool")
 
 
 def cost(expr: Expr) -> int:
-    """Rough work of one evaluation in additions, virtual reads not followed."""
+    """Rough cost of one evaluation in additions, without the inlined stages that it reads."""
     cheap = collect(expr, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min))
     costly = [node for node in collect(expr, (Call, tirx.Div)) if not _is_free(node)]
     return len(cheap) + COSTLY * len(costly)
@@ -45,7 +46,9 @@ def _is_free(node: Any) -> bool:
 
 
 class InlinedStages:
-    """The map stages of a program whose buffer is never made, by buffer; ``real``: buffers that are."""
+    """The elementwise stages of a program that are computed where they are read: buffer -> stage.
+
+    ``real``: buffers that are stored in any case. ``functions``: calls that the target wants expanded."""
 
     def __init__(
         self, program: Program, contractions: Sequence[Stage], functions: Mapping[str, Expansion] | None = None,
@@ -64,12 +67,13 @@ class InlinedStages:
                 self.stages[stage.buffer] = stage
 
     def cost(self, stage: Stage) -> int:
-        """Work of one evaluation of the stage's value, virtual reads included."""
+        """Rough cost of one evaluation of the stage's value in additions, inlined stages included."""
         if stage.value is None:
             return 4 * max(1, len(loads(stage.serial[1]) if stage.serial else ()))
         return cost(stage.value) + sum(self._costs.get(x.source, 0) for x in loads(stage.value))
 
     def _should_inline(self, program: Program, stage: Stage, contractions: Sequence[Stage]) -> bool:
+        """Is recomputing the stage wherever it is read cheaper than storing and loading it?"""
         users = [s for s in program.stages if any(x.source.same_as(stage.buffer) for x in s.reads)]
         # A serial body reads memory, and a buffer that two stages write has no one value.
         if any(u.serial for u in users) or any(stage.buffer in u.writes for u in program.stages if u is not stage):
@@ -85,19 +89,20 @@ class InlinedStages:
 
 
 def _has_let_steps(stage: Stage) -> bool:
-    """Is the value one of many steps (a random draw)? It is a nest of its own."""
+    """Is the value a chain of Let steps (random words)? Such a stage has a nest of its own (``philox.py``)."""
     return isinstance(stage.value, tirx.Let)
 
 
 def is_plain_store(stage: Stage) -> bool:
-    """Every axis stands alone at one place of the index, every other place is 0."""
+    """Is each axis alone in one dimension of the stored buffer, and every other index 0?"""
     positions = [index for index in stage.indices if not is_int(index, 0)]
     axes = {axis.var for axis in stage.space}
     return len(positions) == len(axes) and set(positions) == axes
 
 
 def _is_recomputed(stage: Stage, user: Stage) -> bool:
-    """Would ``user`` evaluate a vector of ``stage`` over and over? A value constant along its last axis is hoisted."""
+    """Would ``user`` evaluate each vector of ``stage`` four times or more? A value that is constant along the innermost
+    loop is hoisted out of it, and does not count."""
     innermost = (user.reduce or user.space)[-1:]
     reads = [x for x in loads(user.value) if x.source.same_as(stage.buffer)]
     varies = any(axis.var in variables(list(x.indices)) for axis in innermost for x in reads)
@@ -105,23 +110,24 @@ def _is_recomputed(stage: Stage, user: Stage) -> bool:
 
 
 class ScalarWriter:
-    """Writes expressions out at one point of a nest, and keeps the statements that must stand before.
+    """Writes the values of stages at one element of a nest, and collects the statements that must precede them.
 
-    ``known``: buffers whose value at given indices the nest has at hand (an accumulator, a row).
+    ``provided``: buffer -> function of indices, for values that the nest holds in registers (an accumulator, a row).
+    ``binds``: the statements. ``conditions``: those that the ranges in ``analyzer`` do not decide.
     """
 
     def __init__(
-        self, virtual: InlinedStages, provided: dict[Any, Provided] | None = None, analyzer: Any = None
+        self, inlined: InlinedStages, provided: dict[Any, Provided] | None = None, analyzer: Any = None
     ) -> None:
-        self.virtual = virtual
+        self.inlined = inlined
         self.provided = provided or {}
         self.analyzer = analyzer or Analyzer()
         self.binds: list[Stmt] = []
-        self.conditions: list[Expr] = []  # conditions that were not settled, branches inside branches included
+        self.conditions: list[Expr] = []  # of nested branches too
         self._memo: dict[tuple[Any, Any], Expr] = {}
 
     def write(self, expr: Expr, coords: dict[Any, Expr]) -> Expr:
-        """``expr`` with axis variables replaced, virtual buffers written out and known ones looked up."""
+        """``expr`` with axis variables replaced by ``coords``, inlined stages written out and provided values used."""
         lifted: dict[Any, Expr] = {}
         expr = _lift_conditions(expr, lifted)
         choices = {var: self._condition(call, coords) for var, call in lifted.items()}
@@ -139,7 +145,7 @@ class ScalarWriter:
         return [self._simplify(self.write(index, coords)) for index in indices]
 
     def bind(self, expr: Expr, name: str = "x") -> Expr:
-        """A name for ``expr``, unless it is one already or a constant."""
+        """A variable bound to ``expr``; a variable or a constant is itself."""
         if isinstance(expr, Var | tirx.IntImm | tirx.FloatImm) or _is_boolean(expr):
             return expr
         if is_bf16(expr):
@@ -147,8 +153,8 @@ class ScalarWriter:
         return self._bind_to_variable(expr, name)
 
     def _expand(self, call: Any) -> Expr:
-        """A function that the target wants written out, its steps named: as one expression it would grow too fast."""
-        function = self.virtual.functions.get(call.op.name)
+        """A call that the target wants expanded. Its steps get variables: as one expression it would grow too fast."""
+        function = self.inlined.functions.get(call.op.name)
         if function is None or str(call.ty.dtype) != "float32":
             return call
         steps, value = function(call)
@@ -170,19 +176,19 @@ class ScalarWriter:
             return self._memo[key]
         if read.source in self.provided:
             value = self.provided[read.source](indices)
-        elif read.source in self.virtual.stages:
-            value = self.bind(self._evaluate(self.virtual.stages[read.source], indices))
+        elif read.source in self.inlined.stages:
+            value = self.bind(self._evaluate(self.inlined.stages[read.source], indices))
         else:
             return tirx.BufferLoad(read.source, indices)
         self._memo[key] = value
         return value
 
     def _evaluate(self, stage: Stage, indices: Sequence[Expr]) -> Expr:
-        """A virtual stage's value where its buffer is read."""
+        """The value of an inlined stage at the indices at which its buffer is read."""
         return self.write(stage.value, dict(zip(stage.indices, indices, strict=True)))
 
     def _condition(self, call: Any, coords: dict[Any, Expr]) -> Expr:
-        """An if_then_else whose branches are evaluated inside it only: they may read out of bounds elsewhere."""
+        """An if_then_else, each branch computed inside it only: outside, its loads may be out of bounds."""
         condition = self._simplify(self.write(call.args[0], coords))
         if is_int(condition):
             return self.write(call.args[1 if int(condition.value) else 2], coords)
@@ -191,7 +197,7 @@ class ScalarWriter:
         return from_bits16(chosen) if is_bf16(call) else chosen
 
     def _branch(self, branch: Expr, at: dict[Any, Expr]) -> Expr:
-        inner = ScalarWriter(self.virtual, self.provided, self.analyzer)
+        inner = ScalarWriter(self.inlined, self.provided, self.analyzer)
         inner.conditions = self.conditions
         value = inner.write(branch, at)
         value = bits16(value) if is_bf16(value) else value
@@ -201,7 +207,7 @@ class ScalarWriter:
 
 
 def _lift_conditions(expr: Expr, lifted: dict[Any, Expr]) -> Expr:
-    """``expr`` with a fresh variable for every outermost if_then_else; ``hidden`` says which for which."""
+    """``expr`` with a fresh variable for every outermost if_then_else. ``lifted`` gets variable -> if_then_else."""
 
     def lift(call: Any) -> Any:
         if not call.op.same_as(_IF):
@@ -214,7 +220,7 @@ def _lift_conditions(expr: Expr, lifted: dict[Any, Expr]) -> Expr:
 
 
 def _lower_less_than(test: Any) -> Expr:
-    """``0 < int64(flag)``, as a select is legalised, as ``flag``: lanes of one bit, not of 64."""
+    """``0 < int64(flag)``, into which TVM legalizes a select's condition, back to ``flag``: 1-bit lanes, not 64-bit."""
     flag = test.b.value if isinstance(test.b, tirx.Cast) else None
     if flag is not None and is_int(test.a, 0) and str(flag.ty.dtype) == "bool":
         return flag
@@ -225,7 +231,7 @@ _VECTORIZABLE: dict[str, bool] = {}
 
 
 def can_vectorize(stmt: Stmt, lane: Any) -> bool:
-    """Can every call whose arguments depend on ``lane`` be made of vectors?"""
+    """Does every call whose arguments depend on ``lane`` have a vector form?"""
     dependent = {lane}
     for let in collect(stmt, (tirx.Bind, tirx.Let), order="pre"):
         if variables(let.value) & dependent:

@@ -1,7 +1,8 @@
-"""Straight parts of a space: boxes inside which every condition on the axes is settled.
+"""Iteration domain splitting: a space is cut into boxes inside which every condition on the axes is decided.
 
-Padding, concatenation and slices written back are conditions on places: ``if j < 128 then x[i, j] else y[i, j - 128]``.
-A lane cannot branch, so the space is cut where a condition changes; each box is then a plain copy.
+Padding, concatenation and slice updates are conditions on indices: ``if j < 128 then x[i, j] else y[i, j - 128]``.
+A vector lane cannot branch, so the space is cut where an affine condition changes, and each box is then a plain copy
+(index set splitting). Elements are computed in another order, each from the same values: no bit changes.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from .inline import ScalarWriter
 from .rewrite import collect
 from .stages import Axis, Stage, loads, substitute, variables
 
-MAX_BOXES = 64  # boxes: each is code of its own
+MAX_BOXES = 64  # boxes of a nest, each with its own code; with more, conditions stay. Chosen, not measured
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 @attrs.frozen
 class Box:
-    """``extents`` places from ``lows`` on, an axis each. ``whole``: all of the space."""
+    """Indices from ``lows`` on, ``extents`` of them, an entry an axis. ``is_whole``: it is the whole space, uncut."""
 
     lows: tuple[int, ...]
     extents: tuple[int, ...]
     is_whole: bool
 
     def analyzer(self, axis_vars: Sequence[Any]) -> Any:
-        """Knows that the variables ``names``, one an axis, lie in the box."""
+        """An analyzer that knows ``axis_vars``, one an axis, to lie in the box."""
         analyzer = Analyzer()
         for var, low, extent in zip(axis_vars, self.lows, self.extents, strict=True):
             dtype = str(var.ty.dtype)
@@ -44,7 +45,7 @@ class Box:
 
 
 def boxes(ctx: NestContext, stages: Sequence[Stage]) -> list[Box]:
-    """The space of map stages, all of one space, in straight parts; one whole box if there would be too many."""
+    """The common space of elementwise stages, cut into boxes; one whole box if it would be more than MAX_BOXES."""
     axes = stages[0].space
     whole_space = Box((0,) * len(axes), tuple(a.extent for a in axes), True)
     cuts: dict[Any, set[int]] = {axis.var: {0, axis.extent} for axis in axes}
@@ -60,14 +61,14 @@ def boxes(ctx: NestContext, stages: Sequence[Stage]) -> list[Box]:
 
 
 def conditions(ctx: NestContext, stage: Stage, whole_space: Box) -> list[Expr]:
-    """Every condition that the stage's value takes, in its own axes."""
+    """Every undecided condition in the stage's value, in its own axes."""
     writer = ScalarWriter(ctx.virtual, analyzer=whole_space.analyzer([axis.var for axis in stage.space]))
     writer.write(stage.value, {})
     return writer.conditions
 
 
 def _add_cuts(condition: Expr, cuts: Mapping[Any, set[int]], axes: Sequence[Axis]) -> None:
-    """Adds the places at which a comparison with a number changes."""
+    """Adds the indices at which a comparison of one axis with a number changes."""
     extents = {axis.var: axis.extent for axis in axes}
     for comparison in collect(condition, _COMPARISONS):
         used = variables(comparison)
@@ -77,7 +78,7 @@ def _add_cuts(condition: Expr, cuts: Mapping[Any, set[int]], axes: Sequence[Axis
 
 
 def _changes(comparison: Any, var: Any) -> list[int]:
-    """First places of the pieces of ``node``, which compares ``c * var + d`` with 0; none if it is not linear."""
+    """The indices at which ``comparison``, of ``c * var + d`` with 0, may change; none if it is not affine."""
     if str(comparison.a.ty.dtype) not in ("int32", "int64"):
         return []
     linear = list(detect_linear_equation(comparison.a - comparison.b, [var]))
@@ -87,10 +88,10 @@ def _changes(comparison: Any, var: Any) -> list[int]:
     at_least, above = -(d // c), -d // c + 1  # the least v with v >= -d/c, and with v > -d/c
     if isinstance(comparison, tirx.EQ | tirx.NE):
         return [at_least, above]
-    strict = isinstance(comparison, tirx.LT | tirx.GE)  # changes where the sum leaves or reaches 0
+    strict = isinstance(comparison, tirx.LT | tirx.GE)  # it changes at 0 itself, not after it
     return [at_least if strict == (c > 0) else above]
 
 
 def in_space(box: Box, point: Sequence[Expr]) -> list[Expr]:
-    """Places within the box as places of the whole space."""
+    """Indices within the box as indices of the whole space."""
     return [index if low == 0 else index + i64(low) for index, low in zip(point, box.lows, strict=True)]

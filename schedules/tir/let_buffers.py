@@ -1,7 +1,7 @@
-"""Names for values, in a form that TVM's simplifier leaves alone.
+"""Let bindings as one-element buffers, a form that TVM's simplifier leaves alone.
 
-It puts the value of every ``Bind`` back where the name is used: a chain of values each used twice grows to 2^n terms.
-So a named value is kept in a buffer of one element a lane, which LLVM turns back into a register.
+TVM substitutes the value of every ``Bind`` back into its uses: a chain of n values, each used twice, grows to 2^n
+terms. So a bound value is stored in a buffer of one element a lane, which LLVM promotes to a register.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .rewrite import collect, rewrite
 
 
 def bind_in_buffers(stmt: Any) -> Any:
-    """``stmt`` without ``Bind``, its values in buffers of their own."""
+    """``stmt`` with the values of its ``Bind`` statements in buffers."""
     allocations, body = split_names(stmt, None, 1)
     return tirx.SeqStmt([*allocations, body]) if allocations else body
 
 
 def split_names(stmt: Any, lane: Any, width: int) -> tuple[list[Any], Any]:
-    """The buffers' makers and ``stmt`` without ``Bind``. A value that depends on ``lane`` has ``width`` elements.
-    Addresses keep theirs."""
+    """Allocations of the buffers, and ``stmt`` without ``Bind``. The buffer of a value that depends on ``lane`` has
+    ``width`` elements. Pointers stay bound: a buffer cannot hold them."""
     bindings = [b for b in collect(stmt, tirx.Bind) if not isinstance(b.var.ty, PointerType)]
     if not bindings:
         return [], stmt

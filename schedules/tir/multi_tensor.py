@@ -1,7 +1,8 @@
-"""The elements of many tensors, shared out as one loop over pieces of them: an optimizer's step over all parameters.
+"""Horizontal fusion: one parallel loop over pieces of many tensors, for an optimizer step over all parameters.
 
-Members of one form share their code. What differs, the addresses, the lengths and the first task of each, stands in
-tables of the kernel's own, where a task finds its member by bisection.
+As in multi-tensor apply (NVIDIA Apex) a task is a piece of one tensor, and small tensors cost next to nothing. Members
+of one form share code; addresses, lengths and first tasks stand in tables on the stack, where a task finds its member
+by binary search. A sum has a partial result a piece; these are reduced as a row is. Piece lengths fix the order.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from .stages import Axis, NotStaged, Program, Stage, loads, read_program
 from .tensor_list import Form, Member, Members, read_members
 from .thread_cost import element_nanoseconds
 
-ELEMENTWISE_PIECE, REDUCTION_PIECE = 2048, 8192  # elements of a task; of a fold, it is part of the order of the sum
-ADDRESS_FIELD = 15  # the field of a table's entry, of 16 bytes: TVMStructFieldKind::kTVMFFIAnyUnionValue
+# Elements of a task; chosen, not measured. The second is part of the order of sums: changed, it changes bits.
+ELEMENTWISE_PIECE, REDUCTION_PIECE = 2048, 8192
+ADDRESS_FIELD = 15  # TVMStructFieldKind::kTVMFFIAnyUnionValue: the value of a 16-byte entry of the address table
 
 
 @attrs.frozen
 class MultiTensorRule:
-    """Takes programs of several members, and those with several outputs of which some are in place.
+    """A rule for programs of several members, and for those with donated buffers.
 
-    ``nests``: (program, target, members) -> what does them, or None; ``function``: (program, nests) -> the function.
+    ``nests``: (program, target, members) -> their loops, or None; ``function``: (program, nests) -> scheduled function.
     """
 
     nests: Callable[[Program, Any, Members], list[Stmt] | None]
@@ -54,11 +56,14 @@ class MultiTensorRule:
 class TensorGroup:
     """The members of one form.
 
-    begin:     the number of its first task
-    firsts:    the first task of each member, counted from ``begin``
-    own:       of the form's buffers in memory, those that differ from member to member
-    addresses: a table of them, member by member; ``spans``: first task and length of each
-    partial:   fold stage -> its results, a task each
+    begin:     number of the group's first task; ``tasks``: how many it has
+    piece:     elements of a task
+    firsts:    first task of each member, counted from ``begin``
+    memory:    positions of the form's buffers that are in memory
+    own:       those of them that differ between members
+    addresses: table of the addresses of ``own``, member by member
+    spans:     table of (first task, length) of each member
+    partial:   reduction -> its partial results, one a task
     """
 
     ctx: NestContext
@@ -80,17 +85,17 @@ class TensorGroup:
 
     @property
     def element_nanoseconds(self) -> float:
-        """Nanoseconds an element."""
+        """Estimated nanoseconds an element, for the decision to parallelize."""
         return element_nanoseconds(self.ctx.virtual, self.form.stages, sum(self.form.is_tensor), self.ctx.lanes)
 
     @property
     def outputs(self) -> list[Stage]:
-        """The map stages whose buffers are in memory."""
+        """The elementwise stages whose results are in memory."""
         in_memory = [self.form.buffers[k] for k in self.memory]
         return [s for s in self.form.stages if s.is_elementwise and s.buffer in in_memory]
 
     def tables(self) -> list[Stmt]:
-        """Statements that fill the tables in."""
+        """Statements that fill the tables."""
         if len(self.members) == 1:
             return []
         entries = tirx.tvm_stack_alloca("tvm_ffi_any", len(self.own) * len(self.members))
@@ -106,7 +111,7 @@ class TensorGroup:
         return statements
 
     def run(self, task: Expr) -> Stmt:
-        """One task: its member is looked up, then its piece is done."""
+        """One task: a binary search for its member (the last whose first task is not after it), then its piece."""
         local_task = task - i64(self.begin)
         if len(self.members) == 1:
             return self._piece(local_task, i64(0), i64(0), i64(self.members[0].length))
@@ -122,7 +127,7 @@ class TensorGroup:
         return seq([*search, self._piece(local_task, member_row, first, length)])
 
     def _piece(self, local_task: Expr, row: Expr, first: Expr, length: Expr) -> Stmt:
-        """The piece that task number ``own`` of the group is, of the member in ``row``."""
+        """Task number ``local_task`` of the group: a piece of the member in ``row`` of the tables."""
         begin, bounds = (local_task - first) * self.piece, [tirx.Var(n, "int64") for n in ("begin", "count")]
         binds = [
             tirx.Bind(bounds[0], begin),
@@ -133,7 +138,7 @@ class TensorGroup:
         return seq([*binds, *views, *work])
 
     def _address(self, k: int, row: Expr) -> Expr:
-        """Where the form's buffer number ``k`` is, for the member in ``row``."""
+        """The address of the form's buffer number ``k``, for the member in ``row``."""
         if k not in self.own or len(self.members) == 1:
             return self.members[0].buffers[k].data
         pointer = PointerType(PrimType(str(self.form.buffers[k].dtype)))
@@ -146,7 +151,7 @@ class TensorGroup:
         return [dynamic_reduction(self.ctx, s, begin, count, store_partial(s)) for s in reductions]
 
     def _elementwise(self, begin: Expr, count: Expr) -> list[Stmt]:
-        """Vectors, then what is left one by one. What is one element for all is loaded once, before."""
+        """Full vectors, then a scalar remainder loop. Scalars that the group only reads are loaded once, before."""
         lanes, binds, provided = self.ctx.lanes, [], {}
         for k in self.memory:
             buffer = self.form.buffers[k]
@@ -159,13 +164,13 @@ class TensorGroup:
         return [*binds, dynamic_loop(vectors, vector_at, "v"), rest]
 
     def rereads(self, tasks: Stmt) -> bool:
-        """Does a store of an output look into memory?"""
+        """Does a stored value load from memory? An earlier store of the same point may have changed what it reads."""
         in_memory = {self.form.buffers[k] for k in self.memory}
         stores = [s for s in collect(tasks, tirx.BufferStore) if s.buffer in in_memory]
         return any(x.source in in_memory for s in stores for x in loads(s.value))
 
     def results(self) -> list[Stmt]:
-        """The partial results of each member folded into its own."""
+        """The reduction of each member's partial results into its result."""
         statements = []
         for n, member in enumerate(self.members):
             count = (self.firsts[n + 1] if n + 1 < len(self.members) else self.tasks) - self.firsts[n]
@@ -181,7 +186,8 @@ class TensorGroup:
 
 
 def _load_once(buffer: Any, binds: list[Stmt], provided: dict[Any, Provided]) -> None:
-    """A name for the one element of ``buffer``; that of a truth value is an integer, which vectors may be made of."""
+    """Binds a variable to the one element of ``buffer``, and provides it. A bool is bound as int32, which TVM can
+    vectorize; a bfloat16 is left alone (``bfloat16.py``)."""
     is_bool = str(buffer.dtype) == "bool"
     value = load(buffer, i64(0))
     if str(buffer.dtype) == "bfloat16":
@@ -199,7 +205,7 @@ def make_group(
     begin: int,
     elementwise_piece: int = ELEMENTWISE_PIECE,
 ) -> TensorGroup:
-    """``map_piece``: elements of a task where nothing is summed."""
+    """The group of ``members``, its first task ``begin``. ``elementwise_piece``: elements of a task without sums."""
     reductions = [s for s in form.stages if s.reduction is not None]
     piece = REDUCTION_PIECE if reductions else elementwise_piece
     counts = [-(-m.length // piece) for m in members]

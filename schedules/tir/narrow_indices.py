@@ -1,7 +1,7 @@
-"""Integers in as few bits as they were written in.
+"""Integer narrowing: int64 arithmetic that TVM made of int32 values goes back to int32.
 
-TVM widens comparisons of int32 inside a program to int64, and what they compare with them: a quarter of the lanes on
-machines of 8, and a fold that is none any more (``x = int32(min(int64(x), ..))``).
+TVM widens comparisons of int32 inside a program, and their operands, to int64. That halves the lanes of a vector, and
+hides reductions: ``x = int32(min(int64(x), ..))`` is none. Only expressions whose values provably fit are narrowed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ _CLOSED = (tirx.Min, tirx.Max, tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor)
 
 
 def in_32_bits(node: Any, extents: Mapping[Any, int]) -> Any:
-    """``node`` with comparisons of, and casts to int32 from, int64 values that fit int32 done in int32.
+    """``node`` with int64 comparisons, and casts of int64 values to int32, done in int32 where all operands fit.
 
-    ``extents``: the values of a variable are below its extent.
+    ``extents``: variable -> its extent; its values are below that.
     """
 
     def compare(test: Any) -> Expr:
-        if str(test.a.ty.dtype) != WIDE or not collect(test, tirx.Cast):  # of places alone: they are int64
+        if str(test.a.ty.dtype) != WIDE or not collect(
+            test, tirx.Cast
+        ):  # of indices only: they are int64 from the start
             return test
         a, b = narrowed(test.a, extents), narrowed(test.b, extents)
         return test if a is None or b is None else type(test)(a, b)
@@ -44,7 +46,7 @@ def in_32_bits(node: Any, extents: Mapping[Any, int]) -> Any:
 
 
 def narrowed(expr: Expr, extents: Mapping[Any, int]) -> Expr | None:
-    """An int32 expression equal to the int64 ``expr``, None if there may be none."""
+    """An int32 expression equal to the int64 ``expr``, None where its value might not fit."""
     if isinstance(expr, tirx.Cast):
         source = str(expr.value.ty.dtype)
         return (expr.value if source == NARROW else tirx.Cast(NARROW, expr.value)) if source in _SMALL else None
@@ -60,7 +62,7 @@ def narrowed(expr: Expr, extents: Mapping[Any, int]) -> Expr | None:
 
 
 def _narrowable_operands(expr: Expr) -> list[Expr]:
-    """The operands, if a function of operands that fit int32 fits it too."""
+    """The operands of an operation whose result fits int32 whenever these do; none for any other."""
     if isinstance(expr, _CLOSED):
         return [expr.a, expr.b]
     if isinstance(expr, tirx.Select):

@@ -1,8 +1,9 @@
-"""Random words, four from one evaluation of a counter, and the map stages that use them.
+"""Random words by Philox4x32-10 (Salmon et al. 2011), recognized: one counter gives four words, used by four elements.
 
-A draw is a map stage whose value at element e is one of four words of counter e / 4, chosen by e mod 4. Its nest works
-out as many counters at once as a vector has lanes, turns their words into the order of elements by shuffles, and does
-the stages that follow on these elements.
+A draw is an elementwise stage whose value at element e is word e mod 4 of counter e / 4. Evaluated element by
+element, each counter would be computed four times. Its nest computes each counter once, puts the four words into the
+order of the elements (CPU: shuffles; GPU: shared memory), and does the elementwise stages that follow on these
+elements. Words are integers: no order changes them.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from .point_writer import elementwise_group
 from .rewrite import rewrite
 from .stages import Axis, Stage, substitute, variables
 
-WORDS = 4
+WORDS = 4  # of 32 bits, that one counter gives
 
 
 @attrs.frozen(eq=False)
 class Draw:
-    """counter: a variable for the number of the counter, uint64
-    fixed:   names that are the same for every counter, and what they stand for
-    names:   names that depend on the counter, and what they stand for
-    words:   the four words, of these names"""
+    """A draw as expressions of its counter.
+
+    counter: a uint64 variable, the element's number divided by four
+    fixed:   (variable, value) pairs that are the same for every counter: the key
+    names:   (variable, value) pairs that depend on the counter: the rounds, in order
+    words:   the four words, in terms of all these
+    """
 
     counter: Any
     fixed: tuple[tuple[Any, Expr], ...]
@@ -39,7 +43,7 @@ class Draw:
 
 
 def read_draw(stage: Stage) -> Draw | None:
-    """None for a stage of any other form."""
+    """The draw that the stage is, None for a stage of any other form."""
     if not stage.is_elementwise or not isinstance(stage.value, tirx.Let):
         return None
     value, bindings = stage.value, []
@@ -62,7 +66,7 @@ def read_draw(stage: Stage) -> Draw | None:
 
 
 def _flat_index(space: Sequence[Axis]) -> Expr:
-    """The number of the element at which the axes stand."""
+    """The row-major number of the element at the axes' indices."""
     strides = [prod(a.extent for a in space[n + 1 :]) for n in range(len(space))]
     return sum((a.var * i64(s) for a, s in zip(space, strides, strict=True)), i64(0))
 
@@ -79,7 +83,7 @@ def _match_word_select(value: Expr, space: Sequence[Axis]) -> tuple[Expr, ...] |
 
 
 def _tests_remainder(test: Expr, n: int, space: Sequence[Axis]) -> bool:
-    """Is ``test`` whether the element's number leaves the remainder ``n``?"""
+    """Is ``test`` the condition e % 4 == n, e the number of the element?"""
     mod = test.a if isinstance(test, tirx.EQ) and is_int(test.b, n) else None
     if not isinstance(mod, tirx.FloorMod | tirx.Mod) or not is_int(mod.b, WORDS):
         return False
@@ -87,7 +91,7 @@ def _tests_remainder(test: Expr, n: int, space: Sequence[Axis]) -> bool:
 
 
 def _in_terms_of_counter(expr: Expr, counter: Any, space: Sequence[Axis]) -> Expr:
-    """``expr`` with the number of the element, divided by four, as the counter."""
+    """``expr`` with the number of the element, shifted right by two, replaced by the counter."""
 
     def counter_of(node: Any) -> Expr:
         cast = node.a
@@ -99,8 +103,10 @@ def _in_terms_of_counter(expr: Expr, counter: Any, space: Sequence[Axis]) -> Exp
 
 
 def draw_group(ctx: NestContext, stages: Sequence[Stage]) -> list[Stage] | None:
-    """What one nest takes of ``stages``, if they begin with a draw: the stages after it at the same elements, if these
-    lie in memory in the order of their numbers; else the draw alone."""
+    """The stages of one nest, if ``stages`` begin with a draw, else None.
+
+    The elementwise stages after it are fused if all their accesses are in the order of the elements' numbers, as four
+    neighbours come at once; else the draw is alone, and its words go to memory."""
     if read_draw(stages[0]) is None:
         return None
     group = elementwise_group(ctx, stages)

@@ -1,4 +1,8 @@
-"""A rule that takes the programs whose plan has nests of some kinds: CPU and GPU alike."""
+"""Schedule rules that share one plan: a rule answers for the programs whose plan has nests of certain kinds.
+
+CPU and GPU have one plan function each. The rules differ in name and in the kinds that they take, so that the report
+says of a kernel what it is made of. A plan is made once and remembered while the rules are asked one after the other.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from .stages import NotStaged
 
 @attrs.frozen
 class PlanRule:
-    """``plan``: (program, target) -> its plan, None for a program that cannot be planned; ``build``: plan -> program;
-    ``takes``: is a plan with nests of these kinds this rule's?"""
+    """``plan``: (function, target) -> its plan, None if it cannot be planned; ``build``: plan -> scheduled function;
+    ``takes``: does this rule accept a plan with nests of these kinds?"""
 
     plan: Callable[[Any, Any], Any]
     build: Callable[[Any], Any]
@@ -27,7 +31,7 @@ class PlanRule:
 
 
 def memoized(make_plan: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``make_plan`` for rules that ask one after the other for the same plan; None where it raises NotStaged."""
+    """``make_plan``, its latest result remembered; None where it raises NotStaged."""
 
     @functools.lru_cache(maxsize=1)
     def plan(func: Any, target: Any) -> Any:

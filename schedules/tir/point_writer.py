@@ -1,6 +1,8 @@
-"""A nest of map stages over one space: every value of a point in registers, then all stores of that point.
+"""Elementwise fusion: which stages share a loop nest over one space, and the statements for one of its points.
 
-A box in which something is read along another axis than it is written is done in tiles (``tiles.py``).
+At a point all values are computed first, in variables, and all stores follow: an update in place reads before it
+writes, and a fused intermediate is stored only if something outside the nest reads it. Any order of the points gives
+the same bits. Nests that transpose are tiled by ``cpu/transpose.py`` and ``gpu/transpose.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from .stages import Axis, Stage, substitute
 
 
 def index_of(axes: Sequence[Axis], indices: Sequence[Expr]) -> dict[Any, Expr]:
-    """Axis variables and where they stand, in the variables' own integer type."""
+    """Coordinates: axis variable -> index, cast to the variable's own integer type."""
     coords = {}
     for axis, index in zip(axes, indices, strict=True):
         dtype = str(axis.var.ty.dtype)
@@ -26,7 +28,7 @@ def index_of(axes: Sequence[Axis], indices: Sequence[Expr]) -> dict[Any, Expr]:
 
 
 def elementwise_group(ctx: NestContext, stages: Sequence[Stage]) -> list[Stage]:
-    """The longest start of ``stages`` that one map nest can hold."""
+    """The longest prefix of ``stages`` that can be fused into one elementwise nest."""
     group = [stages[0]]
     for stage in stages[1:]:
         if not stage.is_elementwise or not _can_fuse(ctx, group, stage):
@@ -36,7 +38,8 @@ def elementwise_group(ctx: NestContext, stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _can_fuse(ctx: NestContext, group: Sequence[Stage], stage: Stage) -> bool:
-    """Same space, and what it reads of the nest lies at its own point."""
+    """Does the stage have the group's space, read the group's results at its own point only, and write nothing that the
+    group reads?"""
     if [a.extent for a in stage.space] != [a.extent for a in group[0].space]:
         return False
     reads = reads_of(ctx, stage)
@@ -54,7 +57,7 @@ def _axis_map(source: Stage, target: Stage) -> dict[Any, Expr]:
 
 
 def is_materialized(ctx: NestContext, stage: Stage, group: Sequence[Stage]) -> bool:
-    """Does anything outside ``inside`` need the stage's buffer in memory?"""
+    """Must the stage's buffer be in memory: is it a parameter, or read by a stage outside ``group``?"""
     if not ctx.program.owns(stage.buffer):
         return True
     others = [s for s in ctx.program.stages if s not in group]
@@ -69,8 +72,8 @@ def point_stores(
     materialized: Sequence[Stage],
     analyzer: Any = None,
 ) -> Stmt:
-    """All stages at one point: values first, stores last, so that an update in place reads before it writes.
-    ``analyzer``: what is known of the places."""
+    """All stages at one ``point`` (an index an axis): values first, then stores of what is ``materialized``, so that an
+    update in place reads before it writes. ``analyzer``: knows the ranges of the point's variables."""
     writer = ScalarWriter(ctx.virtual, dict(provided), analyzer)
     stores = []
     for stage in stages:
@@ -85,7 +88,7 @@ def point_stores(
 def store_result(
     ctx: NestContext, reduction: Stage, coords: dict[Any, Expr], value: Expr, epilogue: Sequence[Stage]
 ) -> Stmt:
-    """A finished element of a fold at ``mine`` (its axes): stored if needed, and the stages ``after`` done on it."""
+    """A finished element of a reduction at ``coords``: stored if it is materialized, then its ``epilogue`` is done."""
     writer = ScalarWriter(ctx.virtual)
     value = writer.bind(writer.write(value, {}))
     stores = []
@@ -99,7 +102,7 @@ def store_result(
 
 
 def common_accesses(ctx: NestContext, stages: Sequence[Stage], box: Box) -> list[Access]:
-    """All accesses of a group inside ``box``, in the first stage's axes."""
+    """All accesses of a group of stages inside ``box``, in the axes of the first stage."""
     accesses = []
     for stage in stages:
         axis_map = _axis_map(stage, stages[0])

@@ -1,7 +1,9 @@
-"""One stage inside a task: a map along vectors, a fold as a tree of fixed width, a fold down columns, a serial body.
+"""Loops of one stage inside a task: elementwise along vectors, reductions along rows or down columns, serial bodies.
 
-The order of a sum follows from the shape alone: TREE lanes (four times as many for a long sum) collect every TREE-th
-element in turn, then halve until one is left. Neither the machine's vectors nor its threads enter.
+A reduction along memory is a tree: TREE_WIDTH lanes (four times as many for a long row) each add every TREE_WIDTH-th
+element in turn, then the upper half is added to the lower until one lane is left. A reduction across memory has
+columns side by side, each summed from the first row to the last. Both orders follow from the shape alone: neither
+vector width nor threads enter, so every target has the same bits.
 """
 
 from __future__ import annotations
@@ -22,18 +24,20 @@ from .inline import ScalarWriter
 from .point_writer import index_of, point_stores, store_result
 from .stages import Axis, Stage, binds, statements, substitute
 
-LONG_ROW = 256  # elements from which four chains of partial sums hide the latency of an addition
-COLUMNS = 64  # columns summed side by side
+# Four independent vectors of additions hide the latency of one, 4 cycles on current cores. LONG_ROW is part of the
+# order of sums: changed, it changes bits; COLUMNS does where it decides what is split (``split_reduction.py``).
+LONG_ROW = 256  # elements from which a tree has 4 * TREE_WIDTH lanes
+COLUMNS = 64  # columns summed side by side: four vectors of TREE_WIDTH
 
 
 def reduces_along_memory(ctx: NestContext, stage: Stage) -> bool:
-    """Does the fold's widest read walk through memory along a reduced axis (or along none)?"""
+    """Is the reduction's read with the most axes contiguous along a reduced axis (or along none)?"""
     axis = contiguous_axis(reads_of(ctx, stage), [*stage.space, *stage.reduce])
     return axis is None or axis in stage.reduce or not stage.space
 
 
 def stage_body(ctx: NestContext, stage: Stage, rows: Sequence[Expr]) -> Stmt:
-    """The stage at ``rows``, values of its first axes; its other axes are looped over here."""
+    """The stage at ``rows``, indices of its first axes, with loops over its other axes."""
     fixed, free = stage.space[: len(rows)], stage.space[len(rows) :]
     coords = index_of(fixed, rows)
     if stage.serial is not None:
@@ -61,7 +65,7 @@ def _elementwise(ctx: NestContext, stage: Stage, rows: Sequence[Expr], free: Seq
 
 
 def _serial(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> Stmt:
-    """The block's own statements in its own order."""
+    """The block's own statements, looped over its axes in order."""
     assert stage.serial is not None
     init, body = stage.serial
     prologue = [] if init is None else [_instantiate(ctx, init, coords)]
@@ -71,7 +75,7 @@ def _serial(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> Stmt:
 
 
 def _instantiate(ctx: NestContext, stmt: Stmt, coords: dict[Any, Expr]) -> Stmt:
-    """A statement at one point; variables it binds get fresh names, for it may be written out twice."""
+    """A statement at ``coords``. Variables that it binds are replaced by fresh ones, as it may occur more than once."""
     fresh: dict[Any, Expr] = {}
     for binding in binds(stmt):
         fresh[binding.var] = tirx.Var(binding.var.name, str(binding.value.ty.dtype))
@@ -96,8 +100,11 @@ def _store_element(ctx: NestContext, stage: Stage, coords: dict[Any, Expr], valu
 
 @attrs.frozen
 class ReductionOrder:
-    """How one element is reduced: for each turn of ``outer``, one after the other, lane n of ``width`` takes every
-    width-th element of ``tail`` from the n-th on; then the lanes halve. A width of 1: one element after the other."""
+    """The order in which the elements of one result are added.
+
+    For each index of ``outer``, in order, lane n of ``width`` adds every width-th element of ``tail`` from the n-th on;
+    then the lanes are reduced as a tree. A width of 1 adds one element after the other.
+    """
 
     outer: tuple[Axis, ...]
     tail: tuple[Axis, ...]
@@ -109,7 +116,8 @@ class ReductionOrder:
 
 
 def reduction_order(ctx: NestContext, stage: Stage) -> ReductionOrder:
-    """The order of a fold that walks along rows, or is part of a row nest. It follows from the shape alone."""
+    """The order of a reduction along rows, or of any in a row nest. It follows from shape and accesses alone, so that a
+    target cannot change it."""
     tail_count = merged_tail(stage.reduce, reads_of(ctx, stage))
     outer, tail = stage.reduce[: len(stage.reduce) - tail_count], stage.reduce[len(stage.reduce) - tail_count :]
     depth = prod(a.extent for a in tail)
@@ -119,7 +127,7 @@ def reduction_order(ctx: NestContext, stage: Stage) -> ReductionOrder:
 
 
 def _tree(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> Stmt:
-    """One reduced element: lanes along the last reduced axes, the other reduced axes one after the other."""
+    """One result: lanes along the innermost reduced axes, loops over the others, then the tree."""
     order = reduction_order(ctx, stage)
     outer, tail, width, depth = order.outer, order.tail, order.width, order.depth
     extents = [a.extent for a in tail]
@@ -139,12 +147,12 @@ def _tree(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> Stmt:
 
 
 def _init_slots(acc: Accumulator, first: int, width: int, distinct: bool) -> Stmt:
-    """Slots from ``first`` on; ``along``: the first element that slot n sees is element n of the fold."""
+    """Initializes ``width`` slots from ``first`` on. ``distinct``: slot n starts with element n, else each with 0."""
     return vector(width, lambda lane: acc.start(lane + first, lane + first if distinct else i64(0)))
 
 
 def _strided_loop(depth: int, width: int, add: Any) -> list[Stmt]:
-    """Every index below ``depth`` into slot ``index % width``, in rising order for each slot."""
+    """Adds every index below ``depth`` to slot ``index % width``, in rising order for each slot."""
     if width == 1:
         return [loop(depth, lambda k: add(k, i64(0)), name="k")]
     full, rest = divmod(depth, width)
@@ -176,8 +184,10 @@ def _combine_halves(acc: Accumulator, first: int, half: int) -> Stmt:
 
 
 def dynamic_reduction(ctx: NestContext, stage: Stage, first: Expr, length: Expr, on_result: Any) -> Stmt:
-    """A fold over one axis of ``length`` elements from ``first`` on, known only where it runs: four TREE of lanes
-    take every element in turn, whatever the length. ``done(value)`` stores the result."""
+    """A reduction over ``length`` elements from ``first`` on, both known at run time only.
+
+    It has 4 * TREE_WIDTH lanes whatever the length. ``on_result(value)`` stores the result.
+    """
     acc, width = accumulator(stage, 4 * TREE_WIDTH), 4 * TREE_WIDTH
     iterations = tirx.floordiv(length, i64(width))
 
@@ -197,7 +207,7 @@ def dynamic_reduction(ctx: NestContext, stage: Stage, first: Expr, length: Expr,
 
 
 def _columns(ctx: NestContext, stage: Stage, coords: dict[Any, Expr], axis: Axis) -> Stmt:
-    """Every column of ``axis``: up to COLUMNS side by side, each summed from the first row to the last."""
+    """All columns of ``axis``, up to COLUMNS of them side by side."""
     full, rest = divmod(axis.extent, COLUMNS)
     tile = lambda start, width: reduce_columns(ctx, stage, coords, axis, start, width, [])  # noqa: E731
     tiles = [loop(full, lambda c: tile(c * COLUMNS, COLUMNS), name="c")] if full else []
@@ -208,7 +218,7 @@ def reduce_columns(
     ctx: NestContext, stage: Stage, coords: dict[Any, Expr], axis: Axis, start: Expr, width: int,
     epilogue: Sequence[Stage],
 ) -> Stmt:  # fmt: skip
-    """``width`` columns from ``start``; ``after``: map stages over the fold's own space, done on the sums at hand."""
+    """``width`` columns from ``start`` on, each reduced from the first row to the last, and their ``epilogue``."""
     acc = accumulator(stage, width)
     spans = [(offset, min(TREE_WIDTH, width - offset)) for offset in range(0, width, TREE_WIDTH)]
     coords_of = lambda c: coords | index_of([axis], [start + c])  # noqa: E731

@@ -1,6 +1,8 @@
-"""Row nests: consecutive stages that agree on their first axes run inside one loop over those axes.
+"""Row fusion: consecutive stages that agree on their leading axes run inside one loop over these, the row axes.
 
-Softmax, normalisation, cross-entropy, argmax: what one stage makes of a row stays in the first cache for the next.
+Softmax, normalization, cross-entropy, argmax: what one stage computes for a row stays in the first cache (on a GPU: in
+shared memory or registers) for the next, and only results that something else reads are stored. Each stage does for a
+row what it would do alone, so fusion changes no bit.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from .point_writer import is_materialized
 from .rewrite import collect, rewrite
 from .stages import Stage, variables
 
-ROWS = 8  # rows of one task: its scratch memory is asked for once
+ROWS = 8  # rows of one task, which allocates its scratch once; chosen, not measured. It changes no bit
 
 
 @attrs.frozen(eq=False)
 class RowGroup:
-    """``stages`` inside loops over their first ``lead`` axes. ``places``: where a buffer's index holds those axes."""
+    """``stages`` inside loops over their first ``lead`` axes, the row axes.
+
+    ``row_dims``: buffer that a stage stores -> its dimensions that are indexed by the row axes."""
 
     stages: tuple[Stage, ...]
     lead: int
@@ -32,8 +36,9 @@ class RowGroup:
 
 
 def row_group(ctx: NestContext, stages: Sequence[Stage], accept: Any, is_profitable: Any = None) -> RowGroup | None:
-    """The longest start of ``stages`` that fits in one loop over ``lead`` axes; ``accept(stage, lead)``: may it be part
-    of one? ``worth(ctx, group)``: would it be run well?"""
+    """The longest prefix of ``stages`` that can share loops over some leading axes; of equals, with the most axes.
+
+    ``accept(stage, lead)``: may the stage be in it? ``is_profitable(ctx, group)``: is it worth being one nest?"""
     max_lead = max((len(s.space) for s in stages[:1]), default=0)
     best: RowGroup | None = None
     for lead in range(max_lead, -1, -1):
@@ -46,17 +51,17 @@ def row_group(ctx: NestContext, stages: Sequence[Stage], accept: Any, is_profita
 
 
 def single_row_group(stage: Stage) -> RowGroup:
-    """One stage on its own, every axis of its space a row axis."""
+    """One stage alone, with every axis of its space a row axis."""
     return RowGroup((stage,), len(stage.space), {})
 
 
 def row_work(ctx: NestContext, stages: Sequence[Stage]) -> int:
-    """Roughly how many additions the stages take, to be held against GRAIN."""
+    """Rough cost of the stages in additions, to be compared with MIN_PARALLEL_WORK."""
     return sum(s.points * s.depth * (ctx.virtual.cost(s) + 1) for s in stages)
 
 
 def _has_enough_rows(ctx: NestContext, group: RowGroup) -> bool:
-    """Enough rows to share out, or so little work that nothing is shared out."""
+    """Are there enough rows to parallelize, or so little work that it would not pay anyway?"""
     rows = prod(a.extent for a in group.stages[0].space[: group.lead])
     return rows >= ROWS or row_work(ctx, group.stages) < MIN_PARALLEL_WORK
 
@@ -81,7 +86,7 @@ def _same_rows(stage: Stage, head: Stage, lead: int) -> bool:
 
 
 def _writes_fresh(stage: Stage, grouped: Sequence[Stage]) -> bool:
-    """Nothing before it in the group reads or writes what it writes."""
+    """Is what the stage writes neither read nor written by the stages before it in the group?"""
     touched = [x.source for s in grouped for x in s.reads] + [b for s in grouped for b in s.writes]
     return not any(b in touched for b in stage.writes)
 
@@ -93,7 +98,7 @@ def _store_indices(stage: Stage) -> list[tuple[Expr, ...]]:
 
 
 def _stored_row_dims(stage: Stage, lead: int) -> tuple[int, ...] | None:
-    """The dimensions of the stored buffer that are the row axes, each alone in one dimension."""
+    """The dimensions of the stored buffer that the row axes index, each axis alone in one dimension; else None."""
     rows = [a.var for a in stage.space[:lead]]
     candidates = []
     for indices in _store_indices(stage):
@@ -114,7 +119,7 @@ def _reads_own_row(ctx: NestContext, stage: Stage, lead: int, row_dims: dict[Any
 
 
 def local_buffers(ctx: NestContext, group: RowGroup) -> list[Any]:
-    """What nothing outside the group needs."""
+    """The buffers that nothing outside the group reads: a row of them is enough."""
     return [b for b in group.row_dims if _is_local(ctx, b, group)]
 
 
@@ -133,18 +138,18 @@ def _needs_memory(ctx: NestContext, stage: Stage, buffer: Any, group: RowGroup) 
 
 
 def row_length(buffer: Any, group: RowGroup) -> int:
-    """Elements that one row has of ``buffer``."""
+    """The number of elements of ``buffer`` in one row."""
     return prod(e for d, e in enumerate(shape_of(buffer)) if d not in group.row_dims[buffer])
 
 
 def row_buffer(buffer: Any, group: RowGroup) -> Any:
-    """Scratch for one row of ``buffer``: its shape without the dimensions of the row axes."""
+    """A scratch buffer for one row of ``buffer``: its shape without the row dimensions."""
     rest = [e for d, e in enumerate(shape_of(buffer)) if d not in group.row_dims[buffer]]
     return scratch(rest or [1], str(buffer.dtype), buffer.name)
 
 
 def localize(stmt: Stmt, local: dict[Any, Any], group: RowGroup) -> Stmt:
-    """Accesses of row buffers without the row dimensions."""
+    """``stmt`` with accesses of the buffers in ``local`` to their row buffers, without the row dimensions."""
 
     def inner(buffer: Any, indices: Sequence[Expr]) -> list[Expr]:
         rest = [i for d, i in enumerate(indices) if d not in group.row_dims[buffer]]

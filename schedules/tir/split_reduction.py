@@ -1,8 +1,8 @@
-"""Long reductions with few results, cut into pieces for threads: first a partial result a piece, then their fold.
+"""Two-pass reduction (split-K): a long reduction with few results becomes partial results a piece, and their reduction.
 
-Where to cut follows from the shape alone, so the order of a sum is the same for any number of threads. It follows from
-the shape of one result, or of one row of them side by side: more of them in front, as when microbatches are stacked,
-leave the order of each as it was.
+Pieces are tasks for threads (on a GPU: blocks). Where to split follows from the shape alone, so the order of a sum is
+the same for any number of threads: from the shape of one result, or of one row of results side by side. More results in
+front, as when microbatches are stacked, leave the order of each as it was.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from .inline import InlinedStages
 from .reduction import COLUMNS, reduces_along_memory
 from .stages import Axis, Program, Stage, substitute
 
-PARALLEL_TASKS = 16  # results that give every machine enough to share out: no cut
-PIECE_ELEMENTS = 8192  # elements a piece
-MIN_ROW_ELEMENTS = 65_536  # elements of a row of results from which a cut pays
-MIN_RESULT_ELEMENTS = 32_768  # of one result
+# All of these decide the order of sums: changed, they change bits. They are chosen, not measured.
+PARALLEL_TASKS = 16  # results, or tiles of COLUMNS columns, that are enough tasks without a split
+PIECE_ELEMENTS = 8192  # elements that one partial result sums: 32 KiB of float32
+MIN_ROW_ELEMENTS = 65_536  # elements reduced into a row of results from which a split pays
+MIN_RESULT_ELEMENTS = 32_768  # elements reduced into one result from which a split pays
 
 
 def split_reductions(program: Program) -> Program:
-    """The program with every long reduction cut."""
+    """The program with every long reduction split."""
     ctx = NestContext(program, InlinedStages(program, ()), 1, 1)
     stages: list[Stage] = []
     for stage in program.stages:
@@ -49,7 +50,7 @@ def _is_long(ctx: NestContext, stage: Stage) -> bool:
 
 
 def _split(ctx: NestContext, stage: Stage) -> list[Stage]:
-    """Partial folds over equal pieces, over a shorter last one, and the fold of the partial results."""
+    """Partial reductions over equal pieces, one over a shorter last piece, and the reduction of the partial results."""
     stage = _merge_reduced_axes(ctx, stage)
     outer_axis, inner = stage.reduce[0], stage.reduce[1:]
     inner_elements = prod(a.extent for a in inner) * (1 if reduces_along_memory(ctx, stage) else stage.space[-1].extent)
@@ -68,7 +69,7 @@ def _split(ctx: NestContext, stage: Stage) -> list[Stage]:
 
 
 def _merge_reduced_axes(ctx: NestContext, stage: Stage) -> Stage:
-    """The stage with its last reduced axes as one, where memory allows."""
+    """The stage with its innermost reduced axes merged as far as memory is contiguous."""
     count = merged_tail(stage.reduce, reads_of(ctx, stage))
     if count < 2:
         return stage
@@ -80,8 +81,10 @@ def _merge_reduced_axes(ctx: NestContext, stage: Stage) -> Stage:
 
 
 def _piece(stage: Stage, partial: Any, partials_last: bool, slot: int, count: int, size: int, start: int = 0) -> Stage:
-    """``count`` pieces of ``size`` turns of the first reduced axis, into ``partial`` from ``slot`` on. ``last``: the
-    partial results of one result lie side by side, and are folded as a row; else in front, and as columns."""
+    """``count`` pieces of ``size`` iterations of the outermost reduced axis, into ``partial`` from ``slot`` on.
+
+    ``partials_last``: the partial results of one result are its last dimension, and are reduced as a row; else they are
+    the first, and are reduced as columns."""
     first = stage.reduce[0]
     dtype = str(first.var.ty.dtype)
     c, k = tirx.Var("c", dtype), tirx.Var("k", dtype)

@@ -1,8 +1,8 @@
-"""A PrimFunc of plain blocks, read as a list of stages.
+"""A PrimFunc of plain blocks, read as a list of stages: the form on which all schedules work.
 
-A stage is one block: ``map`` stores a value at every point of its space, ``fold`` reduces by sum, max, min or product,
-``serial`` is any other body without loops (a reduction of pairs, say), kept as statements. Axes of one element are
-gone: their variable is 0.
+A stage is one block. It is elementwise (a value at every point of its space), a reduction (sum, product, max or min
+with a neutral start), or serial (any other body without loops, kept as statements). Axes of extent 1 are dropped:
+their variable becomes 0. What is not so is refused with NotStaged, and left to other rules.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .rewrite import collect, rewrite
 
 
 class NotStaged(Exception):
-    """The function is not a list of plain blocks; the reason is the message."""
+    """The function is not a list of plain blocks. The message is the reason."""
 
 
 @attrs.frozen(eq=False)
 class Axis:
-    """A variable of a stage, from 0 to below ``extent``."""
+    """A loop variable of a stage: 0 <= var < extent."""
 
     var: Any
     extent: int
@@ -36,8 +36,8 @@ class Axis:
 
 @attrs.frozen(eq=False)
 class Reduction:
-    """How a stage reduces. ``init`` is neutral for ``kind``, one of sum max min prod; or first-max and first-min, which
-    ``argmax`` makes: the smallest index of the extreme value."""
+    """The operator of a reduction. ``init`` is neutral for ``kind``: sum, max, min, prod, or first-max and first-min,
+    which ``argmax.py`` makes: the smallest index of the extreme value."""
 
     kind: str
     init: Expr
@@ -48,8 +48,12 @@ class Reduction:
 
 @attrs.frozen(eq=False)
 class Stage:
-    """``buffer[indices] = value`` over ``space`` (and ``reduce``, if ``fold``); ``serial``: (init, body) statements.
-    ``in_order``: the order of the fold is promised, from the first element on. ``kept``: each value is made once."""
+    """``buffer[indices] = value`` over ``space``, combined over ``reduce`` if there is a ``reduction``.
+
+    serial:       the (init, body) statements of a stage of neither kind; buffer and value are None then
+    in_order:     the operator promises a sum from the first element to the last (block annotation ``in_order``)
+    materialized: each value is computed once and stored, never inlined (block annotation ``kept``)
+    """
 
     name: str
     space: tuple[Axis, ...]
@@ -72,12 +76,12 @@ class Stage:
 
     @property
     def depth(self) -> int:
-        """Elements reduced into one."""
+        """The number of elements that are reduced into one."""
         return prod(axis.extent for axis in self.reduce)
 
     @functools.cached_property
     def reads(self) -> tuple[Any, ...]:
-        """Every load inside, the stage's own accumulator left out."""
+        """Every load of the stage, those of its own accumulator left out."""
         if self.serial is None:
             return *loads(self.value), *(x for index in self.indices for x in loads(index))
         return tuple(x for x in loads(self.serial[1]) if x.source not in self.writes)
@@ -89,7 +93,7 @@ class Stage:
 
 @attrs.frozen(eq=False)
 class Program:
-    """The parameters of a function and its stages in order. Every other buffer is the kernel's own."""
+    """The parameters of a function and its stages in order. Every other buffer is an intermediate of the kernel."""
 
     func: Any
     params: tuple[Any, ...]
@@ -104,14 +108,14 @@ class Program:
 
     @property
     def aliased(self) -> bool:
-        """Is a parameter read and written, both under one name?"""
+        """Is any parameter both read and written?"""
         written = {b for s in self.stages for b in s.writes}
         read = {x.source for s in self.stages for x in s.reads}
         return any(b in written and b in read for b in self.params)
 
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
-        """Parameters, one read and one written, that may be given one memory (the attribute ``in_place``)."""
+        """(read, written) parameters that may share one memory: donated buffers (function attribute ``in_place``)."""
         attribute = self.func.attrs.get("in_place", ()) if self.func.attrs else ()
         return [(self.params[int(read)], self.params[int(write)]) for read, write in attribute]
 
@@ -122,12 +126,12 @@ def loads(node: Any) -> list[Any]:
 
 
 def stored(stmt: Stmt) -> tuple[Any, ...]:
-    """The buffers that are written inside, each once."""
+    """The buffers that ``stmt`` writes, each once."""
     return tuple(dict.fromkeys(s.buffer for s in collect(stmt, tirx.BufferStore)))
 
 
 def binds(stmt: Stmt) -> list[Any]:
-    """Every name given inside."""
+    """Every Bind statement inside."""
     return collect(stmt, tirx.Bind)
 
 
@@ -169,7 +173,7 @@ def _check_shapes(buffers: Iterable[Any]) -> None:
 
 
 def _read_stage(stmt: Stmt) -> Stage:
-    """Loops around one block, as a stage."""
+    """Loops around one block, read as a stage."""
     extents: dict[Any, int] = {}
     while isinstance(stmt, tirx.For):
         if not (is_int(stmt.min, 0) and is_int(stmt.extent) and stmt.kind == tirx.ForKind.SERIAL):
@@ -227,7 +231,7 @@ def _is_straight_line(body: Stmt) -> bool:
 
 
 def _match_reduction(init: Stmt | None, body: Any) -> tuple[Reduction, Expr] | None:
-    """``acc = acc (+) x`` or ``acc = x (+) acc`` with a neutral start, as the fold and x; None if it is not that."""
+    """The reduction and x of ``acc = acc (+) x`` or ``acc = x (+) acc`` with a neutral start; else None."""
     kinds = {tirx.Add: "sum", tirx.Mul: "prod", tirx.Max: "max", tirx.Min: "min"}
     kind = kinds.get(type(body.value))
     if kind is None or not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(body.buffer):
@@ -242,14 +246,14 @@ def _match_reduction(init: Stmt | None, body: Any) -> tuple[Reduction, Expr] | N
 
 
 def _is_neutral(kind: str, init: Expr) -> bool:
-    """May the start be combined in any number of times? Max and min are idempotent."""
+    """May the start be combined in more than once, by each lane? Of max and min any may: they are idempotent."""
     if kind in ("max", "min"):
         return isinstance(init, tirx.IntImm | tirx.FloatImm)
     return isinstance(init, tirx.IntImm | tirx.FloatImm) and float(init.value) == (0.0 if kind == "sum" else 1.0)
 
 
 def intermediate_buffers(program: Program, nests: Sequence[Stmt]) -> list[Any]:
-    """The program's own buffers that one nest writes and another reads."""
+    """The program's intermediate buffers that the nests use and none of them allocates."""
     allocated = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
     touched = [b for nest in nests for b in (*stored(nest), *(x.source for x in loads(nest)))]
     return [b for b in dict.fromkeys(touched) if b not in allocated and program.owns(b)]

@@ -1,7 +1,8 @@
-"""A program of many tensors, read as members: what belongs to one tensor, written over one axis.
+"""Horizontal fusion, the reading part: a program over many tensors as members, one a tensor, over a flat element axis.
 
-Members of the same form (the update of one parameter and that of the next) are equal but for their buffers and their
-length, and share their code.
+An optimizer updates every parameter by the same stages. Members whose stages are equal but for buffers and length share
+a form: the stages over ELEMENT_AXIS with stand-in buffers. ``multi_tensor.py`` makes one loop of all members, as
+multi-tensor apply does in Apex and PyTorch's foreach optimizers.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from .builder import Expr, Load, i64, is_int, load, shape_of
 from .rewrite import rewrite
 from .stages import Axis, Program, Stage, loads, variables
 
-HALF_TYPES = ("bfloat16", "float16")  # whose partial sums would have to be kept in another type
-ELEMENT_AXIS = Axis(tirx.Var("f", "int64"), 0)  # the axis of every form; a member's length is known where it runs
+HALF_TYPES = ("bfloat16", "float16")  # their partial sums would need another dtype than their results
+# The axis of every form. Its extent, a member's length, is known at run time only.
+ELEMENT_AXIS = Axis(tirx.Var("f", "int64"), 0)
 
 
 @attrs.frozen(eq=False)
 class Form:
-    """``stages`` over PLACE; ``buffers``: stand-ins for a member's own, ``wide`` those with an element a place."""
+    """``stages`` over ELEMENT_AXIS. ``buffers``: stand-ins for those of a member; ``is_tensor``: has it an element for
+    each index (else it is a scalar)?"""
 
     stages: tuple[Stage, ...]
     buffers: tuple[Any, ...]
@@ -33,7 +36,7 @@ class Form:
 
 @attrs.frozen(eq=False)
 class Member:
-    """``buffers``: the program's, in the order of its form's."""
+    """``buffers``: those of the program, in the order of the form's stand-ins."""
 
     form: Form
     buffers: tuple[Any, ...]
@@ -42,17 +45,17 @@ class Member:
 
 @attrs.frozen(eq=False)
 class Members:
-    """A program as members, each on its own, and then stages of one element (``after``)."""
+    """A program as independent members, and scalar stages that follow on all of them (``after``)."""
 
     members: tuple[Member, ...]
     after: tuple[Stage, ...]
 
 
 def read_members(program: Program) -> Members | None:
-    """None for a program that is not one of members."""
+    """The program as members, None if it has another form."""
     after = tuple(s for s in program.stages if s.is_elementwise and s.points == 1)
     rest = [s for s in program.stages if s not in after]
-    results = {s.buffer for s in program.stages if s in after or s.reduction}  # ready when all members are done
+    results = {s.buffer for s in program.stages if s in after or s.reduction}  # complete only when all members are done
     if any(x.source in results for s in rest for x in s.reads):
         return None
     if any(size(x.source) > 1 for s in after for x in s.reads):
@@ -69,7 +72,9 @@ def size(buffer: Any) -> int:
 
 
 def _components(program: Program, stages: Sequence[Stage]) -> list[list[Stage]]:
-    """``stages`` by the tensors they have in common, directly or through others; one memory is one tensor."""
+    """The connected components of ``stages``, by union-find: a tensor that two stages use connects them.
+
+    The two parameters of a donated pair count as one tensor."""
     root: dict[Any, Any] = {}
 
     def find_root(b: Any) -> Any:
@@ -93,7 +98,8 @@ def _components(program: Program, stages: Sequence[Stage]) -> list[list[Stage]]:
 
 
 def _member(stages: Sequence[Stage], forms: dict[Any, Form]) -> Member | None:
-    """The stages as a member; its form is taken from ``forms`` or put there."""
+    """The stages as a member; an equal form in ``forms`` is shared, a new one is added. None if they are not over one
+    flat axis."""
     length = {s.points * s.depth for s in stages}
     if len(length) != 1 or any(s.serial is not None for s in stages):
         return None
@@ -112,7 +118,7 @@ _STAND_INS: dict[tuple[int, str], Any] = {}
 
 
 def _stand_in(stand_ins: dict[Any, Any], buffer: Any) -> Any:
-    """The same one for the n-th buffer of every member, so that equal members are equal expressions."""
+    """The stand-in for ``buffer``: the same for the n-th of every member, so that equal members compare equal."""
     if buffer not in stand_ins:
         key = (len(stand_ins), str(buffer.dtype))
         stand_ins[buffer] = _STAND_INS.setdefault(key, tirx.decl_buffer([i64(1)], key[1], f"b{key[0]}"))
@@ -120,7 +126,7 @@ def _stand_in(stand_ins: dict[Any, Any], buffer: Any) -> Any:
 
 
 def _over_elements(stage: Stage, stand_ins: dict[Any, Any]) -> Stage | None:
-    """The stage over PLACE, None if an access is neither of the element at its place nor of a single element."""
+    """The stage over ELEMENT_AXIS, None if an access is neither of its own element nor of a scalar."""
     axes = [a.var for a in (stage.reduce if stage.reduction else stage.space)]
     accesses = loads(stage.value)
     is_valid = (
@@ -144,7 +150,7 @@ def _over_elements(stage: Stage, stand_ins: dict[Any, Any]) -> Stage | None:
 
 
 def _is_row_major(indices: Sequence[Expr], axes: Sequence[Any]) -> bool:
-    """Is an access at the element where the axes stand, in the order of memory?"""
+    """Are the indices the axes in order, so that element number and row-major offset are the same?"""
     positions = [index for index in indices if not is_int(index, 0)]
     return len(positions) == len(axes) and all(
         position.same_as(axis) for position, axis in zip(positions, axes, strict=True)

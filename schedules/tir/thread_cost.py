@@ -1,7 +1,7 @@
-"""What loops take on one thread, reckoned from their statements.
+"""Cost model of loops on one CPU thread, in nanoseconds, from their statements.
 
-Nothing but sharing out to threads may follow from it: that changes no bit, as a loop's turns write different elements,
-or are summed in an order that the nest fixed before.
+It decides one thing: whether a loop is parallelized. That changes no bit, as its iterations write different elements,
+or are reduced in an order that the nest fixed before. A wrong estimate costs time only.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from .inline import InlinedStages
 from .rewrite import collect, rewrite
 from .stages import Stage, variables
 
-# A launch of TVM's threads takes 1.3 us where they are awake and the cores are free, and some 5 us where other work
-# is on the cores (both measured on two of them). On two threads, 6 us of work then gain a quarter in the first case,
-# and lose a third in the second.
-MIN_PARALLEL_NANOSECONDS = 6000  # nanoseconds on one thread from which work is shared out
+# Launching TVM's threads takes 1.3 us where they are awake and the cores are free, and some 5 us where the cores have
+# other work (both measured on two cores). On two threads, 6 us of work then gain a quarter in the first case, and lose
+# a third in the second. A lower bound would lose on busy machines, a higher one leaves cores idle.
+MIN_PARALLEL_NANOSECONDS = 6000  # on one thread
 
-# Nanoseconds on a core at 3 GHz, of one vector or of one number, fitted to the kernels of the examples.
+# Nanoseconds of one vector (or scalar) operation on a core at 3 GHz, fitted to times of the examples' kernels: 124 of
+# 147 come within a factor of 2 (docs/schedules.md).
 OPERATION, DIVISION, FUNCTION = 0.15, 1.2, 5.0
 ACCESS = 0.25
-STRIDED_ELEMENT = 0.35  # an element of a vector that does not lie beside the one before
-ITERATION = 0.25
-MULTIPLY_ADDS = 4  # vectors of them a nanosecond
+STRIDED_ELEMENT = 0.35  # an element of a gathered or scattered vector
+ITERATION = 0.25  # loop overhead
+MULTIPLY_ADDS = 4  # vectors of multiply-adds a nanosecond
 _OPERATIONS = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, tirx.And, tirx.Or, tirx.Not, tirx.EQ,
     tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.LShift, tirx.RShift, tirx.BitwiseAnd, tirx.BitwiseOr,
@@ -37,43 +38,43 @@ _OPERATIONS = (
 _DIVISIONS = (tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Mod)
 _LIGHT = {"prim.if_then_else", "tirx.reinterpret", "tirx.call_llvm_pure_intrin"}
 _ROOTS = {"tirx.sqrt"}
-MAX_REGISTER_ELEMENTS = 64  # elements of a buffer that stays in registers
+MAX_REGISTER_ELEMENTS = 64  # a buffer up to this size stays in registers: its accesses are free
 
 
 def nanoseconds(stmt: Stmt, lanes: int) -> float:
-    """What ``stmt`` takes, on vectors of ``lanes`` elements of 4 bytes. A loop of unknown extent counts as one turn."""
+    """The time of ``stmt`` with vectors of ``lanes`` 4-byte elements. A loop of unknown extent counts once."""
     allocated = [node.buffer for node in collect(stmt, tirx.AllocBuffer)]
     in_registers = frozenset(b for b in allocated if prod(shape_of(b)) <= MAX_REGISTER_ELEMENTS)
     return _CostModel(lanes, in_registers).statement(stmt, None, 1)
 
 
 def stages_nanoseconds(
-    virtual: InlinedStages, stages: Sequence[Stage], products: Container[Stage], lanes: int
+    inlined: InlinedStages, stages: Sequence[Stage], products: Container[Stage], lanes: int
 ) -> float:
-    """The same of stages; ``products`` run on tiles in registers, whose statements say little of their time."""
+    """The time of stages. ``products`` run on register tiles, whose statements say little: only multiply-adds count."""
 
     def element_cost(stage: Stage) -> float:
         if stage in products:
             return 1 / (MULTIPLY_ADDS * lanes)
-        return element_nanoseconds(virtual, [stage], len(stage.reads) + 1, lanes)
+        return element_nanoseconds(inlined, [stage], len(stage.reads) + 1, lanes)
 
     return sum(s.points * s.depth * element_cost(s) for s in stages)
 
 
-def element_nanoseconds(virtual: InlinedStages, stages: Sequence[Stage], accesses: int, lanes: int) -> float:
-    """Nanoseconds of ``stages`` at one element, by vectors."""
-    return (sum(virtual.cost(s) + 1 for s in stages) * OPERATION + accesses * ACCESS) / lanes
+def element_nanoseconds(inlined: InlinedStages, stages: Sequence[Stage], accesses: int, lanes: int) -> float:
+    """Nanoseconds an element of ``stages``, vectorized, with so many ``accesses``."""
+    return (sum(inlined.cost(s) + 1 for s in stages) * OPERATION + accesses * ACCESS) / lanes
 
 
 @attrs.frozen
 class _CostModel:
-    """``free``: buffers that are registers."""
+    """``lanes``: 4-byte elements of a vector. ``register_buffers``: buffers whose accesses are free."""
 
     lanes: int
     register_buffers: frozenset[Any]
 
     def statement(self, stmt: Stmt, lane: Any, width: int) -> float:
-        """A statement, inside a vector loop over ``lane`` of ``width`` or (None, 1) in none."""
+        """Nanoseconds of a statement in a vector loop over ``lane`` of ``width``; outside of one these are None, 1."""
         if isinstance(stmt, tirx.SeqStmt):
             return sum(self.statement(part, lane, width) for part in stmt.seq)
         if isinstance(stmt, tirx.For):
@@ -87,7 +88,8 @@ class _CostModel:
         return self._expression(stmt.value, lane, width) if isinstance(stmt, tirx.Bind) else 0.0
 
     def _branch(self, stmt: Any, lane: Any, width: int) -> float:
-        """The dearer way: whole pieces are many, and a last one is one. With nothing else to do, one in two."""
+        """The dearer branch: of chunks, the full ones are many and the shorter last is one. A branch without an else is
+        taken half of the time."""
         branches = [
             self.statement(branch, lane, width) for branch in (stmt.then_case, stmt.else_case) if branch is not None
         ]
@@ -100,7 +102,7 @@ class _CostModel:
         return iterations * (ITERATION + self.statement(stmt.body, lane, width))
 
     def _expression(self, value: Expr, lane: Any, width: int) -> float:
-        """What is read, and every operation but those of places."""
+        """Loads and operations. Index arithmetic is not counted: most of it is hoisted."""
         reads: dict[Any, Any] = {}
 
         def replace_load(node: Any) -> Any:
@@ -120,7 +122,7 @@ class _CostModel:
         return -(-width * int(lanes or 1) * bits // (32 * self.lanes))
 
     def _access(self, buffer: Any, indices: Any, lane: Any, width: int) -> float:
-        """One element, a vector of elements side by side, or one of elements apart."""
+        """One scalar, a contiguous vector, or a gathered one."""
         if buffer in self.register_buffers:
             return 0.0
         depends_on_lane = [lane is not None and lane in variables(index) for index in indices]
@@ -131,7 +133,7 @@ class _CostModel:
 
 
 def _operation_cost(node: Any, changing: set[Any]) -> float:
-    """Nanoseconds of one operation. A division or function of what is the same in all lanes is done once, before."""
+    """Nanoseconds of one operation. A division or function of a loop invariant is hoisted: it costs nothing here."""
     cost = OPERATION
     if isinstance(node, _DIVISIONS):
         cost = OPERATION if is_int(node.b) else DIVISION
@@ -141,12 +143,12 @@ def _operation_cost(node: Any, changing: set[Any]) -> float:
 
 
 def _is_strided(index: Expr, lane: Any) -> bool:
-    """Is the lane multiplied or divided in ``index``?"""
+    """Is ``lane`` multiplied or divided in ``index``?"""
     return any(lane in variables(node) for node in collect(index, (tirx.Mul, tirx.FloorDiv)))
 
 
 def _max_extent(extent: Expr) -> int:
-    """Turns of a loop at most; one where nothing is known."""
+    """An upper bound of a loop's extent; 1 where nothing is known."""
     if is_int(extent):
         return value_of(extent)
     return max(_max_extent(extent.a), _max_extent(extent.b)) if isinstance(extent, tirx.Min) else 1
