@@ -196,10 +196,11 @@ class ScalarWriter:
         chosen = tirx.if_then_else(condition, *(self._branch(branch, coords) for branch in call.args[1:]))
         return from_bits16(chosen) if is_bf16(call) else chosen
 
-    def _branch(self, branch: Expr, at: dict[Any, Expr]) -> Expr:
+    def _branch(self, branch: Expr, coords: dict[Any, Expr]) -> Expr:
+        """The value of a branch as one expression: its steps are nested Lets, evaluated only if it is taken."""
         inner = ScalarWriter(self.inlined, self.provided, self.analyzer)
         inner.conditions = self.conditions
-        value = inner.write(branch, at)
+        value = inner.write(branch, coords)
         value = bits16(value) if is_bf16(value) else value
         for let in reversed(inner.binds):
             value = tirx.Let(let.var, let.value, value)

@@ -147,8 +147,12 @@ class TensorGroup:
 
     def _reductions(self, local_task: Expr, begin: Expr, count: Expr) -> list[Stmt]:
         reductions = [s for s in self.form.stages if s.reduction is not None]
-        store_partial = lambda s: lambda value: store(self.partial[s], value, local_task)  # noqa: E731
-        return [dynamic_reduction(self.ctx, s, begin, count, store_partial(s)) for s in reductions]
+
+        def partial_result(stage: Stage) -> Stmt:
+            partial = self.partial[stage]
+            return dynamic_reduction(self.ctx, stage, begin, count, lambda value: store(partial, value, local_task))
+
+        return [partial_result(s) for s in reductions]
 
     def _elementwise(self, begin: Expr, count: Expr) -> list[Stmt]:
         """Full vectors, then a scalar remainder loop. Scalars that the group only reads are loaded once, before."""
@@ -157,10 +161,15 @@ class TensorGroup:
             buffer = self.form.buffers[k]
             if not self.form.is_tensor[k] and not any(s.buffer.same_as(buffer) for s in self.form.stages):
                 _load_once(buffer, binds, provided)
-        point = lambda f: point_stores(self.ctx, self.outputs, [f], provided, self.outputs)  # noqa: E731
+
+        def element(index: Expr) -> Stmt:
+            return point_stores(self.ctx, self.outputs, [index], provided, self.outputs)
+
+        def vector_at(v: Expr) -> Stmt:
+            return vector(lanes, lambda lane: element(begin + (v * lanes + lane)))
+
         vectors = tirx.floordiv(count, i64(lanes))
-        vector_at = lambda v: vector(lanes, lambda lane: point(begin + (v * lanes + lane)))  # noqa: E731
-        rest = dynamic_loop(tirx.floormod(count, i64(lanes)), lambda r: point(begin + (vectors * lanes + r)), "r")
+        rest = dynamic_loop(tirx.floormod(count, i64(lanes)), lambda r: element(begin + (vectors * lanes + r)), "r")
         return [*binds, dynamic_loop(vectors, vector_at, "v"), rest]
 
     def rereads(self, tasks: Stmt) -> bool:

@@ -58,8 +58,9 @@ def _elementwise(ctx: NestContext, stage: Stage, rows: Sequence[Expr], free: Seq
     extent = free[-1].extent
 
     def row(outer: list[Expr]) -> Stmt:
-        body = lambda f: point_stores(ctx, [stage], [*rows, *outer, f], {}, [stage])  # noqa: E731
-        return seq(vector_loop(extent, ctx.lanes, body))
+        return seq(
+            vector_loop(extent, ctx.lanes, lambda f: point_stores(ctx, [stage], [*rows, *outer, f], {}, [stage]))
+        )
 
     return grid([a.extent for a in free[:-1]], row)
 
@@ -209,7 +210,10 @@ def dynamic_reduction(ctx: NestContext, stage: Stage, first: Expr, length: Expr,
 def _columns(ctx: NestContext, stage: Stage, coords: dict[Any, Expr], axis: Axis) -> Stmt:
     """All columns of ``axis``, up to COLUMNS of them side by side."""
     full, rest = divmod(axis.extent, COLUMNS)
-    tile = lambda start, width: reduce_columns(ctx, stage, coords, axis, start, width, [])  # noqa: E731
+
+    def tile(start: Expr, width: int) -> Stmt:
+        return reduce_columns(ctx, stage, coords, axis, start, width, [])
+
     tiles = [loop(full, lambda c: tile(c * COLUMNS, COLUMNS), name="c")] if full else []
     return seq([*tiles, *([tile(i64(full * COLUMNS), rest)] if rest else [])])
 
@@ -221,14 +225,20 @@ def reduce_columns(
     """``width`` columns from ``start`` on, each reduced from the first row to the last, and their ``epilogue``."""
     acc = accumulator(stage, width)
     spans = [(offset, min(TREE_WIDTH, width - offset)) for offset in range(0, width, TREE_WIDTH)]
-    coords_of = lambda c: coords | index_of([axis], [start + c])  # noqa: E731
+
+    def coords_of(column: Expr) -> dict[Any, Expr]:
+        return coords | index_of([axis], [start + column])
+
+    def add(k_indices: list[Expr], slot: Expr) -> Stmt:
+        return acc.add(ctx, coords_of(slot) | index_of(stage.reduce, k_indices), slot)
 
     def iteration(k_indices: list[Expr]) -> Stmt:
-        add_row = lambda slot: acc.add(ctx, coords_of(slot) | index_of(stage.reduce, k_indices), slot)  # noqa: E731
-        return seq([vector(size, lambda lane, offset=offset: add_row(lane + offset)) for offset, size in spans])
+        return seq([vector(size, lambda lane, offset=offset: add(k_indices, lane + offset)) for offset, size in spans])
+
+    def store_column(slot: Expr) -> Stmt:
+        return store_result(ctx, stage, coords_of(slot), acc.result(slot), epilogue)
 
     def store_columns(offset: int, size: int) -> Stmt:
-        store_column = lambda slot: store_result(ctx, stage, coords_of(slot), acc.result(slot), epilogue)  # noqa: E731
         return vector(size, lambda lane: store_column(lane + offset))
 
     init = [_init_slots(acc, offset, size, False) for offset, size in spans]
