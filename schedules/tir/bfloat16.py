@@ -172,6 +172,7 @@ def as_bits(stmt: Stmt, buffers: Iterable[Any]) -> Stmt:
         )
 
     def unwrap(node: Any) -> Expr:
+        # bits -> bfloat16 -> bits, which loads and stores of the two callbacks beside this one leave behind: the bits.
         inner = node.args[0] if node.op.name == "tirx.reinterpret" else None
         twice = isinstance(inner, Call) and is_bf16(inner) and str(node.ty.dtype) == "uint16"
         return inner.args[0] if twice and inner is not None else node

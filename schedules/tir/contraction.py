@@ -64,6 +64,7 @@ def read_contraction(program: Program, stage: Stage) -> Contraction | None:
     if str(stage.buffer.dtype) not in ("float32", "float64"):
         return None
     a, b = stage.value.a, stage.value.b
+    # B is the operand that has the result's last axis: columns, along which vectors of the result run.
     last_var = stage.space[-1].var
     if last_var not in variables(b):
         a, b = b, a

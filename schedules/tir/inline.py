@@ -128,6 +128,7 @@ class ScalarWriter:
 
     def write(self, expr: Expr, coords: dict[Any, Expr]) -> Expr:
         """``expr`` with axis variables replaced by ``coords``, inlined stages written out and provided values used."""
+        # Branches are cut out first: rewritten together with the rest, their loads would be bound before the condition.
         lifted: dict[Any, Expr] = {}
         expr = _lift_conditions(expr, lifted)
         choices = {var: self._condition(call, coords) for var, call in lifted.items()}
@@ -171,6 +172,7 @@ class ScalarWriter:
 
     def _read(self, read: Any) -> Expr:
         indices = [self._simplify(index) for index in read.indices]
+        # Two stages that read one element share its variable; simplified indices make equal elements equal keys.
         key = (read.source, tvm_ffi.StructuralKey(indices))
         if key in self._memo:
             return self._memo[key]

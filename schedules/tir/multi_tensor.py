@@ -115,6 +115,7 @@ class TensorGroup:
         local_task = task - i64(self.begin)
         if len(self.members) == 1:
             return self._piece(local_task, i64(0), i64(0), i64(self.members[0].length))
+        # Binary search by powers of two, unrolled: log2(members) steps whatever the task.
         row = scratch([1], "int64", "row")
         search: list[Stmt] = [tirx.AllocBuffer(row), store(row, i64(0), i64(0))]
         step = 1 << (len(self.members) - 1).bit_length()

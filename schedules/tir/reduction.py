@@ -148,7 +148,9 @@ def _tree(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> Stmt:
 
 
 def _init_slots(acc: Accumulator, first: int, width: int, distinct: bool) -> Stmt:
-    """Initializes ``width`` slots from ``first`` on. ``distinct``: slot n starts with element n, else each with 0."""
+    """Initializes ``width`` slots from ``first`` on. ``distinct``: slot n sees element n first, else all see 0.
+
+    An argmax starts with the index of that element: it is the answer if no key is better than the initial one."""
     return vector(width, lambda lane: acc.start(lane + first, lane + first if distinct else i64(0)))
 
 

@@ -41,6 +41,7 @@ def split_reductions(program: Program) -> Program:
 def _is_long(ctx: NestContext, stage: Stage) -> bool:
     if stage.reduction is None or is_argmax(stage) or stage.depth < 2 * PARALLEL_TASKS:
         return False
+    # A product's k is one chain of multiply-adds: that is its promised order, and products have tasks of their own.
     if stage.in_order or read_contraction(ctx.program, stage) is not None:
         return False
     if reduces_along_memory(ctx, stage):
