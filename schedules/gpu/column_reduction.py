@@ -22,8 +22,8 @@ from ..tir.epilogue import epilogue_stages
 from ..tir.point_writer import index_of, store_result
 from ..tir.reduction import reduces_along_memory
 from ..tir.stages import Axis, Stage
-from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, over, shared
-from .threads.warp_reduce import joined, parts_of, read_parts, turns, written_out
+from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, launch_per_point, shared
+from .threads.warp_reduce import accumulate, fully_unrolled, load_operands, operand_count, partially_unrolled
 
 BLOCKS = 256  # blocks from which they are of THREADS threads
 MANY = 16_384  # results from which a thread each is enough to keep memory busy
@@ -72,17 +72,19 @@ class _Columns:
 
         def column(flat: Expr) -> Stmt:
             acc, here = accumulator(self.reduction, 1), self._here(flat)
-            walk = turns(self.reduction.depth, lambda r: acc.add(self.ctx, here | self._row(r), i64(0)), UNROLL)
+            walk = partially_unrolled(
+                self.reduction.depth, lambda r: acc.add(self.ctx, here | self._row(r), i64(0)), UNROLL
+            )
             done = store_result(self.ctx, self.reduction, here, acc.result(i64(0)), self.after)
             return block([acc.start(i64(0), i64(0)), walk, done], acc.buffers)
 
-        return over(self.reduction.points, column, threads)
+        return launch_per_point(self.reduction.points, column, threads)
 
     def ahead(self) -> Stmt:
         """Pieces of some rows: every thread reads a few elements of the next piece while the first ones add up this."""
         width = self._width()
         lines = THREADS // width
-        parts, dtype = parts_of(self.ctx, self.reduction), partial_type(self.reduction)
+        parts, dtype = operand_count(self.ctx, self.reduction), partial_type(self.reduction)
         each = ROOM // (THREADS * parts * tvm.DataType(dtype).itemsize)
         each = max(1, min(UNROLL, each, -(-self.reduction.depth // lines)))
         held = [scratch([each], dtype, "held") for _ in range(parts)]
@@ -133,17 +135,17 @@ class _Piece:
     def fetch(self, piece: Expr) -> Stmt:
         def one(u: Expr) -> Stmt:
             row = piece * (self.lines * self.each) + (u * self.lines + self.line)
-            read = read_parts(self.of.ctx, self.of.reduction, self.here | self.of._row(row), self.held, u)
+            read = load_operands(self.of.ctx, self.of.reduction, self.here | self.of._row(row), self.held, u)
             return tirx.IfThenElse(row < i64(self.of.reduction.depth), read, None)
 
-        return written_out(self.each, one)
+        return fully_unrolled(self.each, one)
 
     def put(self) -> Stmt:
         def one(u: Expr) -> Stmt:
             slot = u * THREADS + self.thread
             return seq([store(r, load(h, u), slot) for h, r in zip(self.held, self.rows, strict=True)])
 
-        return written_out(self.each, one)
+        return fully_unrolled(self.each, one)
 
     def add(self, piece: Expr, acc: Any, width: int) -> Stmt:
         size = self.lines * self.each
@@ -151,6 +153,6 @@ class _Piece:
 
         def one(r: Expr) -> Stmt:
             parts = [load(b, r * width + self.thread) for b in self.rows]
-            return store(acc, joined(self.of.reduction, load(acc, i64(0)), parts), i64(0))
+            return store(acc, accumulate(self.of.reduction, load(acc, i64(0)), parts), i64(0))
 
         return dynamic_loop(count, one, "r")

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, loop, seq, store
 from .loop_programs import Known, function, known, sizes, wrapped_sum
-from .threads.launch import THREADS, barrier, launch, over, registers, shared, spread, unrolled
+from .threads.launch import THREADS, barrier, launch, launch_per_point, registers, shared, threads_per_block, unrolled
 
 MANY = 4096  # sums from which on a block takes more of them, so that fewer threads look on
 
@@ -51,7 +51,7 @@ def _columns(program: Known) -> Stmt:
 
         return seq([tirx.AllocBuffer(acc), store(acc, tirx.const(0, carried), i64(0)), loop(n, step)])
 
-    return over(outer * inner, column, spread(outer * inner))
+    return launch_per_point(outer * inner, column, threads_per_block(outer * inner))
 
 
 def _tiles(program: Known) -> Stmt:

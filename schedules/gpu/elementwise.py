@@ -12,7 +12,7 @@ from ..tir.builder import Expr, Stmt, i64, unravel
 from ..tir.context import NestContext
 from ..tir.point_writer import elementwise_group, is_materialized, point_stores
 from ..tir.stages import Stage
-from .threads.launch import THREADS, launch, over, unrolled
+from .threads.launch import THREADS, launch, launch_per_point, unrolled
 from .transpose import find_turned, turned_launch
 
 MANY = 2**20  # points from which on a thread takes EACH: one load each would not keep the memory busy
@@ -37,10 +37,10 @@ def map_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | No
 
 
 def _over(points: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """As ``over``. The points of a thread are a block's threads apart, and their conditions are settled but in the last
-    block, so that their loads need not wait for each other."""
+    """As ``launch_per_point``. The points of a thread are a block's threads apart, and their conditions are settled but
+    in the last block, so that their loads need not wait for each other."""
     if points < MANY:
-        return over(points, body)
+        return launch_per_point(points, body)
     per = EACH * THREADS
     full, rest = divmod(points, per)
 

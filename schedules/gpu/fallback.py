@@ -13,7 +13,7 @@ from ..tir.bfloat16 import as_bits
 from ..tir.builder import is_int, value_of
 from ..tir.context import nest_buffers
 from ..tir.rewrite import collect, rewrite
-from .threads.launch import THREADS, WARP, for_device, launch, over
+from .threads.launch import THREADS, WARP, for_device, launch, launch_per_point
 
 
 @attrs.frozen
@@ -51,7 +51,9 @@ def _launches(stmt: Any) -> Any:
     if isinstance(stmt, tirx.For) and is_int(stmt.extent):
         turns = value_of(stmt.extent)
         if stmt.kind == tirx.ForKind.PARALLEL:
-            return for_device(over(turns, lambda p: rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, p))]), WARP))
+            return for_device(
+                launch_per_point(turns, lambda p: rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, p))]), WARP)
+            )
         if stmt.kind == tirx.ForKind.SERIAL and turns == 1:
             zero = tirx.IntImm(str(stmt.loop_var.ty.dtype), 0)
             return _launches(rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, zero))]))

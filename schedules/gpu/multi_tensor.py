@@ -24,7 +24,7 @@ from ..tir.reduction import LONG_ROW
 from ..tir.stages import Axis, Program, Stage
 from ..tir.tensor_list import Members
 from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, shared
-from .threads.warp_reduce import Team, halve, written_out
+from .threads.warp_reduce import ThreadGroup, fully_unrolled, tree_reduce
 
 POINTERS = 480  # parameters of a kernel: they take 4096 bytes at most
 BLOCKS = 256  # blocks from which each takes several elements a thread
@@ -114,20 +114,22 @@ def _maps(group: TensorGroup) -> Stmt:
 def _folds(group: TensorGroup) -> Stmt:
     """A warp a piece, which has the lanes of ``cpu/folds.py``'s lanes_fold."""
 
-    def one(stage: Stage, task: Expr, begin: Expr, count: Expr, team: Team) -> Stmt:
+    def one(stage: Stage, task: Expr, begin: Expr, count: Expr, team: ThreadGroup) -> Stmt:
         place = lambda k: index_of(stage.reduce, [begin + k])  # noqa: E731
         put = lambda value: tirx.IfThenElse(team.lane < 1, store(group.partial[stage], value, task), None)  # noqa: E731
         return strided(group, stage, 4 * TREE_WIDTH, count, place, team, put)
 
-    def work(task: Expr, begin: Expr, count: Expr, team: Team) -> list[Stmt]:
+    def work(task: Expr, begin: Expr, count: Expr, team: ThreadGroup) -> list[Stmt]:
         return [one(stage, task, begin, count, team) for stage in group.partial]
 
     return launch(
-        group.tasks, WARP, lambda b, t: _found(group, b, lambda begin, count: work(b, begin, count, Team(WARP, t)))
+        group.tasks,
+        WARP,
+        lambda b, t: _found(group, b, lambda begin, count: work(b, begin, count, ThreadGroup(WARP, t))),
     )
 
 
-def strided(group: TensorGroup, stage: Stage, width: int, count: Expr, place: Any, team: Team, put: Any) -> Stmt:
+def strided(group: TensorGroup, stage: Stage, width: int, count: Expr, place: Any, team: ThreadGroup, put: Any) -> Stmt:
     """A fold of ``count`` elements, known only where it runs, by ``width`` lanes; ``place(k)``: where the k-th is."""
     slots = width // team.size
     acc, many = accumulator(stage, slots + 1), UNROLL // slots
@@ -140,12 +142,12 @@ def strided(group: TensorGroup, stage: Stage, width: int, count: Expr, place: An
         return tirx.IfThenElse(k < count, bind_in_buffers(add(k, s)), None)
 
     walk = [
-        dynamic_loop(whole, lambda o: written_out(many, lambda u: turn(o * many + u)), "k"),
+        dynamic_loop(whole, lambda o: fully_unrolled(many, lambda u: turn(o * many + u)), "k"),
         dynamic_loop(full - whole * many, lambda o: turn(whole * many + o), "k"),
         *(last(s) for s in range(slots)),
     ]
     start = [acc.start(i64(s), i64(0)) for s in range(slots)]
-    return block([*start, *walk, *halve(acc, slots, team), put(acc.result(i64(0)))], acc.buffers)
+    return block([*start, *walk, *tree_reduce(acc, slots, team), put(acc.result(i64(0)))], acc.buffers)
 
 
 def _ends(program: Program, found: Members, groups: Sequence[TensorGroup]) -> list[Stmt]:
@@ -193,7 +195,7 @@ def _member_folds(group: TensorGroup, stage: Stage, held: Any, thread: Expr) -> 
             acc = accumulator(end, 1)
             walk = dynamic_loop(pieces, lambda k: acc.add(group.ctx, place(k), i64(0)), "k")
             return block([acc.start(i64(0), i64(0)), walk, put(acc.result(i64(0)))], acc.buffers)
-        team = Team(min(width, WARP), tirx.floormod(thread, i64(min(width, WARP))))
+        team = ThreadGroup(min(width, WARP), tirx.floormod(thread, i64(min(width, WARP))))
         return strided(group, end, width, pieces, place, team, put)
 
     def one(turn: Expr) -> Stmt:

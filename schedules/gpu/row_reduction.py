@@ -27,7 +27,7 @@ from ..tir.rewrite import rewrite
 from ..tir.row_group import RowGroup, local_buffers, row_group, row_length, row_work, single_row_group
 from ..tir.stages import Stage
 from .threads.launch import THREADS, WARP, barrier, launch, shared
-from .threads.warp_reduce import Team, team_fold, team_size
+from .threads.warp_reduce import ThreadGroup, group_reduce, group_size
 
 ROWS, TURNS = 256, 512  # rows, or else turns of a thread, for which one launch is better than several
 BLOCKS = 256  # blocks from which rows share one
@@ -93,7 +93,7 @@ class _Nest:
     @classmethod
     def make(cls, ctx: NestContext, found: RowGroup) -> _Nest:
         folds = [s for s in found.stages if s.reduction is not None]
-        team = team_size([(reduction_order(ctx, s), s) for s in folds])
+        team = group_size([(reduction_order(ctx, s), s) for s in folds])
         rows = prod(a.extent for a in found.stages[0].space[: found.lead])
         local = local_buffers(ctx, found)
         registers = {b: scratch([1], str(b.dtype), b.name) for b in found.row_dims if row_length(b, found) == 1}
@@ -120,19 +120,21 @@ class _Nest:
             whole = blocks * self.group == self.rows
             live = None if whole else row < i64(self.rows)
             places = unravel(row if whole else tirx.Min(row, i64(self.rows - 1)), [a.extent for a in self.lead])
-            team = Team(self.team, tirx.floormod(thread, i64(self.team)))
+            team = ThreadGroup(self.team, tirx.floormod(thread, i64(self.team)))
             makes = [tirx.AllocBuffer(b) for b in (*self.registers.values(), *self.rows_of.values())]
             stages = [s for s in self.found.stages if s.buffer not in self.inner.virtual.stages]
             return seq([*makes, *(part for s in stages for part in self._stage(s, places, team, slot, live))])
 
         return launch(blocks, self.group * self.team, body)
 
-    def _stage(self, stage: Stage, places: Sequence[Expr], team: Team, slot: Expr, live: Expr | None) -> list[Stmt]:
+    def _stage(
+        self, stage: Stage, places: Sequence[Expr], team: ThreadGroup, slot: Expr, live: Expr | None
+    ) -> list[Stmt]:
         if stage.reduction is not None:
             put = lambda value: self._result(stage, places, team, live, value)  # noqa: E731
             here = index_of(stage.space, places)
             order = reduction_order(self.ctx, stage)
-            return [self._local(team_fold(self.inner, stage, order, here, team, put), slot), *self._seen(stage)]
+            return [self._local(group_reduce(self.inner, stage, order, here, team, put), slot), *self._seen(stage)]
         free = [a.extent for a in stage.space[len(places) :]]
         if stage.buffer in self.registers:
             point = ScalarWriter(self.inner.virtual)
@@ -147,7 +149,7 @@ class _Nest:
         done = self._local(seq(team.each(prod(free), one)), slot)
         return [done, *self._seen(stage)]
 
-    def _result(self, stage: Stage, places: Sequence[Expr], team: Team, live: Expr | None, value: Expr) -> Stmt:
+    def _result(self, stage: Stage, places: Sequence[Expr], team: ThreadGroup, live: Expr | None, value: Expr) -> Stmt:
         """One value a row: in a register of each thread, and in memory if it is needed there."""
         register = self.registers.get(stage.buffer)
         if register is not None and stage.buffer in local_buffers(self.ctx, self.found):

@@ -17,7 +17,7 @@ from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store
 from .loop_programs import Known, function, known, sizes, wrapped_sum
-from .threads.launch import barrier, launch, over, registers, shared, spread, unrolled
+from .threads.launch import barrier, launch, launch_per_point, registers, shared, threads_per_block, unrolled
 
 CHUNK = 1024  # indices that one block orders, a thread each
 AHEAD = 8  # additions whose terms are read at once
@@ -174,7 +174,7 @@ def _merge(places: Places, chunked: tuple[Any, Any], merged: list[Any]) -> Stmt:
             store(merged[0], load(keys, number), to), store(merged[1], load(order, number), to),
         ])  # fmt: skip
 
-    return over(count, one)
+    return launch_per_point(count, one)
 
 
 def _begin(places: Places, y: Any) -> Stmt:
@@ -182,7 +182,7 @@ def _begin(places: Places, y: Any) -> Stmt:
         r, c = flat // places.columns, flat % places.columns
         return store(y, places.start(r, c), *places.at(r, c))
 
-    return over(places.rows * places.columns, one)
+    return launch_per_point(places.rows * places.columns, one)
 
 
 def _add(places: Places, keys: Any, order: Any, y: Any) -> Stmt:
@@ -213,7 +213,7 @@ def _add(places: Places, keys: Any, order: Any, y: Any) -> Stmt:
         ])  # fmt: skip
         return tirx.IfThenElse(tirx.all(first, row < i64(places.rows)), work, None)
 
-    return over(count * columns, one)
+    return launch_per_point(count * columns, one)
 
 
 @attrs.frozen
@@ -243,4 +243,10 @@ class SumsAlong:
 
             return loop(many, one)
 
-        return function(func, [over(outer * n * inner, begin), over(outer * inner, column, spread(outer * inner))])
+        return function(
+            func,
+            [
+                launch_per_point(outer * n * inner, begin),
+                launch_per_point(outer * inner, column, threads_per_block(outer * inner)),
+            ],
+        )

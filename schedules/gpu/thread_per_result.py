@@ -8,7 +8,7 @@ from ..tir.builder import Expr, Stmt, unravel
 from ..tir.context import NestContext
 from ..tir.reduction import stage_body
 from ..tir.stages import Stage
-from .threads.launch import over
+from .threads.launch import launch_per_point
 
 
 def single_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt]:
@@ -19,4 +19,4 @@ def single_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt]:
     def result(flat: Expr) -> Stmt:
         return stage_body(ctx, stage, unravel(flat, extents))
 
-    return 1, over(stage.points, result)
+    return 1, launch_per_point(stage.points, result)

@@ -270,7 +270,7 @@ class _Passing:
         pieces = loop(-(-self.stream.extent // PIECE), piece, name="piece")
         ends = [part for fold in folds.values() for part in fold.end()]
         ends += [strip.elements(lambda *e, s=s: self._end(s, *e)) for s, strip in strips.items()]
-        made = [*(f.acc.acc for f in folds.values()), *(b for s in strips.values() for b in (s.factor.mine, s.sums))]
+        made = [*(f.acc.acc for f in folds.values()), *(b for s in strips.values() for b in (s.factor.staging, s.sums))]
         return block([*starts, pieces, *ends], made)
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class _Passing:
             strip = self._strip(stage)
             turns = strip.turns(rows.offset, i64(0), i64(0), -(-stage.depth // strip.deep))
             ends = strip.elements(lambda slot, column, value: self._chained(rows, stage, slot, column, value))
-            return [block([strip.clear(), turns, ends], [strip.factor.mine, strip.sums]), barrier()]
+            return [block([strip.clear(), turns, ends], [strip.factor.staging, strip.sums]), barrier()]
         across = ACROSS if self.stream.is_turned(stage) else PIECE
         return [rows.each(PIECE, lambda slot, f: self._mapped(rows, stage, slot, f), across), barrier()]
 

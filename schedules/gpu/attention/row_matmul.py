@@ -14,7 +14,15 @@ from ...tir.builder import Expr, Stmt, i64, load, seq, store
 from ...tir.context import block
 from ...tir.point_writer import index_of
 from ..threads.launch import registers, unrolled
-from ..threads.tile_staging import FOUR, Factor, factor, fetch, pieces, put, span_at
+from ..threads.tile_staging import (
+    FLOAT4,
+    TileLoader,
+    double_buffered,
+    load_global,
+    store_shared,
+    tile_loader,
+    vector_index,
+)
 from .shared_memory import THREADS, Product
 
 MOST = 4  # rows that one thread makes
@@ -31,7 +39,7 @@ class Strip:
     thread: Expr
     left: Any
     line: int
-    factor: Factor
+    factor: TileLoader
     sums: Any
     tm: int
     tn: int
@@ -45,7 +53,7 @@ class Strip:
         deep, tm = rows.memory.deep(wide), min(MOST, rows.memory.rows)
         down = rows.memory.rows // tm
         tn = max(1, wide * down // THREADS)
-        f = factor(rows.ctx, one, product.right, product.columns, wide, deep, THREADS, -0.0)
+        f = tile_loader(rows.ctx, one, product.right, product.columns, wide, deep, THREADS, -0.0)
         f = attrs.evolve(f, tiles=rows.tiles)
         batch = index_of(one.batch, rows.batch[: len(one.batch)])
         sums = registers([tm * tn], "float32", "sums")
@@ -54,7 +62,7 @@ class Strip:
     @property
     def deep(self) -> int:
         """Turns of the depth that are loaded at once."""
-        return self.factor.deep
+        return self.factor.tile_k
 
     @property
     def makers(self) -> list[Expr]:
@@ -70,12 +78,14 @@ class Strip:
         f = self.factor
 
         def read(t: Expr) -> Stmt:
-            return fetch(f, self.batch, start, self.product.n, first + t * self.deep, self.thread, whole)
+            return load_global(f, self.batch, start, self.product.n, first + t * self.deep, self.thread, whole)
 
         def multiply(half: int, piece: Expr) -> Stmt:
             return self._multiply(here + piece * self.deep, f.tiles[half])
 
-        return pieces(count, read, lambda into: put(f, f.tiles[into], self.thread), multiply, self.makers)
+        return double_buffered(
+            count, read, lambda into: store_shared(f, f.tiles[into], self.thread), multiply, self.makers
+        )
 
     def _place(self) -> tuple[Expr, Expr]:
         """The thread's place, down and across."""
@@ -93,23 +103,23 @@ class Strip:
         """One piece of the depth: of the rows four turns are read at once, of the tile one."""
         y, x = self._place()
         tm, tn, across = self.tm, self.tn, self.across
-        mine, theirs = registers([tm * FOUR], "float32", "left"), registers([tn], "float32", "right")
+        mine, theirs = registers([tm * FLOAT4], "float32", "left"), registers([tn], "float32", "right")
 
         def four(k: Expr) -> Stmt:
             def row(i: Expr) -> Stmt:
-                place = (y * tm + i) * self.line + turn + k * FOUR
-                return store(mine, load(self.left, span_at(place, FOUR)), span_at(i * FOUR, FOUR))
+                place = (y * tm + i) * self.line + turn + k * FLOAT4
+                return store(mine, load(self.left, vector_index(place, FLOAT4)), vector_index(i * FLOAT4, FLOAT4))
 
             def one(q: Expr) -> Stmt:
-                line = (k * FOUR + q) * self.factor.line + x
+                line = (k * FLOAT4 + q) * self.factor.pitch + x
                 read = lambda j: store(theirs, load(tile, line + j * across), j)  # noqa: E731
                 each = unrolled(tm, lambda i: unrolled(tn, lambda j: add(i, j, q), "j"), "i")
                 return seq([unrolled(tn, read, "j"), each])
 
             def add(i: Expr, j: Expr, q: Expr) -> Stmt:
                 place = i * tn + j
-                return store(self.sums, fma(load(mine, i * FOUR + q), load(theirs, j), load(self.sums, place)), place)
+                return store(self.sums, fma(load(mine, i * FLOAT4 + q), load(theirs, j), load(self.sums, place)), place)
 
-            return seq([unrolled(tm, row, "i"), unrolled(FOUR, one, "q")])
+            return seq([unrolled(tm, row, "i"), unrolled(FLOAT4, one, "q")])
 
-        return block([unrolled(self.deep // FOUR, four, "k")], [mine, theirs])
+        return block([unrolled(self.deep // FLOAT4, four, "k")], [mine, theirs])

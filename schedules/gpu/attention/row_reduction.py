@@ -16,7 +16,7 @@ from ...tir.point_writer import index_of
 from ...tir.reduction import LONG_ROW, reduces_along_memory
 from ...tir.stages import Stage
 from ..threads.launch import WARP, barrier, registers, unrolled
-from ..threads.warp_reduce import Team, halve
+from ..threads.warp_reduce import ThreadGroup, tree_reduce
 from .row_stages import Rows, result
 from .shared_memory import THREADS
 
@@ -88,7 +88,7 @@ class Fold:
             value, here = self.acc.result(mine), index_of(self.stage.space, self.rows.places(slot))
             if self.size == 1:
                 return result(self.rows, self.stage, here, value, slot)
-            met = halve(self.acc, self.slots, Team(self.size, lane), mine, i64(self.turns * self.slots))
+            met = tree_reduce(self.acc, self.slots, ThreadGroup(self.size, lane), mine, i64(self.turns * self.slots))
             inside = [tirx.EQ(lane, i64(0)), *([self._flat(p) < i64(self._threads)] if self._idle else [])]
             return seq([*met, result(self.rows, self.stage, here, value, slot, *inside)])
 

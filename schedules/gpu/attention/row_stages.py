@@ -123,7 +123,7 @@ def product_rows(rows: Rows, stage: Stage, product: Product) -> list[Stmt]:
         start = c * columns
         turns = strip.turns(start, i64(0), i64(0), -(-product.one.k // strip.deep))
         ends = strip.elements(lambda slot, column, inside: element(rows, stage, product, slot, start + column, inside))
-        return seq([block([strip.clear(), turns, ends], [strip.factor.mine, strip.sums]), barrier()])
+        return seq([block([strip.clear(), turns, ends], [strip.factor.staging, strip.sums]), barrier()])
 
     return [*prepared, loop(-(-n // columns), one, name="strip")]
 

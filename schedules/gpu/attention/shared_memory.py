@@ -16,7 +16,7 @@ from ...tir.contraction import Contraction
 from ...tir.reduction import LONG_ROW
 from ...tir.row_group import RowGroup, local_buffers, row_length
 from ...tir.stages import Axis, Stage
-from ..threads.tile_staging import FOUR
+from ..threads.tile_staging import FLOAT4
 
 THREADS = 256
 ROOM = 48 << 10  # bytes of a block
@@ -81,7 +81,7 @@ def skew(elements: int) -> int:
     """How much further than ``padded`` the next line begins, so that few threads of a warp meet in a bank: where a line
     of a map ends, the next goes on in the next bank; two lines of whole banks, 16 threads each, lie half of all apart.
     A multiple of four, which are read at once. Folds of LONG lines have a warp for each."""
-    return 0 if elements >= LONG_ROW else elements % BANKS // FOUR * FOUR or BANKS // 2
+    return 0 if elements >= LONG_ROW else elements % BANKS // FLOAT4 * FLOAT4 or BANKS // 2
 
 
 def row_counts(heads: int, rows: int) -> list[int]:

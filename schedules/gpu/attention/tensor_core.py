@@ -17,10 +17,10 @@ from ...tir.point_writer import index_of, point_stores, store_result
 from ...tir.rewrite import rewrite
 from ...tir.stages import Stage
 from ..threads import ptx
-from ..threads.async_pipeline import Part, copy_tile, write
+from ..threads.async_pipeline import BlockTile, copy_tile_async, write_tile
 from ..threads.launch import barrier, registers, unrolled
-from ..threads.mma_fragments import MATRIX, Factor, Warp, clear, place
-from ..threads.warp_reduce import Team, any_of, halve
+from ..threads.mma_fragments import MMA_TILE, SharedOperand, Warp, accumulator_coords, clear
+from ..threads.warp_reduce import ThreadGroup, tree_reduce, warp_any
 from .causal_mask import LATER
 from .kv_tiled import Pass
 
@@ -86,15 +86,15 @@ def left_copies(here: Here) -> list[Stmt]:
     for stage, operand in units.lefts.items():
         start, layout = i64(units.left_starts[stage]), units.left_layout(stage)
         where = here.batch, here.first, i64(0)
-        copies.append(copy_tile(here.memory, start, layout, operand, where, here.thread, units.tile(16).threads))
+        copies.append(copy_tile_async(here.memory, start, layout, operand, where, here.thread, units.tile(16).threads))
         if stage in here.held:
             bring = lambda k, s=stage: _left(here, s).load((here.held[s], k * 4), here.warp, here.warp.row, k)  # noqa: E731
-            loads.append(unrolled(stage.depth // MATRIX, bring, "k"))
-    return [*copies, ptx.commit(), ptx.wait(0), barrier(), *loads]
+            loads.append(unrolled(stage.depth // MMA_TILE, bring, "k"))
+    return [*copies, ptx.commit_group(), ptx.wait_group(0), barrier(), *loads]
 
 
-def _left(here: Here, stage: Stage) -> Factor:
-    return Factor(here.memory, i64(here.units.left_starts[stage]), here.units.left_layout(stage), True)
+def _left(here: Here, stage: Stage) -> SharedOperand:
+    return SharedOperand(here.memory, i64(here.units.left_starts[stage]), here.units.left_layout(stage), True)
 
 
 def pass_text(here: Here, one: Pass) -> Stmt:
@@ -125,12 +125,12 @@ class _Text:
         starts += [] if top is None else [_start(Partial(top, self.here.numbers[top.buffer]))]
 
         def group(turn: Expr, g: Expr) -> Stmt:
-            start = turn * units.columns + g * MATRIX
+            start = turn * units.columns + g * MMA_TILE
             parts = seq([self._step(s, turn, g, start) for s in self.one.steps])
             wanted = self._wanted(start)
             return tirx.IfThenElse(tirx.all(*wanted), parts, None) if wanted else parts
 
-        pieces = self._pieces(lambda turn: loop(units.columns // MATRIX, lambda g: group(turn, g), name="group"))
+        pieces = self._pieces(lambda turn: loop(units.columns // MMA_TILE, lambda g: group(turn, g), name="group"))
         ends = [part for s in self.folds for part in self._end(s)]
         ends += [part for s in self.sums for part in (self._write(s), barrier())]
         return block(
@@ -149,17 +149,17 @@ class _Text:
             for start, right in {start: units.rights[s] for s, start in units.tile_starts(self.one).items()}.items():
                 layout, where = right.layout(units.columns), right.place(here.batch, turn * units.columns)
                 begin = self._stage(turn) + start
-                copies.append(copy_tile(here.memory, begin, layout, right.operand, where, here.thread, threads))
-            return seq([tirx.IfThenElse(turn < end, seq(copies), None), ptx.commit()])
+                copies.append(copy_tile_async(here.memory, begin, layout, right.operand, where, here.thread, threads))
+            return seq([tirx.IfThenElse(turn < end, seq(copies), None), ptx.commit_group()])
 
         def turn(n: Expr) -> Stmt:
             now = first + n
             # One barrier: what arrived is seen by all, and all are done with the stage that is filled next.
-            return seq([ptx.wait(0), barrier(), bring(now + 1), body(now)])
+            return seq([ptx.wait_group(0), barrier(), bring(now + 1), body(now)])
 
         turns = end - first
         walked = dynamic_loop(turns, turn, "turn") if units.hidden else loop(int(turns.value), turn, name="turn")
-        return [bring(first), walked, ptx.wait(0), barrier()]
+        return [bring(first), walked, ptx.wait_group(0), barrier()]
 
     def _turns(self) -> tuple[Expr, Expr]:
         """The first tile of columns that any row of the block needs, and where they end."""
@@ -175,16 +175,16 @@ class _Text:
         inside = [start < i64(self.extent)] if self.extent % units.columns else []
         if not units.hidden:
             return inside
-        return [*inside, start < row + MATRIX if units.hidden == LATER else row < start + MATRIX]
+        return [*inside, start < row + MMA_TILE if units.hidden == LATER else row < start + MMA_TILE]
 
     def _stage(self, turn: Expr) -> Expr:
         units = self.here.units
         return tirx.floormod(turn, i64(STAGES)) * units.stage_halves + units.left_halves
 
-    def _right(self, stage: Stage, turn: Expr) -> Factor:
+    def _right(self, stage: Stage, turn: Expr) -> SharedOperand:
         units = self.here.units
         start = self._stage(turn) + units.tile_starts(self.one)[stage]
-        return Factor(self.here.memory, start, units.rights[stage].layout(units.columns), False)
+        return SharedOperand(self.here.memory, start, units.rights[stage].layout(units.columns), False)
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
 
@@ -203,22 +203,22 @@ class _Text:
 
         def step(k: Expr) -> Stmt:
             mine = (here.held[stage], k * 4) if stage in here.held else (a, i64(0))
-            brings = [right.load((b, i64(0)), here.warp, g * MATRIX, k)]
+            brings = [right.load((b, i64(0)), here.warp, g * MMA_TILE, k)]
             brings += [] if stage in here.held else [left.load(mine, here.warp, here.warp.row, k)]
-            one = lambda j: ptx.multiply((sums, j * 4), mine, (b, j * 2), here.units.dtype)  # noqa: E731
+            one = lambda j: ptx.mma((sums, j * 4), mine, (b, j * 2), here.units.dtype)  # noqa: E731
             return seq([*brings, unrolled(2, one, "j")])
 
-        return seq([clear(sums), unrolled(stage.depth // MATRIX, step, "k")])
+        return seq([clear(sums), unrolled(stage.depth // MMA_TILE, step, "k")])
 
     def _at(self, start: Expr, element: Expr) -> tuple[Expr, Expr, Expr]:
         """Of an element: which of the thread's rows, its column, and which of the row's partial results it is for."""
         j, e = tirx.floordiv(element, i64(4)), tirx.floormod(element, i64(4))
-        _, column = place(self.here.warp.lane, e)
+        _, column = accumulator_coords(self.here.warp.lane, e)
         half, lane = tirx.floordiv(e, i64(2)), j * 2 + tirx.floormod(e, i64(2))
         return half, start + j * 8 + column, lane
 
     def _inside(self, column: Expr, stmt: Stmt, blank: Stmt | None = None) -> Stmt:
-        return tirx.IfThenElse(column < i64(self.extent), stmt, blank) if self.extent % MATRIX else stmt
+        return tirx.IfThenElse(column < i64(self.extent), stmt, blank) if self.extent % MMA_TILE else stmt
 
     def _mapped(self, stage: Stage, start: Expr, element: Expr) -> Stmt:
         half, column, _ = self._at(start, element)
@@ -230,9 +230,9 @@ class _Text:
     # -- folds -----------------------------------------------------------------------------------------------------
 
     @property
-    def _team(self) -> Team:
+    def _team(self) -> ThreadGroup:
         """The threads that have some of a row."""
-        return Team(LANES, tirx.floormod(self.here.warp.lane, i64(LANES)))
+        return ThreadGroup(LANES, tirx.floormod(self.here.warp.lane, i64(LANES)))
 
     def _add(self, stage: Stage, start: Expr) -> Stmt:
         """What the thread's columns of a row bring meets first, as in a tree."""
@@ -257,7 +257,7 @@ class _Text:
     def _meet(self, stage: Stage, half: Expr) -> list[Stmt]:
         """The partial results of a row, in an order that is always the same; all that have some get the end."""
         fold, made = self.folds[stage], self.here.numbers[stage.buffer]
-        return [*halve(fold, 1, self._team, half, i64(2)), store(made, load(fold.acc, half), half)]
+        return [*tree_reduce(fold, 1, self._team, half, i64(2)), store(made, load(fold.acc, half), half)]
 
     def _grow(self, stage: Stage, start: Expr) -> Stmt:
         """The largest so far. Where it is larger for any row of the warp, the sums so far of all of them are made less,
@@ -271,7 +271,7 @@ class _Text:
 
         grown = [load(acc, i64(half)) > load(now, i64(half)) for half in range(2)]
         then = seq([unrolled(2, row, "half"), *self._scaled()])
-        return seq([self._add(stage, start), tirx.IfThenElse(any_of(tirx.any(*grown)), then, None)])
+        return seq([self._add(stage, start), tirx.IfThenElse(warp_any(tirx.any(*grown)), then, None)])
 
     def _scaled(self) -> list[Stmt]:
         """All sums by the factors of their rows."""
@@ -313,25 +313,25 @@ class _Text:
 
         def step(n: Expr) -> Stmt:
             def one(half: Any, j: Expr) -> Stmt:
-                return ptx.multiply((sums, (n * 2 + j) * 4), (half, i64(0)), (b, j * 2), here.units.dtype)
+                return ptx.mma((sums, (n * 2 + j) * 4), (half, i64(0)), (b, j * 2), here.units.dtype)
 
             parts = [unrolled(2, lambda j, h=h: one(h, j), "j") for h in (high, low)]
-            return seq([right.load((b, i64(0)), here.warp, n * MATRIX, g), *parts])
+            return seq([right.load((b, i64(0)), here.warp, n * MMA_TILE, g), *parts])
 
         cut = ptx.split((matrix, i64(0)), (high, i64(0)), (low, i64(0)), here.units.dtype)
-        return seq([cut, unrolled(here.units.rights[stage].inner // MATRIX, step, "n")])
+        return seq([cut, unrolled(here.units.rights[stage].inner // MMA_TILE, step, "n")])
 
     def _write(self, stage: Stage) -> Stmt:
         """Finished sums, and what is done on them."""
         here, product = self.here, self.here.units.stream.products[stage]
-        part = Part(here.units.tile(product.n), here.memory, here.thread, here.warp, here.first, i64(0))
+        part = BlockTile(here.units.tile(product.n), here.memory, here.thread, here.warp, here.first, i64(0))
 
         def element(row: Expr, column: Expr, value: Expr) -> Stmt:
             where = index_of(stage.space[: len(here.heads) + 1], [*here.heads, row])
             where |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
             return bind_in_buffers(store_result(here.ctx, stage, where, value, here.units.stream.after[stage]))
 
-        return write(part, self.sums[stage], here.whole, product.n, element)
+        return write_tile(part, self.sums[stage], here.whole, product.n, element)
 
 
 def _start(fold: Partial) -> Stmt:

@@ -23,10 +23,10 @@ from ...tir.builder import Expr, Stmt, i64, seq, unravel
 from ...tir.context import NestContext
 from ...tir.contraction import half_load
 from ...tir.stages import Stage
-from ..threads.half_operands import Operand
+from ..threads.half_operands import HalfOperand
 from ..threads.launch import launch, registers, shared
 from ..threads.mma_fragments import Layout, warp_of
-from ..threads.mma_tiling import HALVES, Tile
+from ..threads.mma_tiling import MAX_SHARED_HALVES, MmaTile
 from .causal_mask import LATER, hidden_columns
 from .kv_tiled import Pass, Stream, read_stream
 from .online_softmax import in_one_pass, softmax_of
@@ -45,7 +45,7 @@ class Right:
     """A factor that comes by columns of scores, ``inner`` elements each: of a product that makes scores, or
     (``turned``) of one that sums over them."""
 
-    operand: Operand
+    operand: HalfOperand
     turned: bool
     inner: int
 
@@ -75,7 +75,7 @@ class Units:
     of a block, ``columns`` of a tile."""
 
     stream: Stream
-    lefts: Mapping[Any, Operand]
+    lefts: Mapping[Any, HalfOperand]
     rights: Mapping[Any, Right]
     hidden: str
     warps: int = 1
@@ -89,9 +89,9 @@ class Units:
     def rows(self) -> int:
         return ROWS * self.warps
 
-    def tile(self, columns: int) -> Tile:
+    def tile(self, columns: int) -> MmaTile:
         """A block's rows of a product of so many columns."""
-        return Tile(self.rows, columns, self.warps, 1)
+        return MmaTile(self.rows, columns, self.warps, 1)
 
     def left_layout(self, stage: Stage) -> Layout:
         return Layout(self.rows, False, stage.depth)
@@ -163,12 +163,12 @@ def _read(stream: Stream) -> Units | None:
     for stage, product in stream.products.items():
         last = stage not in stream.chain
         right = _operand(stream, stage, product.right, product.columns)
-        if right is None or right.by_depth != last:
+        if right is None or right.mn_major != last:
             return None
         rights[stage] = Right(right, last, product.n if last else stage.depth)
         if not last:
             left = _operand(stream, stage, product.left, stage.space[stream.found.lead - 1 : stream.found.lead])
-            if left is None or left.by_depth:
+            if left is None or left.mn_major:
                 return None
             lefts[stage] = left
     reads = [half.dtype for half in (*lefts.values(), *(r.operand for r in rights.values()))]
@@ -178,12 +178,12 @@ def _read(stream: Stream) -> Units | None:
     return Units(in_one_pass(stream), lefts, rights, hidden_columns(stream))
 
 
-def _operand(stream: Stream, stage: Stage, value: Expr, lines: Any) -> Operand | None:
+def _operand(stream: Stream, stage: Stage, value: Expr, lines: Any) -> HalfOperand | None:
     read = half_load(value)
     made = {b for s in stream.found.stages for b in s.writes} | {*stream.ctx.virtual.stages}
     if read is None or read.source in made:
         return None
-    return Operand(read, stream.products[stage].one.batch, tuple(lines), stage.reduce)
+    return HalfOperand(read, stream.products[stage].one.batch, tuple(lines), stage.reduce)
 
 
 def _is_plain(stream: Stream) -> bool:
@@ -214,7 +214,7 @@ def _sized(units: Units, heads: int, rows: int) -> Units | None:
             continue
         for columns in COLUMNS:
             made = attrs.evolve(units, warps=warps, columns=columns)
-            if made.halves <= HALVES:
+            if made.halves <= MAX_SHARED_HALVES:
                 return made
     return None
 

@@ -1,7 +1,8 @@
-"""What a launch asks of a GPU, read from the scheduled program: nothing is run or measured.
+"""A static audit of launches: coalescing, blocks, bytes and flops, read from the scheduled program without a GPU.
 
-Indices are worked out for the lanes of one warp in the middle of the grid, loops at their first turn. So a stride is
-how far apart neighbouring lanes are in memory, whatever the index expression looks like.
+It takes a scheduled function, before code generation. Indices are evaluated for the lanes of one warp in the middle of
+the grid, loops at their first iteration (``warp_interpreter.py``): a stride is the distance in memory between
+neighbouring lanes. Counts are of a thread times the number of threads.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from tvm import tirx
 from ...tir.builder import Call, Load, shape_of
 from ...tir.rewrite import collect
 from ..threads import ptx
-from .warp_interpreter import Lanes, Value
+from .warp_interpreter import LaneValues, WarpInterpreter
 
 MIB = 1 << 20
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 FUNCTIONS = ("fma", "fmaf", "tirx.exp", "tirx.log", "tirx.sqrt", "tirx.tanh", "tirx.pow", "tirx.sigmoid", "tirx.sin",
              "tirx.cos", "tirx.erf")  # fmt: skip
-WORK, RESULTS, BLOCKS = 1 << 18, 64, 64  # work and results from which a launch must have this many blocks
+# A launch of MIN_WORK elements read or written and of MIN_RESULTS results must have MIN_BLOCKS blocks; chosen, not
+# measured: some hundred multiprocessors, half of them busy. If a number is wrong, the report's faults are; no program.
+MIN_WORK, MIN_RESULTS, MIN_BLOCKS = 1 << 18, 64, 64
 
 
 @attrs.frozen
@@ -31,8 +34,8 @@ class Operand:
     """A tensor in the device's memory.
 
     ``bytes``   that the launch moves of it, each element once
-    ``stride``  elements between those of neighbouring lanes, over those that a lane takes at once (0: all the same
-                one; None: where, follows from data); the most common of the accesses that are made most often
+    ``stride``  distance in memory between neighbouring lanes, in elements or, of vector loads, in vectors: 1 is
+                coalesced, 0 a broadcast, None depends on loaded data. Of the most frequent accesses the largest.
     """
 
     name: str
@@ -44,7 +47,7 @@ class Operand:
 class Audit:
     """One launch.
 
-    ``serial``   turns of a thread in its deepest loops
+    ``serial``   iterations of a thread in its deepest loop nest
     ``shared``   bytes of shared memory of a block
     ``bytes``    moved of all operands
     ``flops``    arithmetic operations on floats, a function counts as one
@@ -65,46 +68,46 @@ class Audit:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Rules that the launch breaks, of launches that move over a mebibyte:
+        """Rules that the launch breaks, if it moves over a mebibyte:
 
-        - neighbouring lanes lie side by side, or share an element, in the largest operand (in all that are as large);
-        - there are BLOCKS blocks where the work allows them: at least RESULTS results, and WORK elements read or
-          written.
+        - accesses to the largest operand (to all that are as large) are coalesced or broadcast;
+        - there are MIN_BLOCKS blocks where the work allows them: at least MIN_RESULTS results, and MIN_WORK elements
+          read or written.
         """
         if self.bytes <= MIB:
             return ()
-        found = [
+        faults = [
             f"{o.name}: neighbouring threads are {o.stride} elements apart"
             for o in self.operands
             if o.bytes == self.operands[0].bytes and o.stride is not None and o.stride > 1
         ]
-        if self.blocks < BLOCKS and self.work >= WORK and self.results >= RESULTS:
-            found.append(f"{self.blocks} blocks for {self.results} results of {self.work} elements")
-        return tuple(found)
+        if self.blocks < MIN_BLOCKS and self.work >= MIN_WORK and self.results >= MIN_RESULTS:
+            faults.append(f"{self.blocks} blocks for {self.results} results of {self.work} elements")
+        return tuple(faults)
 
     @property
     def data(self) -> dict[str, Any]:
         """For reports: ``operands`` becomes name -> [bytes, stride]."""
-        own = attrs.asdict(self, recurse=False)
-        return own | {"operands": {o.name: [o.bytes, o.stride] for o in self.operands}, "faults": list(self.faults)}
+        fields = attrs.asdict(self, recurse=False)
+        return fields | {"operands": {o.name: [o.bytes, o.stride] for o in self.operands}, "faults": list(self.faults)}
 
 
 def audit(func: Any) -> tuple[Audit, ...]:
     """The launches of a scheduled function in order."""
-    found = []
+    audits = []
     for stmt in _launches(func.body):
-        reader = _Reader()
-        reader.stmt(stmt)
-        found.append(reader.audit())
-    return tuple(found)
+        walker = _LaunchWalker()
+        walker.stmt(stmt)
+        audits.append(walker.audit())
+    return tuple(audits)
 
 
 def _launches(stmt: Any) -> list[Any]:
-    """The outermost loops that are bound to blocks or threads."""
+    """The outermost loops that are bound to blocks or threads: one a launch."""
     if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.THREAD_BINDING:
         return [stmt]
     parts = [*stmt.seq] if isinstance(stmt, tirx.SeqStmt) else [_body(stmt)]
-    return [found for part in parts if part is not None for found in _launches(part)]
+    return [launch for part in parts if part is not None for launch in _launches(part)]
 
 
 def _body(stmt: Any) -> Any:
@@ -113,27 +116,32 @@ def _body(stmt: Any) -> Any:
 
 
 @attrs.define
-class _Site:
-    """One access in the text: how often all lanes of a warp make it, and where."""
+class _Access:
+    """One load or store in the program's text, by the lanes of the warp.
+
+    ``per_thread``  elements that a thread accesses, in all its iterations
+    ``vector``      elements of one access
+    """
 
     buffer: Any
-    store: bool
-    times: float  # of a thread
-    at: Value
-    wide: int  # elements at once
+    is_store: bool
+    per_thread: float
+    offset: LaneValues
+    vector: int
 
 
-class _Reader:
-    """Walks the statements of a launch."""
+class _LaunchWalker:
+    """Walks the statements of a launch and counts."""
 
     def __init__(self) -> None:
-        self.extents: dict[str, int] = {}
-        self.lanes = Lanes()
-        self.sites: list[_Site] = []
+        self.extents: dict[str, int] = {}  # thread tag -> extent
+        self.warp = WarpInterpreter()
+        self.accesses: list[_Access] = []
         self.shared, self.serial, self.flops = 0, 1, 0.0
-        self.trips, self.part = 1, 1.0  # turns of the loops around, and the part of the lanes that get here
-        self.vectors: list[tuple[Any, int]] = []
-        self.views: set[Any] = set()  # of memory whose size the program does not say
+        self.iterations = 1  # of the loops around the statement
+        self.active_share = 1.0  # of the warp's lanes, in the branches around it
+        self.vectorized: list[tuple[Any, int]] = []  # variables of vectorized loops around it, and their extents
+        self.views: set[Any] = set()  # buffers over memory whose size the program does not say
 
     def stmt(self, node: Any) -> None:
         if isinstance(node, tirx.SeqStmt):
@@ -151,7 +159,7 @@ class _Reader:
             self.views.add(node.buffer)
         elif isinstance(node, tirx.Bind):
             self.expr(node.value)
-            self.lanes.bind(node.var, node.value)
+            self.warp.bind(node.var, node.value)
         elif isinstance(node, tirx.Evaluate):
             self.expr(node.value)
         elif (inner := _body(node)) is not None:
@@ -164,7 +172,7 @@ class _Reader:
         block = getattr(node, "block", None)
         if block is not None:
             for axis, value in zip(block.iter_vars, node.iter_values, strict=True):
-                self.lanes.bind(axis.var, value)
+                self.warp.bind(axis.var, value)
 
     def _alloc(self, buffer: Any) -> None:
         if buffer.scope().startswith("shared"):
@@ -173,103 +181,106 @@ class _Reader:
     def _loop(self, node: Any) -> None:
         self.expr(node.min)
         self.expr(node.extent)
-        extent = self.lanes.most(node.extent)
+        extent = self.warp.max_value(node.extent)
         if node.kind == tirx.ForKind.THREAD_BINDING:
             tag = str(node.thread_binding.thread_tag)
             self.extents[tag] = extent
-            before = math.prod(n for t, n in self.extents.items() if t.startswith("threadIdx") and t != tag)
-            self.lanes.thread(node.loop_var, tag, extent, before)
+            inner = math.prod(n for t, n in self.extents.items() if t.startswith("threadIdx") and t != tag)
+            self.warp.bind_thread(node.loop_var, tag, extent, inner)
             self.stmt(node.body)
             return
-        self.lanes.bind(node.loop_var, node.min)
-        vector = node.kind == tirx.ForKind.VECTORIZED
-        self.trips *= max(extent, 1)
-        self.serial = max(self.serial, self.trips)
-        self.vectors += [(node.loop_var, extent)] if vector else []
+        self.warp.bind(node.loop_var, node.min)
+        is_vector = node.kind == tirx.ForKind.VECTORIZED
+        self.iterations *= max(extent, 1)
+        self.serial = max(self.serial, self.iterations)
+        self.vectorized += [(node.loop_var, extent)] if is_vector else []
         self.stmt(node.body)
-        self.vectors = self.vectors[:-1] if vector else self.vectors
-        self.trips //= max(extent, 1)
+        self.vectorized = self.vectorized[:-1] if is_vector else self.vectorized
+        self.iterations //= max(extent, 1)
 
     def _branch(self, node: Any) -> None:
-        """Both ways are read; one that only some lanes of a warp take, for these lanes."""
+        """Both branches count; one that only some lanes take, for these lanes. Where data decides, both are taken."""
         self.expr(node.condition)
-        before, part = self.lanes.active, self.part
-        taken = self.lanes.truth(node.condition)
-        for body, mine in ((node.then_case, taken), (node.else_case, None if taken is None else ~taken)):
+        active, share = self.warp.active, self.active_share
+        taken = self.warp.mask(node.condition)
+        for body, mask in ((node.then_case, taken), (node.else_case, None if taken is None else ~taken)):
             if body is None:
                 continue
-            if mine is not None and (mine & before).any():
-                self.lanes.active = mine & before
-                self.part = part * float((mine & before).sum() / before.sum())
+            if mask is not None and (mask & active).any():
+                self.warp.active = mask & active
+                self.active_share = share * float((mask & active).sum() / active.sum())
             self.stmt(body)
-            self.lanes.active, self.part = before, part
+            self.warp.active, self.active_share = active, share
 
     def _store(self, node: Any) -> None:
         for index in node.indices:
             self.expr(index)
         self.expr(node.value)
-        if _is_memory(node.buffer):
-            self._site(node.buffer, node.indices, True)
+        if _is_global(node.buffer):
+            self._access(node.buffer, node.indices, True)
         else:
-            self.lanes.store(node.buffer, node.indices, node.value)
+            self.warp.store(node.buffer, node.indices, node.value)
 
     def expr(self, node: Any) -> None:
-        found = collect(node, (tirx.Let, Load, Call, *ARITHMETIC))
-        for let in reversed([n for n in found if isinstance(n, tirx.Let)]):  # outer ones first
-            self.lanes.bind(let.var, let.value)
-        wide = ptx.width(node)
-        for part in found:
+        nodes = collect(node, (tirx.Let, Load, Call, *ARITHMETIC))
+        for let in reversed([n for n in nodes if isinstance(n, tirx.Let)]):  # outer ones first
+            self.warp.bind(let.var, let.value)
+        vector = ptx.copy_width(node)
+        for part in nodes:
             if isinstance(part, Load):
-                if _is_memory(part.source):
-                    self._site(part.source, part.indices, False, wide)
-            elif _is_operation(part):
-                self.flops += self.trips * self.part
-        self.flops += self.trips * self.part * ptx.operations(node)
+                if _is_global(part.source):
+                    self._access(part.source, part.indices, False, vector)
+            elif _is_flop(part):
+                self.flops += self.iterations * self.active_share
+        self.flops += self.iterations * self.active_share * ptx.flops(node)
 
-    def _site(self, buffer: Any, indices: Sequence[Any], store: bool, wide: int = 1) -> None:
-        times = self.trips * self.part * wide
-        for var, extent in self.vectors:
+    def _access(self, buffer: Any, indices: Sequence[Any], is_store: bool, vector: int = 1) -> None:
+        per_thread = self.iterations * self.active_share * vector
+        for var, extent in self.vectorized:
             if any(var in collect(index, tvm.ir.Var) for index in indices):
-                wide *= extent
-        self.sites.append(_Site(buffer, store, times, self.lanes.flat(buffer, indices), wide))
+                vector *= extent
+        self.accesses.append(_Access(buffer, is_store, per_thread, self.warp.offset(buffer, indices), vector))
 
     def audit(self) -> Audit:
-        count = lambda kind: math.prod(n for t, n in self.extents.items() if t.startswith(kind))  # noqa: E731
-        blocks, threads = count("blockIdx"), count("threadIdx")
-        every = blocks * threads
-        by_buffer: dict[Any, list[_Site]] = {}
-        for site in self.sites:
-            by_buffer.setdefault(site.buffer, []).append(site)
+        def extent_of(kind: str) -> int:
+            return math.prod(n for tag, n in self.extents.items() if tag.startswith(kind))
+
+        blocks, threads = extent_of("blockIdx"), extent_of("threadIdx")
+        all_threads = blocks * threads
+        by_buffer: dict[Any, list[_Access]] = {}
+        for access in self.accesses:
+            by_buffer.setdefault(access.buffer, []).append(access)
         size = {b: math.inf if b in self.views else math.prod(shape_of(b)) for b in by_buffer}
-        operands = [_operand(b, s, every, size[b]) for b, s in by_buffer.items()]
+        operands = [_operand(b, a, all_threads, size[b]) for b, a in by_buffer.items()]
         operands.sort(key=lambda o: (-o.bytes, o.name))
-        written = [_elements([x for x in s if x.store], every, size[b]) for b, s in by_buffer.items()]
+        written = [_elements([a for a in s if a.is_store], all_threads, size[b]) for b, s in by_buffer.items()]
+        work = round(sum(a.per_thread for a in self.accesses) * all_threads)
         return Audit(
-            blocks, threads, self.serial, self.shared, sum(o.bytes for o in operands), round(self.flops * every),
-            round(sum(s.times for s in self.sites) * every), max(written, default=0), tuple(operands),
+            blocks, threads, self.serial, self.shared, sum(o.bytes for o in operands),
+            round(self.flops * all_threads), work, max(written, default=0), tuple(operands),
         )  # fmt: skip
 
 
-def _is_memory(buffer: Any) -> bool:
+def _is_global(buffer: Any) -> bool:
     return buffer.scope() in ("", "global")
 
 
-def _is_operation(node: Any) -> bool:
-    """Arithmetic on floats, or a function of one that is worked out."""
+def _is_flop(node: Any) -> bool:
+    """Arithmetic on floats, or a math function of one."""
     if isinstance(node, ARITHMETIC):
         return "float" in str(node.ty.dtype)
     name = str(node.op.name) if isinstance(node, Call) else ""
     return (str(node.args[0].value) if name == "tirx.call_pure_extern" else name) in FUNCTIONS
 
 
-def _elements(sites: Sequence[_Site], threads: int, size: float) -> int:
-    """That ``threads`` threads touch, of a tensor of ``size`` elements."""
-    return round(min(size, sum(s.times for s in sites) * threads))
+def _elements(accesses: Sequence[_Access], threads: int, size: float) -> int:
+    """Elements that ``threads`` threads touch, of a tensor of ``size`` elements."""
+    return round(min(size, sum(a.per_thread for a in accesses) * threads))
 
 
-def _operand(buffer: Any, sites: Sequence[_Site], threads: int, size: float) -> Operand:
-    most = max(s.times for s in sites)
-    strides = [s.at.stride(s.wide) for s in sites if s.times == most]
-    known = [s for s in strides if s is not None]
-    moved = _elements(sites, threads, size) * tvm.DataType(str(buffer.dtype)).itemsize
-    return Operand(buffer.name, moved, max(known) if known else None)
+def _operand(buffer: Any, accesses: Sequence[_Access], threads: int, size: float) -> Operand:
+    most_frequent = max(a.per_thread for a in accesses)
+    strides = [a.offset.stride(a.vector) for a in accesses if a.per_thread == most_frequent]
+    static_strides = [s for s in strides if s is not None]
+    moved = _elements(accesses, threads, size) * tvm.DataType(str(buffer.dtype)).itemsize
+    return Operand(buffer.name, moved, max(static_strides) if static_strides else None)

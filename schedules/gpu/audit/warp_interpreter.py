@@ -1,4 +1,8 @@
-"""Integer expressions of a scheduled program, worked out for the lanes of one warp at once."""
+"""An abstract interpreter of a scheduled program's integer expressions, for the 32 lanes of one warp at once.
+
+A value is an array of one number a lane, or unknown where it depends on data that the program loads. So the distance in
+memory between neighbouring lanes (is an access coalesced?) is computed, whatever the index expression looks like.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +20,39 @@ LANES = 32
 
 
 @attrs.frozen(eq=False)
-class Value:
-    """A number a lane. ``data``: lanes of one number here depend on the same data; None: on none at all.
-    ``active``: the lanes that have it."""
+class LaneValues:
+    """An integer of each lane.
 
-    of: Any
+    ``numbers``  the part that does not depend on loaded data
+    ``data``     None if nothing depends on loaded data; else an id a lane: lanes with equal ids depend on the same data
+    ``active``   the lanes that compute it
+    """
+
+    numbers: Any
     data: Any
     active: Any
 
-    def stride(self, wide: int) -> int | None:
-        """The commonest distance of active neighbours, in pieces of ``wide``; None if data decides for most."""
+    def stride(self, vector: int) -> int | None:
+        """The most frequent distance between active neighbours, in vectors of ``vector``; None if most of them depend
+        on different data."""
         pairs = self.active[1:] & self.active[:-1]
         if not pairs.any():
             return 0
-        apart = np.abs(np.diff(self.of))[pairs]
+        distances = np.abs(np.diff(self.numbers))[pairs]
         if self.data is not None:
             same = (self.data[1:] == self.data[:-1])[pairs]
             if not same.any():
                 return None
-            apart = apart[same]
-        values, counts = np.unique(apart, return_counts=True)
-        return -(-int(values[np.argmax(counts)]) // wide)
+            distances = distances[same]
+        values, counts = np.unique(distances, return_counts=True)
+        return -(-int(values[np.argmax(counts)]) // vector)
 
 
-def _fixed(value: int) -> Any:
+def _constant(value: int) -> Any:
     return np.full(LANES, value, dtype=np.int64)
 
 
+# Both branches of a condition are computed for all lanes: a divisor that is 0 only in the untaken one must not raise.
 def _divide(a: Any, b: Any) -> Any:
     return a // np.where(b == 0, 1, b)
 
@@ -63,91 +73,99 @@ _CALLS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-class Lanes:
-    """What variables and the threads' own integers are, lane by lane."""
+class WarpInterpreter:
+    """The values of variables and of integer registers, lane by lane."""
 
     def __init__(self) -> None:
         self.variables: dict[Any, tuple[Any, Any]] = {}
-        self.held: dict[Any, tuple[Any, Any]] = {}  # buffer of a thread's own -> what was stored last
+        self.registers: dict[Any, tuple[Any, Any]] = {}  # buffer in registers -> what was stored last
         self.active = np.ones(LANES, dtype=bool)
 
-    def thread(self, var: Any, tag: str, extent: int, before: int) -> None:
-        """An axis of blocks, in the middle; or of threads, of which ``before`` of earlier axes make one of this."""
+    def bind_thread(self, var: Any, tag: str, extent: int, inner_threads: int) -> None:
+        """An axis of the grid: of blocks, the one in the middle; of threads, ``inner_threads`` of the axes bound before
+        make one step of this."""
         if tag.startswith("blockIdx"):
-            self.variables[var] = (_fixed(extent // 2), None)
+            self.variables[var] = (_constant(extent // 2), None)
             return
-        places = np.arange(LANES, dtype=np.int64)
-        self.variables[var] = (places // before % extent, None)
-        self.active = self.active & (places < before * extent)
+        lanes = np.arange(LANES, dtype=np.int64)
+        self.variables[var] = (lanes // inner_threads % extent, None)
+        self.active = self.active & (lanes < inner_threads * extent)
 
     def bind(self, var: Any, value: Any) -> None:
-        self.variables[var] = self._of(value)
+        self.variables[var] = self._evaluate(value)
 
     def store(self, buffer: Any, indices: Sequence[Any], value: Any) -> None:
         if "float" not in str(buffer.dtype):
-            self.held[buffer] = self._of(value)
+            self.registers[buffer] = self._evaluate(value)
 
-    def most(self, extent: Any) -> int:
-        return int(self._of(extent)[0].max())
+    def max_value(self, expr: Any) -> int:
+        return int(self._evaluate(expr)[0].max())
 
-    def truth(self, condition: Any) -> Any:
+    def mask(self, condition: Any) -> Any:
         """The lanes for which it holds; None where data decides."""
-        found, data = self._of(condition)
-        return None if data is not None else found != 0
+        numbers, data = self._evaluate(condition)
+        return None if data is not None else numbers != 0
 
-    def flat(self, buffer: Any, indices: Sequence[Any]) -> Value:
-        """Where an access is, in elements of the buffer."""
-        at, data = _fixed(0), None
+    def offset(self, buffer: Any, indices: Sequence[Any]) -> LaneValues:
+        """The place of an access, in elements from the buffer's beginning."""
+        offset, data = _constant(0), None
         for index, extent in zip(indices, shape_of(buffer), strict=True):
-            here, more = self._of(index)
-            at, data = at * extent + here, _either(data, more)
-        return Value(at, data, self.active)
+            numbers, index_data = self._evaluate(index)
+            offset, data = offset * extent + numbers, _joint_data(data, index_data)
+        return LaneValues(offset, data, self.active)
 
-    def _of(self, node: Any) -> tuple[Any, Any]:
-        """The numbers of an integer expression, and on which data they depend."""
+    def _evaluate(self, node: Any) -> tuple[Any, Any]:
+        """An integer expression's ``numbers`` and ``data`` (LaneValues)."""
         if isinstance(node, tirx.IntImm):
-            return _fixed(int(node.value)), None
+            return _constant(int(node.value)), None
         if isinstance(node, tvm.ir.Var):
-            return self.variables.get(node, (_fixed(0), _fixed(0)))
+            return self.variables.get(node, (_constant(0), _constant(0)))
         if isinstance(node, tirx.Cast):
-            return self._of(node.value)
+            return self._evaluate(node.value)
         if isinstance(node, tirx.Not):
-            value, data = self._of(node.a)
+            value, data = self._evaluate(node.a)
             return value == 0, data
         if type(node) in _BINARY:
-            (a, of_a), (b, of_b) = self._of(node.a), self._of(node.b)
-            return _BINARY[type(node)](a, b), _either(of_a, of_b)
+            (a, a_data), (b, b_data) = self._evaluate(node.a), self._evaluate(node.b)
+            return _BINARY[type(node)](a, b), _joint_data(a_data, b_data)
         if isinstance(node, tirx.Select):
-            return self._choose(node.condition, node.true_value, node.false_value)
+            return self._select(node.condition, node.true_value, node.false_value)
         if isinstance(node, tirx.Let):
             self.bind(node.var, node.value)
-            return self._of(node.body)
+            return self._evaluate(node.body)
         if isinstance(node, Load):
-            return self._read(node)
+            return self._load(node)
         return self._call(node)
 
-    def _read(self, node: Any) -> tuple[Any, Any]:
-        if node.source in self.held:
-            return self.held[node.source]
-        at = self.flat(node.source, node.indices)
-        return _fixed(0), at.of if at.data is None else _either(at.of, at.data)
+    def _load(self, node: Any) -> tuple[Any, Any]:
+        if node.source in self.registers:
+            return self.registers[node.source]
+        # Unknown data: lanes that load the same element depend on the same data, so the offset is its id.
+        offset = self.offset(node.source, node.indices)
+        return _constant(0), offset.numbers if offset.data is None else _joint_data(offset.numbers, offset.data)
 
     def _call(self, node: Any) -> tuple[Any, Any]:
         name = str(node.op.name) if isinstance(node, Call) else ""
         if name == "tirx.if_then_else":
-            return self._choose(*node.args)
+            return self._select(*node.args)
         if name in _CALLS and all("int" in str(a.ty.dtype) for a in node.args):
-            (a, of_a), (b, of_b) = (self._of(a) for a in node.args)
-            return _CALLS[name](a, b), _either(of_a, of_b)
-        return _fixed(0), np.arange(LANES, dtype=np.int64)
+            (a, a_data), (b, b_data) = (self._evaluate(a) for a in node.args)
+            return _CALLS[name](a, b), _joint_data(a_data, b_data)
+        # Any other call: unknown, and different in every lane.
+        return _constant(0), np.arange(LANES, dtype=np.int64)
 
-    def _choose(self, condition: Any, yes: Any, no: Any) -> tuple[Any, Any]:
-        (test, of_test), (a, of_a), (b, of_b) = self._of(condition), self._of(yes), self._of(no)
-        return np.where(test, a, b), _either(of_test, _either(of_a, of_b))
+    def _select(self, condition: Any, true_value: Any, false_value: Any) -> tuple[Any, Any]:
+        test, test_data = self._evaluate(condition)
+        (a, a_data), (b, b_data) = self._evaluate(true_value), self._evaluate(false_value)
+        return np.where(test, a, b), _joint_data(test_data, _joint_data(a_data, b_data))
 
 
-def _either(a: Any, b: Any) -> Any:
-    """Lanes that have both in common."""
+def _joint_data(a: Any, b: Any) -> Any:
+    """The ids of what depends on both: equal for two lanes if both ids are equal.
+
+    The pair is hashed into one number with a large odd factor. Two pairs that collide would count as the same data,
+    which can change a stride in the report and no program.
+    """
     if a is None or b is None:
         return a if b is None else b
     return a * 1_000_003 + b

@@ -1,7 +1,9 @@
-"""Matrix products: a tile of the result a block, a smaller one a thread in registers, factors through shared memory.
+"""SIMT matmul on CUDA cores: block tiles in shared memory, thread tiles in registers, double-buffered (CUTLASS SIMT).
 
-While a block multiplies one piece of the depth, its threads already load the next, and put it into the other half of
-shared memory: one barrier a piece. Every element is one chain of fused multiply-adds in the order of the depth.
+Takes any contraction of float32 or float64 with the elementwise stages that follow it (its epilogue). Each thread has
+tm by tn accumulators. While a block multiplies one k tile, its threads load the next into registers, and then store it
+into the other half of shared memory: one barrier a tile. Every element is one chain of fused multiply-adds in the order
+of k, as on the CPU.
 """
 
 from __future__ import annotations
@@ -20,178 +22,192 @@ from ...tir.epilogue import epilogue_stages
 from ...tir.point_writer import index_of, store_result
 from ...tir.stages import Stage, variables
 from ..threads.launch import barrier, launch, registers, shared, unrolled
-from ..threads.tile_staging import Factor, factor, fetch, pieces, put, span_at
-from .simt_tiling import Tile, choose_tile
+from ..threads.tile_staging import TileLoader, double_buffered, load_global, store_shared, tile_loader, vector_index
+from .simt_tiling import SimtTile, choose_tile
 
-LANES = (
-    4,
-    8,
-)  # threads of a warp along rows and along columns, where a tile has as many: they read few different lines
+# The warp's threads along rows and along columns, where a tile has as many: near a square, so that a warp reads few
+# different elements of A and B (4 + 8 of them instead of 1 + 32), and shared memory broadcasts the rest.
+WARP_SHAPE = (4, 8)
 
 
 @attrs.frozen(eq=False)
-class Job:
-    """One product and what is done on its elements: ``after``."""
+class SimtMatmul:
+    """One matmul and its epilogue.
+
+    ``acc``  [tm * tn], a thread's accumulators
+    ``out``  [threads_m * (bn + 1)], one row of every thread on its way to global memory
+    """
 
     ctx: NestContext
-    one: Contraction
-    after: tuple[Stage, ...]
-    tile: Tile
-    a: Factor
-    b: Factor
-    sums: Any  # [tm * tn], a thread's elements
-    out: Any  # [down * (bn + 1)], a line of elements of each thread on their way out
+    contraction: Contraction
+    epilogue: tuple[Stage, ...]
+    tile: SimtTile
+    a: TileLoader
+    b: TileLoader
+    acc: Any
+    out: Any
 
     @property
-    def steps(self) -> int:
-        return -(-self.one.k // self.tile.bk)
+    def k_steps(self) -> int:
+        return -(-self.contraction.k // self.tile.bk)
 
 
 def matmul_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
-    """How many stages it takes, and the launch; None if the first is no product."""
-    one = read_contraction(ctx.program, stages[0])
-    if one is None:
+    """The number of stages it takes, and the launch; None if the first is no contraction."""
+    contraction = read_contraction(ctx.program, stages[0])
+    if contraction is None:
         return None
-    after = epilogue_stages(ctx, stages[0], stages[1:])
-    return 1 + len(after), product(ctx, one, after)
+    epilogue = epilogue_stages(ctx, stages[0], stages[1:])
+    return 1 + len(epilogue), matmul_launch(ctx, contraction, epilogue)
 
 
-def product(ctx: NestContext, one: Contraction, after: Sequence[Stage]) -> Stmt:
-    """The launch of one product and the map stages done on its elements."""
-    dtype = str(one.stage.buffer.dtype)
-    tile = choose_tile(one.m, one.n, one.k, one.count, 4 if dtype == "float32" else 8)
-    a = factor(ctx, one, one.a, one.rows, tile.bm, tile.bk, tile.threads, 0.0)
-    b = factor(ctx, one, one.b, one.columns, tile.bn, tile.bk, tile.threads, -0.0)
-    sums = registers([tile.tm * tile.tn], dtype, "sums")
-    out = shared([tile.down * (tile.bn + 1)], dtype, "out")
-    job = Job(ctx, one, tuple(after), tile, a, b, sums, out)
-    grid = [one.count, -(-one.n // tile.bn), -(-one.m // tile.bm)]
-    return launch(grid[0] * grid[1] * grid[2], tile.threads, lambda p, t: _block(job, unravel(p, grid), t))
+def matmul_launch(ctx: NestContext, contraction: Contraction, epilogue: Sequence[Stage]) -> Stmt:
+    """The launch of one matmul and the elementwise stages of its epilogue."""
+    c, dtype = contraction, str(contraction.stage.buffer.dtype)
+    tile = choose_tile(c.m, c.n, c.k, c.count, 4 if dtype == "float32" else 8)
+    # Past the end of k, 0 of A meets -0 of B: their product, -0, leaves every sum as it is, a sum of -0 too.
+    a = tile_loader(ctx, c, c.a, c.rows, tile.bm, tile.bk, tile.threads, 0.0)
+    b = tile_loader(ctx, c, c.b, c.columns, tile.bn, tile.bk, tile.threads, -0.0)
+    acc = registers([tile.tm * tile.tn], dtype, "sums")
+    # Rows of `out` are padded by one element: threads that store to one column of several rows have different banks.
+    out = shared([tile.threads_m * (tile.bn + 1)], dtype, "out")
+    matmul = SimtMatmul(ctx, c, tuple(epilogue), tile, a, b, acc, out)
+    grid = [c.count, -(-c.n // tile.bn), -(-c.m // tile.bm)]
+    return launch(grid[0] * grid[1] * grid[2], tile.threads, lambda p, t: _block(matmul, unravel(p, grid), t))
 
 
-def _block(job: Job, places: Sequence[Expr], thread: Expr) -> Stmt:
-    b, column, row = places
-    batch = index_of(job.one.batch, unravel(b, [a.extent for a in job.one.batch]))
-    first = (row * job.tile.bm, column * job.tile.bn)
-    zero = tirx.const(job.one.stage.reduction.init.value, str(job.sums.dtype)) if job.one.stage.reduction else None
-    clear = unrolled(job.tile.tm * job.tile.tn, lambda e: store(job.sums, zero, e), "e")
+def _block(matmul: SimtMatmul, block_coords: Sequence[Expr], thread: Expr) -> Stmt:
+    c, tile, (batch_index, block_n, block_m) = matmul.contraction, matmul.tile, block_coords
+    batch = index_of(c.batch, unravel(batch_index, [a.extent for a in c.batch]))
+    origin = (block_m * tile.bm, block_n * tile.bn)
+    zero = tirx.const(c.stage.reduction.init.value, str(matmul.acc.dtype)) if c.stage.reduction else None
+    clear = unrolled(tile.tm * tile.tn, lambda e: store(matmul.acc, zero, e), "e")
 
-    def load_next(t: Expr) -> Stmt:
-        turn = t * job.tile.bk
-        return seq([
-            fetch(job.a, batch, first[0], job.one.m, turn, thread),
-            fetch(job.b, batch, first[1], job.one.n, turn, thread),
-        ])  # fmt: skip
+    def load_next(step: Expr) -> Stmt:
+        k = step * tile.bk
+        load_a = load_global(matmul.a, batch, origin[0], c.m, k, thread)
+        return seq([load_a, load_global(matmul.b, batch, origin[1], c.n, k, thread)])
 
-    put_next = lambda into: seq([put(f, f.tiles[into], thread) for f in (job.a, job.b)])  # noqa: E731
-    turns = pieces(job.steps, load_next, put_next, lambda half, _: multiply(job, half, thread), _makers(job, thread))
-    buffers = [*job.a.tiles, *job.b.tiles, job.a.mine, job.b.mine, job.sums, job.out]
-    return block([clear, turns, _ends(job, batch, first, thread)], buffers)
+    def store_next(into: int) -> Stmt:
+        return seq([store_shared(loader, loader.tiles[into], thread) for loader in (matmul.a, matmul.b)])
+
+    def multiply(buffer: int, _: Expr) -> Stmt:
+        return multiply_tile(matmul, buffer, thread)
+
+    k_loop = double_buffered(matmul.k_steps, load_next, store_next, multiply, _compute_guard(matmul, thread))
+    staging = [*matmul.a.tiles, *matmul.b.tiles, matmul.a.staging, matmul.b.staging]
+    return block([clear, k_loop, _epilogue(matmul, batch, origin, thread)], [*staging, matmul.acc, matmul.out])
 
 
-def _makers(job: Job, thread: Expr) -> list[Expr]:
+def _compute_guard(matmul: SimtMatmul, thread: Expr) -> list[Expr]:
     """Is it one of the threads that multiply?"""
-    return [thread < i64(job.tile.makers)] if job.tile.makers < job.tile.threads else []
+    tile = matmul.tile
+    return [thread < i64(tile.compute_threads)] if tile.compute_threads < tile.threads else []
 
 
-def spot(tile: Tile, thread: Expr) -> tuple[Expr, Expr]:
-    """The thread's place in the tile, down and across."""
-    rows, columns = LANES
-    if tile.down % rows or tile.across % columns:
-        return tuple(unravel(thread, [tile.down, tile.across]))
-    down, across, y, x = unravel(thread, [tile.down // rows, tile.across // columns, rows, columns])
-    return down * rows + y, across * columns + x
+def thread_coords(tile: SimtTile, thread: Expr) -> tuple[Expr, Expr]:
+    """The thread's place among the tile's ``threads_m`` by ``threads_n`` threads."""
+    rows, columns = WARP_SHAPE
+    if tile.threads_m % rows or tile.threads_n % columns:
+        return tuple(unravel(thread, [tile.threads_m, tile.threads_n]))
+    warp_m, warp_n, y, x = unravel(thread, [tile.threads_m // rows, tile.threads_n // columns, rows, columns])
+    return warp_m * rows + y, warp_n * columns + x
 
 
-def multiply(job: Job, half: int, thread: Expr) -> Stmt:
-    """One piece of the depth, from one tile of each factor."""
-    tile, dtype = job.tile, str(job.sums.dtype)
-    down, across = spot(tile, thread)
-    left, right = registers([tile.tm], dtype, "left"), registers([tile.tn], dtype, "right")
+def multiply_tile(matmul: SimtMatmul, buffer: int, thread: Expr) -> Stmt:
+    """``acc += A B`` over one k tile, as outer products of the thread's rows of A and columns of B."""
+    tile, dtype = matmul.tile, str(matmul.acc.dtype)
+    thread_m, thread_n = thread_coords(tile, thread)
+    a_fragment, b_fragment = registers([tile.tm], dtype, "left"), registers([tile.tn], dtype, "right")
 
-    def element(i: Expr, j: Expr) -> Stmt:
-        place = i * tile.tn + j
-        return store(job.sums, fma(load(left, i), load(right, j), load(job.sums, place)), place)
+    def multiply_add(i: Expr, j: Expr) -> Stmt:
+        e = i * tile.tn + j
+        return store(matmul.acc, fma(load(a_fragment, i), load(b_fragment, j), load(matmul.acc, e)), e)
 
-    def turn(k: Expr) -> Stmt:
+    def step(k: Expr) -> Stmt:
         return seq([
-            *_lines(left, job.a, half, k, down, tile.down),
-            *_lines(right, job.b, half, k, across, tile.across),
-            unrolled(tile.tm, lambda i: unrolled(tile.tn, lambda j: element(i, j), "j"), "i"),
+            *_load_fragment(a_fragment, matmul.a, buffer, k, thread_m, tile.threads_m),
+            *_load_fragment(b_fragment, matmul.b, buffer, k, thread_n, tile.threads_n),
+            unrolled(tile.tm, lambda i: unrolled(tile.tn, lambda j: multiply_add(i, j), "j"), "i"),
         ])  # fmt: skip
 
-    return block([unrolled(tile.bk, turn, "k")], [left, right])
+    return block([unrolled(tile.bk, step, "k")], [a_fragment, b_fragment])
 
 
-def _lines(into: Any, f: Factor, half: int, k: Expr, place: Expr, places: int) -> list[Stmt]:
-    """A thread's lines of a factor in pieces of at most four neighbours; those of the threads lie side by side."""
-    each = int(into.shape[0])
-    wide = piece(each, str(into.dtype))
-    return [
-        store(
-            into,
-            load(f.tiles[half], span_at(k * f.line + line_of(i64(p), place, places, wide), wide)),
-            span_at(i64(p), wide),
+def _load_fragment(fragment: Any, loader: TileLoader, buffer: int, k: Expr, thread: Expr, threads: int) -> list[Stmt]:
+    """A thread's elements of an operand at ``k``, in vectors; vectors of the threads lie side by side."""
+    count = int(fragment.shape[0])
+    vector = vector_width(count, str(fragment.dtype))
+    stmts = []
+    for i in range(0, count, vector):
+        offset = k * loader.pitch + tile_coord(i64(i), thread, threads, vector)
+        stmts.append(
+            store(fragment, load(loader.tiles[buffer], vector_index(offset, vector)), vector_index(i64(i), vector))
         )
-        for p in range(0, each, wide)
-    ]
+    return stmts
 
 
-def piece(each: int, dtype: str) -> int:
-    """Elements of ``each`` that are read at once: 16 bytes at most."""
-    return min(each, 4 if dtype == "float32" else 2)
+def vector_width(count: int, dtype: str) -> int:
+    """Elements of ``count`` that are read at once: 16 bytes at most."""
+    return min(count, 4 if dtype == "float32" else 2)
 
 
-def line_of(i: Expr, place: Expr, places: int, wide: int) -> Expr:
-    """The line within a tile that is line ``i`` of the thread at ``place``: pieces of ``wide`` side by side."""
-    return tirx.floordiv(i, i64(wide)) * (places * wide) + place * wide + tirx.floormod(i, i64(wide))
+def tile_coord(i: Expr, thread: Expr, threads: int, vector: int) -> Expr:
+    """The row or column within the block's tile of a thread's ``i``-th.
+
+    A thread's are vectors, ``threads`` vectors apart, so that the vectors of neighbouring threads are neighbours and
+    fill the banks of shared memory.
+    """
+    return tirx.floordiv(i, i64(vector)) * (threads * vector) + thread * vector + tirx.floormod(i, i64(vector))
 
 
-def _ends(job: Job, batch: dict[Any, Expr], first: tuple[Expr, Expr], thread: Expr) -> Stmt:
-    """The elements out: one line of each thread at a time through shared memory, so that neighbouring threads store
-    neighbours in memory, and what is done on an element stands once a line."""
-    tile, dtype = job.tile, str(job.sums.dtype)
-    down, across = spot(tile, thread)
-    width, total = tile.bn + 1, tile.down * tile.bn
+def _epilogue(matmul: SimtMatmul, batch: dict[Any, Expr], origin: tuple[Expr, Expr], thread: Expr) -> Stmt:
+    """Stores the elements, one row of each thread at a time through shared memory: so neighbouring threads store
+    neighbours in memory, and the text of the epilogue stands once for a row instead of once for an element."""
+    tile, dtype = matmul.tile, str(matmul.acc.dtype)
+    thread_m, thread_n = thread_coords(tile, thread)
+    pitch, total = tile.bn + 1, tile.threads_m * tile.bn
 
-    def lay(i: Expr) -> Stmt:
-        def one(j: Expr) -> Stmt:
-            column = line_of(j, across, tile.across, piece(tile.tn, dtype))
-            return store(job.out, load(job.sums, i * tile.tn + j), down * width + column)
+    def stage_row(i: Expr) -> Stmt:
+        def stage_element(j: Expr) -> Stmt:
+            column = tile_coord(j, thread_n, tile.threads_n, vector_width(tile.tn, dtype))
+            return store(matmul.out, load(matmul.acc, i * tile.tn + j), thread_m * pitch + column)
 
-        every = unrolled(tile.tn, one, "j")
-        makers = _makers(job, thread)
-        return tirx.IfThenElse(tirx.all(*makers), every, None) if makers else every
+        elements = unrolled(tile.tn, stage_element, "j")
+        guard = _compute_guard(matmul, thread)
+        return tirx.IfThenElse(tirx.all(*guard), elements, None) if guard else elements
 
-    def take(i: Expr, s: Expr) -> Stmt:
+    def finish(i: Expr, s: Expr) -> Stmt:
         flat = s * tile.threads + thread
-        across_first = unravel(flat, [tile.down, tile.bn])
-        place, c = across_first if not _stores_rows(job.one) else unravel(flat, [tile.bn, tile.down])[::-1]
-        row = line_of(i, place, tile.down, piece(tile.tm, dtype))
-        inside = [flat < i64(total)] if total % tile.threads else []
-        return _element(job, batch, first[0] + row, first[1] + c, load(job.out, place * width + c), inside)
+        row_major = unravel(flat, [tile.threads_m, tile.bn])
+        column_major = unravel(flat, [tile.bn, tile.threads_m])[::-1]
+        out_row, column = column_major if _is_stored_transposed(matmul.contraction) else row_major
+        row = tile_coord(i, out_row, tile.threads_m, vector_width(tile.tm, dtype))
+        guard = [flat < i64(total)] if total % tile.threads else []
+        value = load(matmul.out, out_row * pitch + column)
+        return _finish_element(matmul, batch, (origin[0] + row, origin[1] + column), value, guard)
 
-    def line(i: Expr) -> Stmt:
-        takes = loop(-(-total // tile.threads), lambda s: take(i, s), name="s")
-        return seq([lay(i), barrier(), takes, barrier()])
+    def row(i: Expr) -> Stmt:
+        finished = loop(-(-total // tile.threads), lambda s: finish(i, s), name="s")
+        return seq([stage_row(i), barrier(), finished, barrier()])
 
-    return unrolled(tile.tm, line, "i")
-
-
-def _element(
-    job: Job, batch: dict[Any, Expr], row: Expr, column: Expr, value: Expr, inside: list[Expr]
-) -> Stmt:  # fmt: skip
-    """One finished element stored, and the stages that follow on it."""
-    one, tile = job.one, job.tile
-    here = batch | index_of(one.rows, unravel(row, [a.extent for a in one.rows]))
-    here |= index_of(one.columns, unravel(column, [a.extent for a in one.columns]))
-    inside = inside + ([row < i64(one.m)] if one.m % tile.bm else [])
-    inside += [column < i64(one.n)] if one.n % tile.bn else []
-    done = store_result(job.ctx, one.stage, here, value, job.after)
-    return tirx.IfThenElse(tirx.all(*inside), done, None) if inside else done
+    return unrolled(tile.tm, row, "i")
 
 
-def _stores_rows(one: Contraction) -> bool:
-    """Do neighbouring rows lie side by side where the product is stored?"""
-    last = variables(one.stage.indices[-1])
-    return any(a.var in last for a in one.rows)
+def _finish_element(
+    matmul: SimtMatmul, batch: dict[Any, Expr], position: tuple[Expr, Expr], value: Expr, guard: list[Expr]
+) -> Stmt:
+    """One finished element stored, and the epilogue on it, where it is within the result."""
+    c, tile, (row, column) = matmul.contraction, matmul.tile, position
+    coords = batch | index_of(c.rows, unravel(row, [a.extent for a in c.rows]))
+    coords |= index_of(c.columns, unravel(column, [a.extent for a in c.columns]))
+    guard = guard + ([row < i64(c.m)] if c.m % tile.bm else [])
+    guard += [column < i64(c.n)] if c.n % tile.bn else []
+    stmt = store_result(matmul.ctx, c.stage, coords, value, matmul.epilogue)
+    return tirx.IfThenElse(tirx.all(*guard), stmt, None) if guard else stmt
+
+
+def _is_stored_transposed(contraction: Contraction) -> bool:
+    """Are neighbours in the result's memory neighbouring rows of the product?"""
+    last = variables(contraction.stage.indices[-1])
+    return any(a.var in last for a in contraction.rows)

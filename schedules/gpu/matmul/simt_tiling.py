@@ -1,5 +1,8 @@
-"""How one matrix product is cut for a GPU: the tile of a block, that of a thread, and the turns of the depth that lie
-in shared memory at a time. Neither changes a bit: an element is summed by one thread, in the order of the depth."""
+"""Tile sizes of a SIMT matmul (CUDA cores), chosen by a cost model from its shape.
+
+A block computes a bm by bn tile of the result, bk of k at a time in shared memory; a thread computes tm by tn of it in
+registers (as in CUTLASS's SIMT GEMM). No tile changes a bit: an element is summed by one thread, in the order of k.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,21 @@ import attrs
 
 from ..threads.launch import WARP
 
-BLOCKS = 128  # blocks side by side that fill a GPU; the same for every card, as one library serves them all
-MULTIPLIERS = 128  # multiply-adds that a multiprocessor starts a cycle
-SHARED_WARP = 128  # bytes that it reads from shared memory a cycle
-GLOBAL = 20  # bytes that reach it from global memory a cycle
-SECTOR = 8  # elements of 4 bytes that memory gives at least, which lie along rows or columns where depth does not
-STEP = 120  # cycles from one barrier to the next that a block spends waiting, whatever it computes
-LATENCY = 5  # cycles from a multiply-add to the next in its chain
-RESIDENT = 2  # blocks that hide each other's waiting
+# The cost model of a nominal GPU, from data sheets (of the A100's class), not measured: one library serves every card.
+# If a number is wrong, a slower tile is chosen; bits stay.
+CONCURRENT_BLOCKS = 128  # blocks that fill the GPU: one on each of some hundred multiprocessors
+FMAS_PER_CYCLE = 128  # multiply-adds of a multiprocessor a cycle
+SHARED_BYTES_PER_CYCLE = 128  # a multiprocessor reads from shared memory: 32 banks of 4 bytes
+GLOBAL_BYTES_PER_CYCLE = 20  # a multiprocessor gets from global memory: its share of some 2 TB/s
+SECTOR_FLOATS = 8  # 4-byte elements of the least that memory gives: a thinner tile loads as much
+STEP_CYCLES = 120  # latency of one k step that a block cannot hide: its barrier and a trip to shared memory
+FMA_LATENCY = 5  # cycles from a multiply-add to the next in its chain
+RESIDENT_BLOCKS = 2  # blocks on a multiprocessor that hide each other's latency
 
 
 @attrs.frozen
-class Tile:
-    """A block makes ``bm`` rows by ``bn`` columns, ``bk`` turns of the depth at a time; a thread ``tm`` by ``tn``."""
+class SimtTile:
+    """A block's tile is ``bm`` rows by ``bn`` columns, ``bk`` of k at a time; a thread's ``tm`` by ``tn``."""
 
     bm: int
     bn: int
@@ -28,54 +33,56 @@ class Tile:
     tn: int
 
     @property
-    def down(self) -> int:
-        """Threads along the rows."""
+    def threads_m(self) -> int:
         return self.bm // self.tm
 
     @property
-    def across(self) -> int:
-        """Threads along the columns."""
+    def threads_n(self) -> int:
         return self.bn // self.tn
 
     @property
-    def makers(self) -> int:
+    def compute_threads(self) -> int:
         """Threads that multiply."""
-        return self.down * self.across
+        return self.threads_m * self.threads_n
 
     @property
     def threads(self) -> int:
-        """Threads of a block: all load, the first ``makers`` of them multiply."""
-        return max(128, self.makers)
+        """Threads of a block: all load, the first ``compute_threads`` of them multiply."""
+        return max(128, self.compute_threads)
 
 
 TILES = (
-    Tile(128, 128, 8, 8, 8), Tile(128, 64, 16, 8, 4), Tile(64, 128, 16, 4, 8), Tile(64, 64, 16, 4, 4),
-    Tile(32, 64, 32, 4, 2), Tile(64, 32, 32, 2, 4), Tile(32, 32, 32, 2, 2), Tile(16, 64, 32, 2, 2),
-    Tile(16, 32, 32, 2, 1), Tile(8, 64, 32, 2, 2), Tile(8, 32, 64, 2, 1), Tile(8, 8, 64, 1, 1),
-    Tile(4, 32, 64, 1, 1), Tile(1, 64, 64, 1, 1), Tile(1, 32, 64, 1, 1),
+    SimtTile(128, 128, 8, 8, 8), SimtTile(128, 64, 16, 8, 4), SimtTile(64, 128, 16, 4, 8), SimtTile(64, 64, 16, 4, 4),
+    SimtTile(32, 64, 32, 4, 2), SimtTile(64, 32, 32, 2, 4), SimtTile(32, 32, 32, 2, 2), SimtTile(16, 64, 32, 2, 2),
+    SimtTile(16, 32, 32, 2, 1), SimtTile(8, 64, 32, 2, 2), SimtTile(8, 32, 64, 2, 1), SimtTile(8, 8, 64, 1, 1),
+    SimtTile(4, 32, 64, 1, 1), SimtTile(1, 64, 64, 1, 1), SimtTile(1, 32, 64, 1, 1),
 )  # fmt: skip
 
 
-def choose_tile(m: int, n: int, k: int, count: int, item: int) -> Tile:
-    """The tile with the fewest cycles for ``count`` products, of those the one with the fewest elements past the edges;
-    ``item``: bytes of an element. A thread has registers for 64 elements of 4 bytes, or 16 of 8, beside what it
-    reads."""
+def choose_tile(m: int, n: int, k: int, count: int, item_bytes: int) -> SimtTile:
+    """The tile with the fewest estimated cycles for ``count`` products of elements of ``item_bytes``.
 
-    def rank(t: Tile) -> tuple[float, int, int]:
-        return price(t, m, n, k, count, item), -(-m // t.bm) * t.bm * -(-n // t.bn) * t.bn, -t.bm * t.bn
+    Of equals, the one with the fewest elements past the edges, then the largest. Accumulators are at most 64 registers:
+    64 elements of 4 bytes, or 16 of 8 (32 would leave too few for what a thread reads).
+    """
 
-    return min((t for t in TILES if item == 4 or t.tm * t.tn <= 16), key=rank)
+    def rank(t: SimtTile) -> tuple[float, int, int]:
+        return cycles(t, m, n, k, count, item_bytes), -(-m // t.bm) * t.bm * -(-n // t.bn) * t.bn, -t.bm * t.bn
+
+    return min((t for t in TILES if item_bytes == 4 or t.tm * t.tn <= 16), key=rank)
 
 
-def price(tile: Tile, m: int, n: int, k: int, count: int, item: int) -> float:
-    """Cycles of the busiest multiprocessor: what its blocks compute and load, or what they wait for, the longer."""
+def cycles(tile: SimtTile, m: int, n: int, k: int, count: int, item_bytes: int) -> float:
+    """Estimated cycles of the busiest multiprocessor: the longer of its throughput and its latency."""
     blocks = count * -(-m // tile.bm) * -(-n // tile.bn)
-    mine = -(-blocks // BLOCKS)
+    blocks_each = -(-blocks // CONCURRENT_BLOCKS)
     steps = -(-k // tile.bk)
-    warps = -(-tile.makers // WARP)
-    multiplied = tile.bm * tile.bn / MULTIPLIERS
-    read = warps * (tile.tm + tile.tn) * item * WARP / 2 / SHARED_WARP  # neighbours read the same: half of it at most
-    loaded = (max(SECTOR, min(tile.bm, m)) + max(SECTOR, min(tile.bn, n))) * item / GLOBAL
-    busy = mine * tile.bk * max(multiplied, read, loaded)
-    waits = -(-mine // RESIDENT) * (STEP + tile.bk * LATENCY)
-    return steps * max(busy, waits)
+    warps = -(-tile.compute_threads // WARP)
+    multiplied = tile.bm * tile.bn / FMAS_PER_CYCLE
+    # Neighbouring threads read the same elements of A or of B, which shared memory broadcasts: at most half is traffic.
+    read = warps * (tile.tm + tile.tn) * item_bytes * WARP / 2 / SHARED_BYTES_PER_CYCLE
+    floats = max(SECTOR_FLOATS, min(tile.bm, m)) + max(SECTOR_FLOATS, min(tile.bn, n))
+    loaded = floats * item_bytes / GLOBAL_BYTES_PER_CYCLE
+    throughput = blocks_each * tile.bk * max(multiplied, read, loaded)
+    latency = -(-blocks_each // RESIDENT_BLOCKS) * (STEP_CYCLES + tile.bk * FMA_LATENCY)
+    return steps * max(throughput, latency)

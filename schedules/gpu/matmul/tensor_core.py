@@ -1,11 +1,11 @@
-"""Products of halves (bfloat16, float16) on matrix units: ``mma.sync`` of m16n8k16, sums in float32.
+"""Tensor-core matmul of bfloat16 or float16: ``mma.sync.m16n8k16``, float32 accumulators, split-K (CUTLASS).
 
-A block makes a tile of the product. Copies to shared memory run some stages ahead of the products; each thread's sums
-go by way of shared memory to the stages that follow, so that neighbours in memory are written by neighbours.
+Takes a contraction of 16-bit tensors into float32 with its epilogue. A block computes a tile of the result with a
+multistage pipeline of ``cp.async`` copies (``async_pipeline.py``); the epilogue goes through shared memory.
 
-The order of a sum follows from its depth alone: it is the sum, in order, of the sums of its pieces
-(``tiles.piece_of``); where tiles are few the pieces are blocks of their own, whose sums a second launch adds. Inside a
-piece the order is the matrix unit's.
+The order of a sum follows from its k alone: it is the sum, in order, of the sums of its slices (``slice_k``). One block
+makes a tile's slices in series, or each slice is a block's and a second launch adds them. Inside a slice, instructions
+add in the order of k; inside an instruction NVIDIA does not specify the order.
 """
 
 from __future__ import annotations
@@ -22,122 +22,134 @@ from ...tir.contraction import Contraction, read_contraction
 from ...tir.epilogue import epilogue_stages
 from ...tir.point_writer import index_of, store_result
 from ...tir.stages import Stage
-from ..threads.async_pipeline import Block, products, write
-from ..threads.half_operands import Operand, operands
-from ..threads.launch import launch, over, registers, shared, unrolled
-from ..threads.mma_fragments import clear, registers_of, sums_of, warp_of
-from ..threads.mma_tiling import Cut, Tile, cut
+from ..threads.async_pipeline import MatmulBlock, k_loop, write_tile
+from ..threads.half_operands import HalfOperand, half_operands
+from ..threads.launch import launch, launch_per_point, registers, shared, unrolled
+from ..threads.mma_fragments import accumulators_of, clear, fragments_of, warp_of
+from ..threads.mma_tiling import MmaTile, MmaTiling, choose_tiling
 
-LEAST = 16  # depth of one instruction: shorter products are the other nests'
+MIN_K = 16  # k of one instruction: shorter contractions are left to the SIMT matmul
 
 
 @attrs.frozen(eq=False)
-class Job:
-    """One product and how it is done."""
+class TensorCoreMatmul:
+    """One matmul, its tiling and its epilogue."""
 
     ctx: NestContext
-    one: Contraction
-    a: Operand
-    b: Operand
-    cut: Cut
-    after: tuple[Stage, ...]
+    contraction: Contraction
+    a: HalfOperand
+    b: HalfOperand
+    tiling: MmaTiling
+    epilogue: tuple[Stage, ...]
 
     @property
-    def tile(self) -> Tile:
-        return self.cut.tile
+    def tile(self) -> MmaTile:
+        return self.tiling.tile
 
 
 def mma_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
-    """How many stages it takes, and the launches; None if the first is no product of halves."""
-    one = read_contraction(ctx.program, stages[0])
-    found = operands(one) if one is not None else None
-    if one is None or found is None or one.k < LEAST or str(one.stage.buffer.dtype) != "float32":
+    """The number of stages it takes, and the launches; None if the first is no contraction of 16-bit tensors."""
+    c = read_contraction(ctx.program, stages[0])
+    operands = half_operands(c) if c is not None else None
+    if c is None or operands is None or c.k < MIN_K or str(c.stage.buffer.dtype) != "float32":
         return None
-    if any(operand.read.source in ctx.virtual.stages for operand in found):
+    # An inlined producer has no memory that cp.async could copy from.
+    if any(operand.read.source in ctx.virtual.stages for operand in operands):
         return None
-    after = epilogue_stages(ctx, stages[0], stages[1:])
-    job = Job(ctx, one, *found, cut(one.m, one.n, one.k, one.count), tuple(after))
-    return 1 + len(after), _apart(job) if job.cut.apart else _whole(job)
+    epilogue = epilogue_stages(ctx, stages[0], stages[1:])
+    matmul = TensorCoreMatmul(ctx, c, *operands, choose_tiling(c.m, c.n, c.k, c.count), tuple(epilogue))
+    return 1 + len(epilogue), _parallel_split_k(matmul) if matmul.tiling.parallel else _serial_split_k(matmul)
 
 
-def _whole(job: Job) -> Stmt:
-    """Each block makes whole sums of its tile, piece after piece."""
+def _serial_split_k(matmul: TensorCoreMatmul) -> Stmt:
+    """One launch: each block makes all slices of its tile, one after the other, and adds them up in ``total``."""
+    c, tiling = matmul.contraction, matmul.tiling
 
-    def body(number: Expr, thread: Expr) -> Stmt:
-        here = _block(job, unravel(number, _grid(job)), thread)
-        mine, total = registers_of(job.tile), sums_of(job.tile, "total")
-        long = job.cut.pieces > 1
+    def body(block_index: Expr, thread: Expr) -> Stmt:
+        block = _matmul_block(matmul, unravel(block_index, _grid(matmul)), thread)
+        fragments, total = fragments_of(matmul.tile), accumulators_of(matmul.tile, "total")
+        split = tiling.slices > 1
 
-        def end(turn: Expr) -> list[Stmt]:
-            if not long:
+        def end_slice(step: Expr) -> list[Stmt]:
+            if not split:
                 return []
-            whole = tirx.EQ(tirx.floormod(turn, i64(job.cut.piece)), i64(job.cut.piece - 1))
-            last = tirx.any(whole, tirx.EQ(turn, i64(job.cut.turns - 1)))
-            return [tirx.IfThenElse(last, seq([_add(total, mine.sums), clear(mine.sums)]), None)]
+            is_full = tirx.EQ(tirx.floormod(step, i64(tiling.slice_steps)), i64(tiling.slice_steps - 1))
+            is_last = tirx.any(is_full, tirx.EQ(step, i64(tiling.k_steps - 1)))
+            return [tirx.IfThenElse(is_last, seq([_add(total, fragments.acc), clear(fragments.acc)]), None)]
 
-        steps = products(here, mine, i64(0), i64(job.cut.turns), end)
-        result = write(here, total if long else mine.sums, job.one.m, job.one.n, _finish(job, here.batch))
-        starts = [clear(mine.sums), *([clear(total)] if long else [])]
-        return _launched([here.shared, *mine.buffers, *([total] if long else [])], [*starts, *steps, result])
+        steps = k_loop(block, fragments, i64(0), i64(tiling.k_steps), end_slice)
+        result = write_tile(block, total if split else fragments.acc, c.m, c.n, _finish(matmul, block.batch))
+        clears = [clear(fragments.acc), *([clear(total)] if split else [])]
+        buffers = [block.shared, *fragments.buffers, *([total] if split else [])]
+        return _block_body(buffers, [*clears, *steps, result])
 
-    return launch(job.cut.tiles, job.tile.threads, body)
+    return launch(tiling.tiles, matmul.tile.threads, body)
 
 
-def _apart(job: Job) -> Stmt:
-    """Each block makes a piece of its tile's sums; a thread an element adds the pieces."""
-    one = job.one
-    partial = scratch([job.cut.pieces, one.count, one.m, one.n], "float32", "pieces")
+def _parallel_split_k(matmul: TensorCoreMatmul) -> Stmt:
+    """Two launches: each block makes one slice of its tile, then one thread an element adds the slices in order."""
+    c, tiling = matmul.contraction, matmul.tiling
+    partial = scratch([tiling.slices, c.count, c.m, c.n], "float32", "pieces")
 
-    def body(number: Expr, thread: Expr) -> Stmt:
-        piece, *rest = unravel(number, [job.cut.pieces, *_grid(job)])
-        here, mine = _block(job, rest, thread), registers_of(job.tile)
-        first = piece * job.cut.piece
-        turns = tirx.min(i64(job.cut.piece), i64(job.cut.turns) - first)
-        steps = products(here, mine, first, turns, lambda _: [])
-        keep = lambda row, column, value: store(partial, value, piece, here.batch, row, column)  # noqa: E731
-        result = write(here, mine.sums, one.m, one.n, keep)
-        return _launched([here.shared, *mine.buffers], [clear(mine.sums), *steps, result])
+    def body(block_index: Expr, thread: Expr) -> Stmt:
+        k_slice, *tile_coords = unravel(block_index, [tiling.slices, *_grid(matmul)])
+        block, fragments = _matmul_block(matmul, tile_coords, thread), fragments_of(matmul.tile)
+        first = k_slice * tiling.slice_steps
+        steps = tirx.min(i64(tiling.slice_steps), i64(tiling.k_steps) - first)
+        stmts = k_loop(block, fragments, first, steps, lambda _: [])
 
-    def add(flat: Expr) -> Stmt:
-        batch, row, column = unravel(flat, [one.count, one.m, one.n])
+        def store_partial(row: Expr, column: Expr, value: Expr) -> Stmt:
+            return store(partial, value, k_slice, block.batch, row, column)
+
+        result = write_tile(block, fragments.acc, c.m, c.n, store_partial)
+        return _block_body([block.shared, *fragments.buffers], [clear(fragments.acc), *stmts, result])
+
+    def add_slices(point: Expr) -> Stmt:
+        batch, row, column = unravel(point, [c.count, c.m, c.n])
         total = registers([1], "float32", "total")
-        term = lambda piece: load(partial, piece, batch, row, column)  # noqa: E731
-        grow = loop(job.cut.pieces, lambda piece: store(total, load(total, i64(0)) + term(piece), i64(0)))
-        done = _finish(job, batch)(row, column, load(total, i64(0)))
-        return seq([tirx.AllocBuffer(total), clear(total), grow, done])
 
-    return seq([launch(job.cut.pieces * job.cut.tiles, job.tile.threads, body), over(one.count * one.m * one.n, add)])
+        def add(k_slice: Expr) -> Stmt:
+            return store(total, load(total, i64(0)) + load(partial, k_slice, batch, row, column), i64(0))
 
+        finished = _finish(matmul, batch)(row, column, load(total, i64(0)))
+        return seq([tirx.AllocBuffer(total), clear(total), loop(tiling.slices, add), finished])
 
-def _grid(job: Job) -> list[int]:
-    """Which of the batch, and the tile's place: blocks that are neighbours read the same rows."""
-    return [job.one.count, -(-job.one.m // job.tile.rows), -(-job.one.n // job.tile.columns)]
+    slices = launch(tiling.slices * tiling.tiles, matmul.tile.threads, body)
+    return seq([slices, launch_per_point(c.count * c.m * c.n, add_slices)])
 
 
-def _block(job: Job, places: Sequence[Expr], thread: Expr) -> Block:
-    batch, down, across = places
-    memory = shared([job.tile.halves * job.tile.stages], "uint16", "tile")
-    row, column = down * job.tile.rows, across * job.tile.columns
-    return Block(job.tile, memory, thread, warp_of(job.tile, thread), row, column, batch, job.a, job.b)
+def _grid(matmul: TensorCoreMatmul) -> list[int]:
+    """Batch, tiles along m, tiles along n: blocks that run side by side read the same rows of A, which L2 then has."""
+    c, tile = matmul.contraction, matmul.tile
+    return [c.count, -(-c.m // tile.rows), -(-c.n // tile.columns)]
 
 
-def _add(total: Any, sums: Any) -> Stmt:
-    return unrolled(int(sums.shape[0]), lambda i: store(total, load(total, i) + load(sums, i), i))
+def _matmul_block(matmul: TensorCoreMatmul, tile_coords: Sequence[Expr], thread: Expr) -> MatmulBlock:
+    tile, (batch, tile_m, tile_n) = matmul.tile, tile_coords
+    memory = shared([tile.stage_halves * tile.stages], "uint16", "tile")
+    row, column = tile_m * tile.rows, tile_n * tile.columns
+    return MatmulBlock(tile, memory, thread, warp_of(tile, thread), row, column, batch, matmul.a, matmul.b)
 
 
-def _finish(job: Job, batch: Expr) -> Callable[[Expr, Expr, Expr], Stmt]:
-    one = job.one
+def _add(total: Any, acc: Any) -> Stmt:
+    return unrolled(int(acc.shape[0]), lambda i: store(total, load(total, i) + load(acc, i), i))
+
+
+def _finish(matmul: TensorCoreMatmul, batch: Expr) -> Callable[[Expr, Expr, Expr], Stmt]:
+    """What stores an element of a product of the batch and does the epilogue on it."""
+    c = matmul.contraction
 
     def element(row: Expr, column: Expr, value: Expr) -> Stmt:
-        mine: dict[Any, Expr] = {}
-        for axes, flat in ((one.batch, batch), (one.rows, row), (one.columns, column)):
-            mine |= index_of(axes, unravel(flat, [a.extent for a in axes]))
-        return store_result(job.ctx, one.stage, mine, value, job.after)
+        coords: dict[Any, Expr] = {}
+        for axes, flat in ((c.batch, batch), (c.rows, row), (c.columns, column)):
+            coords |= index_of(axes, unravel(flat, [a.extent for a in axes]))
+        return store_result(matmul.ctx, c.stage, coords, value, matmul.epilogue)
 
     return element
 
 
-def _launched(buffers: Sequence[Any], statements: Sequence[Stmt]) -> Stmt:
-    """A block's statements; loops that name registers are left to the compiler to unroll, so that the text is short."""
+def _block_body(buffers: Sequence[Any], statements: Sequence[Stmt]) -> Stmt:
+    """A block's statements. Loops that index registers are left to nvcc to unroll: unrolled here, the text of a 128 by
+    128 tile would take it long to compile."""
     body = seq([*(tirx.AllocBuffer(b) for b in buffers), *statements])
     return tirx.AttrStmt(i64(0), "pragma_unroll_explicit", i64(0), body)

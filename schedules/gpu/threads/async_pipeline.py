@@ -1,4 +1,10 @@
-"""A block's products: tiles of both factors come to shared memory some stages ahead of the products that use them."""
+"""The software pipeline of a tensor-core matmul: ``cp.async`` copies run ahead of the k loop (CUTLASS multistage).
+
+Tiles of A and B come to a ring of ``stages`` buffers in shared memory, ``stages - 1`` tiles ahead of the ``mma`` that
+use them, with one barrier an iteration. The epilogue hands finished elements on by way of shared memory, so that
+neighbouring threads have neighbouring columns. The sum of an element runs over k in order, one instruction after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +17,19 @@ from tvm import tirx
 from ...tir.builder import Expr, Stmt, i64, load, loop, seq, store
 from ...tir.context import dynamic_loop
 from . import ptx
-from .half_operands import Operand
+from .half_operands import HalfOperand
 from .launch import WARP, barrier, registers, unrolled
-from .mma_fragments import MATRIX, UNIT, Factor, Layout, Registers, Warp, multiply, place
-from .mma_tiling import DEPTH, Tile
+from .mma_fragments import CHUNK, MMA_TILE, Fragments, Layout, SharedOperand, Warp, accumulator_coords, warp_mma
+from .mma_tiling import TILE_K, MmaTile
 
-Place = tuple[Expr, Expr, Expr]  # of a tile: which of the batch, its first line, its first depth
+TileOrigin = tuple[Expr, Expr, Expr]  # of an operand's tile: its batch, its first row of A or column of B, its first k
 
 
 @attrs.frozen(eq=False)
-class Part:
-    """One block's part of a product: the thread, and where the block's rows and columns begin."""
+class BlockTile:
+    """A block's tile of the result: the thread and its warp, and the tile's first row and column."""
 
-    tile: Tile
+    tile: MmaTile
     shared: Any
     thread: Expr
     warp: Warp
@@ -32,109 +38,128 @@ class Part:
 
 
 @attrs.frozen(eq=False)
-class Block(Part):
-    """Which of the batch it makes, of which factors."""
+class MatmulBlock(BlockTile):
+    """A block's tile of one product of the batch, and the product's operands."""
 
     batch: Expr
-    a: Operand
-    b: Operand
+    a: HalfOperand
+    b: HalfOperand
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
-        return Layout(self.tile.rows, self.a.by_depth), Layout(self.tile.columns, self.b.by_depth)
+        return Layout(self.tile.rows, self.a.mn_major), Layout(self.tile.columns, self.b.mn_major)
 
-    def starts(self, turn: Expr) -> tuple[Expr, Expr]:
-        """Where the tiles of A and B of a turn lie."""
-        start = tirx.floormod(turn, i64(self.tile.stages)) * self.tile.halves
-        return start, start + self.tile.rows * DEPTH
+    def stage_offsets(self, step: Expr) -> tuple[Expr, Expr]:
+        """Where the tiles of A and B of an iteration lie in the ring of stages."""
+        start = tirx.floormod(step, i64(self.tile.stages)) * self.tile.stage_halves
+        return start, start + self.tile.rows * TILE_K
 
 
-def products(
-    block: Block, mine: Registers, first: Expr, turns: Expr, then: Callable[[Expr], Sequence[Stmt]]
+def k_loop(
+    block: MatmulBlock,
+    fragments: Fragments,
+    first: Expr,
+    steps: Expr,
+    after_step: Callable[[Expr], Sequence[Stmt]],
 ) -> list[Stmt]:
-    """``mine.sums += A B`` for ``turns`` depths of a tile from the ``first`` on, and ``then(turn)`` after each."""
-    ahead = block.tile.stages - 1
+    """``acc += A B`` over ``steps`` tiles of k from tile ``first`` on, and ``after_step(step)`` after each."""
+    prefetch_distance = block.tile.stages - 1
 
-    def bring(turn: Expr) -> Stmt:
-        copies = seq(_copies(block, turn, first + turn))
-        return seq([tirx.IfThenElse(turn < turns, copies, None), ptx.commit()])
+    def prefetch(step: Expr) -> Stmt:
+        copies = seq(_copies(block, step, first + step))
+        # Past the end an empty group is committed, so that ``wait_group`` counts the same in every iteration.
+        return seq([tirx.IfThenElse(step < steps, copies, None), ptx.commit_group()])
 
-    def turn(now: Expr) -> Stmt:
-        # One barrier: what arrived is seen by all, and all are done with the stage that is filled next.
-        step = [ptx.wait(ahead - 1), barrier(), bring(now + ahead)]
-        factors = [
-            Factor(block.shared, start, layout, letter == "a")
-            for start, layout, letter in zip(block.starts(now), block.layouts, "ab", strict=True)
+    def iteration(step: Expr) -> Stmt:
+        # One barrier does both: after it all see the tiles that have arrived, and all are done with the stage that the
+        # next prefetch overwrites.
+        arrive = [ptx.wait_group(prefetch_distance - 1), barrier(), prefetch(step + prefetch_distance)]
+        operands = [
+            SharedOperand(block.shared, start, layout, letter == "a")
+            for start, layout, letter in zip(block.stage_offsets(step), block.layouts, "ab", strict=True)
         ]
-        return seq([*step, multiply(block.tile, block.warp, mine, factors, block.a.dtype), *then(now)])
+        mma = warp_mma(block.tile, block.warp, fragments, operands, block.a.dtype)
+        return seq([*arrive, mma, *after_step(step)])
 
-    return [unrolled(ahead, bring, "ahead"), dynamic_loop(turns, turn, "turn"), barrier()]
-
-
-def _copies(block: Block, turn: Expr, k: Expr) -> list[Stmt]:
-    parts = zip((block.a, block.b), block.layouts, block.starts(turn), (block.row, block.column), strict=True)
-    return [_copy(block, *part, k * DEPTH) for part in parts]
+    # The last barrier lets the epilogue reuse the shared memory.
+    return [unrolled(prefetch_distance, prefetch, "ahead"), dynamic_loop(steps, iteration, "turn"), barrier()]
 
 
-def _copy(block: Block, operand: Operand, layout: Layout, start: Expr, line: Expr, k: Expr) -> Stmt:
-    place = block.batch, line, k
-    return copy_tile(block.shared, start, layout, operand, place, block.thread, block.tile.threads)
+def _copies(block: MatmulBlock, step: Expr, k_tile: Expr) -> list[Stmt]:
+    tiles = zip((block.a, block.b), block.layouts, block.stage_offsets(step), (block.row, block.column), strict=True)
+    return [_copy(block, *tile, k_tile * TILE_K) for tile in tiles]
 
 
-def copy_tile(
-    memory: Any, start: Expr, layout: Layout, operand: Operand, place: Place, thread: Expr, threads: int
+def _copy(block: MatmulBlock, operand: HalfOperand, layout: Layout, start: Expr, mn: Expr, k: Expr) -> Stmt:
+    origin = block.batch, mn, k
+    return copy_tile_async(block.shared, start, layout, operand, origin, block.thread, block.tile.threads)
+
+
+def copy_tile_async(
+    memory: Any, start: Expr, layout: Layout, operand: HalfOperand, origin: TileOrigin, thread: Expr, threads: int
 ) -> Stmt:
-    """The tile at ``place`` to shared memory from the half ``start`` on, by ``threads``, all of a block; what lies
-    outside is zeros."""
-    width, (batch, line, k) = operand.width, place
-    pieces = layout.units * (UNIT // width)  # of a row
-    total, (lines, deep) = layout.rows * pieces, operand.extents
+    """Copies the tile at ``origin`` to shared memory from the half ``start`` on, by all ``threads`` of a block.
 
-    def one(turn: Expr) -> Stmt:
-        flat = turn * threads + thread
-        row, piece = tirx.floordiv(flat, i64(pieces)), tirx.floormod(flat, i64(pieces))
-        unit, rest = tirx.floordiv(piece, i64(UNIT // width)), tirx.floormod(piece, i64(UNIT // width))
-        mine, depth = (line + piece * width, k + row) if layout.by_depth else (line + row, k + piece * width)
-        inside = [mine < i64(lines)] if lines % layout.lines else []
-        inside += [depth < i64(deep)] if deep % layout.deep else []
-        valid = tirx.all(*inside) if inside else tirx.const(True, "bool")
-        source = tirx.address_of(operand.element(batch, mine, depth))
-        copy = ptx.copy(memory, start + layout.unit(row, unit) + rest * width, source, width, valid)
-        return copy if total % threads == 0 else tirx.IfThenElse(flat < i64(total), copy, None)
+    What lies past the operand's edges is filled with zeros, which change no sum of the elements inside.
+    """
+    width, (batch, mn, k) = operand.copy_width, origin
+    copies_per_row = layout.chunks * (CHUNK // width)
+    total, (extent_mn, extent_k) = layout.rows * copies_per_row, operand.extents
 
-    return unrolled(-(-total // threads), one)
+    def copy(i: Expr) -> Stmt:
+        flat = i * threads + thread
+        row, column = tirx.floordiv(flat, i64(copies_per_row)), tirx.floormod(flat, i64(copies_per_row))
+        chunk, in_chunk = tirx.floordiv(column, i64(CHUNK // width)), tirx.floormod(column, i64(CHUNK // width))
+        source_mn, source_k = (mn + column * width, k + row) if layout.mn_major else (mn + row, k + column * width)
+        guard = [source_mn < i64(extent_mn)] if extent_mn % layout.tile_mn else []
+        guard += [source_k < i64(extent_k)] if extent_k % layout.tile_k else []
+        valid = tirx.all(*guard) if guard else tirx.const(True, "bool")
+        source = tirx.address_of(operand.element(batch, source_mn, source_k))
+        offset = start + layout.swizzled_offset(row, chunk) + in_chunk * width
+        stmt = ptx.cp_async(memory, offset, source, width, valid)
+        return stmt if total % threads == 0 else tirx.IfThenElse(flat < i64(total), stmt, None)
+
+    return unrolled(-(-total // threads), copy)
 
 
-def write(block: Part, sums: Any, m: int, n: int, element: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
-    """``element(row, column, sum)`` for all of the tile that is inside, columns in neighbouring threads."""
+def write_tile(block: BlockTile, acc: Any, m: int, n: int, element: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+    """The epilogue: ``element(row, column, sum)`` for all of the tile within m by n, 16 rows of a warp at a time.
+
+    A thread's accumulators are pairs in rows 8 apart. Through shared memory they are handed to neighbouring threads
+    column by column, so that stores to global memory coalesce. Each warp has a slab of its own, and so needs
+    no barrier of the block.
+    """
     tile, warp = block.tile, block.warp
-    pitch = tile.warp_columns + 8  # rows of a warp's 16 begin in different banks
-    slab = tirx.floordiv(block.thread, i64(WARP)) * (MATRIX * pitch)
-    columns = tile.warp_columns // 8
+    # 8 floats of padding: the 4 rows that half a warp stores to at once then begin 8 banks apart.
+    pitch = tile.warp_columns + 8
+    slab = tirx.floordiv(block.thread, i64(WARP)) * (MMA_TILE * pitch)
+    matrices_n = tile.warp_columns // 8
 
-    def lay(i: Expr) -> Stmt:
-        def two(j: Expr, e: Expr) -> Stmt:
-            """A thread's neighbours: half a warp's of four rows fill all banks."""
-            row, column = place(warp.lane, e * 2)
-            first = (i * columns + j) * 4 + e * 2
-            values = load(sums, first), load(sums, first + 1)
-            return ptx.put(block.shared, slab + row * pitch + j * 8 + column, values)
+    def store_rows(i: Expr) -> Stmt:
+        def store_pair(j: Expr, e: Expr) -> Stmt:
+            """Two neighbours of a thread, as a float2: half a warp's, in four rows, fill all banks once."""
+            row, column = accumulator_coords(warp.lane, e * 2)
+            first = (i * matrices_n + j) * 4 + e * 2
+            values = load(acc, first), load(acc, first + 1)
+            return ptx.store_shared_pair(block.shared, slab + row * pitch + j * 8 + column, values)
 
-        return unrolled(columns, lambda j: unrolled(2, lambda e: two(j, e)))
+        return unrolled(matrices_n, lambda j: unrolled(2, lambda e: store_pair(j, e)))
 
-    def pass_on(i: Expr, turn: Expr) -> Stmt:
-        flat = turn * WARP + warp.lane
-        down, across = tirx.floordiv(flat, i64(tile.warp_columns)), tirx.floormod(flat, i64(tile.warp_columns))
-        row, column = block.row + warp.row + i * MATRIX + down, block.column + warp.column + across
+    def finish(i: Expr, step: Expr) -> Stmt:
+        flat = step * WARP + warp.lane
+        y, x = tirx.floordiv(flat, i64(tile.warp_columns)), tirx.floormod(flat, i64(tile.warp_columns))
+        row, column = block.row + warp.row + i * MMA_TILE + y, block.column + warp.column + x
         value = registers([1], "float32", "sum")
-        bring = store(value, ptx.get(block.shared, slab + down * pitch + across), i64(0))
-        done = seq([tirx.AllocBuffer(value), bring, element(row, column, load(value, i64(0)))])
-        inside = [row < i64(m)] if m % tile.rows else []
-        inside += [column < i64(n)] if n % tile.columns else []
-        return tirx.IfThenElse(tirx.all(*inside), done, None) if inside else done
+        read = store(value, ptx.load_shared(block.shared, slab + y * pitch + x), i64(0))
+        stmt = seq([tirx.AllocBuffer(value), read, element(row, column, load(value, i64(0)))])
+        guard = [row < i64(m)] if m % tile.rows else []
+        guard += [column < i64(n)] if n % tile.columns else []
+        return tirx.IfThenElse(tirx.all(*guard), stmt, None) if guard else stmt
 
     def rows(i: Expr) -> Stmt:
-        turns = MATRIX * tile.warp_columns // WARP
-        return seq([lay(i), ptx.meet(), loop(turns, lambda turn: pass_on(i, turn)), ptx.meet()])
+        steps = MMA_TILE * tile.warp_columns // WARP
+        finished = loop(steps, lambda step: finish(i, step))
+        # The second __syncwarp: the next 16 rows overwrite the slab.
+        return seq([store_rows(i), ptx.syncwarp(), finished, ptx.syncwarp()])
 
-    return unrolled(tile.warp_rows // MATRIX, rows)
+    return unrolled(tile.warp_rows // MMA_TILE, rows)

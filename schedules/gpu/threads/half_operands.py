@@ -1,4 +1,8 @@
-"""Factors of a product on matrix units: how they lie in memory."""
+"""Operands of a tensor-core matmul: 16-bit tensors as they lie in memory.
+
+A (m by k) and B (k by n) may lie either way round. As in CuTe, an operand is *k-major* if neighbours in memory differ
+in k, and *mn-major* if they differ in m (of A) or n (of B).
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,13 @@ from ...tir.stages import Axis, substitute, variables
 
 
 @attrs.frozen(eq=False)
-class Operand:
-    """A factor: a load of halves, by its batch, its lines (rows of A, columns of B) and its depth."""
+class HalfOperand:
+    """A load of bfloat16 or float16, by its axes: batch, m or n (``mn_axes``), and k."""
 
     read: Any
     batch: tuple[Axis, ...]
-    lines: tuple[Axis, ...]
-    depth: tuple[Axis, ...]
+    mn_axes: tuple[Axis, ...]
+    k_axes: tuple[Axis, ...]
 
     @property
     def dtype(self) -> str:
@@ -29,39 +33,44 @@ class Operand:
 
     @property
     def extents(self) -> tuple[int, int]:
-        """Lines, and how deep they are."""
-        return prod(a.extent for a in self.lines), prod(a.extent for a in self.depth)
+        """Of m or n, and of k."""
+        return prod(a.extent for a in self.mn_axes), prod(a.extent for a in self.k_axes)
 
     @property
-    def by_depth(self) -> bool:
-        """Do neighbours in memory differ in their line?"""
-        return bool(self.lines) and self.lines[-1].var in variables(self.read.indices[-1])
+    def mn_major(self) -> bool:
+        """Do neighbours in memory differ in m (of A) or n (of B)?"""
+        return bool(self.mn_axes) and self.mn_axes[-1].var in variables(self.read.indices[-1])
 
     @property
-    def width(self) -> int:
-        """How many halves a copy can take: neighbours of one row or column, at an address that is a multiple."""
-        inner = (self.lines if self.by_depth else self.depth)[-1]
+    def copy_width(self) -> int:
+        """Elements of one ``cp.async``: 8 (16 bytes), 4, 2, or 1 (a plain copy).
+
+        They are neighbours along the contiguous axis, and their address is a multiple of the width.
+        """
+        contiguous = (self.mn_axes if self.mn_major else self.k_axes)[-1]
         last = self.read.indices[-1]
-        if not (isinstance(last, Var) and last.same_as(inner.var)):
+        if not (isinstance(last, Var) and last.same_as(contiguous.var)):
             return 1
-        if any(inner.var in variables(index) for index in self.read.indices[:-1]):
+        if any(contiguous.var in variables(index) for index in self.read.indices[:-1]):
             return 1
         row = shape_of(self.read.source)[-1]
-        return next(w for w in (8, 4, 2, 1) if inner.extent % w == 0 and row % w == 0)
+        # The axis must hold whole copies, and so must a row of the tensor: else every other row is misaligned.
+        return next(width for width in (8, 4, 2, 1) if contiguous.extent % width == 0 and row % width == 0)
 
-    def element(self, batch: Expr, line: Expr, depth: Expr) -> Expr:
+    def element(self, batch: Expr, mn: Expr, k: Expr) -> Expr:
         """The load at flat coordinates."""
-        here: dict[Any, Expr] = {}
-        for axes, flat in ((self.batch, batch), (self.lines, line), (self.depth, depth)):
-            here |= index_of(axes, unravel(flat, [a.extent for a in axes]))
-        return load(self.read.source, *(substitute(index, here) for index in self.read.indices))
+        coords: dict[Any, Expr] = {}
+        for axes, flat in ((self.batch, batch), (self.mn_axes, mn), (self.k_axes, k)):
+            coords |= index_of(axes, unravel(flat, [a.extent for a in axes]))
+        return load(self.read.source, *(substitute(index, coords) for index in self.read.indices))
 
 
-def operands(one: Contraction) -> tuple[Operand, Operand] | None:
-    """A and B, if both are halves of one dtype as they lie in memory."""
-    reads = half_load(one.a), half_load(one.b)
+def half_operands(contraction: Contraction) -> tuple[HalfOperand, HalfOperand] | None:
+    """A and B, if both are plain loads of one 16-bit dtype."""
+    reads = half_load(contraction.a), half_load(contraction.b)
     if any(read is None for read in reads) or len({str(read.ty.dtype) for read in reads}) > 1:
         return None
-    depth = one.stage.reduce
-    a, b = Operand(reads[0], one.batch, one.rows, depth), Operand(reads[1], one.batch, one.columns, depth)
+    batch, k_axes = contraction.batch, contraction.stage.reduce
+    a = HalfOperand(reads[0], batch, contraction.rows, k_axes)
+    b = HalfOperand(reads[1], batch, contraction.columns, k_axes)
     return a, b

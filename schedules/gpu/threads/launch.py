@@ -1,4 +1,8 @@
-"""What every nest of a GPU is made of: one launch of a grid of blocks of threads, with memory of a block's own."""
+"""Launches: a grid of thread blocks, their shared memory, registers and barriers.
+
+All GPU schedules are made of these. Block and thread indices are one-dimensional (``blockIdx.x``, ``threadIdx.x``);
+neighbouring threads get neighbouring points, so that their loads and stores coalesce.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ from ...tir.builder import Call, Expr, Load, Stmt, i64, loop
 from ...tir.let_buffers import bind_in_buffers
 from ...tir.rewrite import collect, rewrite
 
-WARP = 32  # threads that run in step
-THREADS = 256  # threads of a block where nothing asks for another number
-UNROLL = 8  # turns of a loop that are written out
+WARP = 32  # threads of a warp, on every NVIDIA GPU
+# The next two are chosen, not measured on a GPU. They change speed, never bits.
+THREADS = 256  # threads of a block by default: 8 warps, so that a multiprocessor of 2048 threads holds 8 such blocks
+UNROLL = 8  # iterations of a loop that are unrolled together: as many loads of a thread are in flight
 
 
 def launch(blocks: int, threads: int, body: Callable[[Expr, Expr], Stmt]) -> Stmt:
@@ -23,45 +28,52 @@ def launch(blocks: int, threads: int, body: Callable[[Expr, Expr], Stmt]) -> Stm
 
 
 def _as_pragma(body: Stmt) -> Stmt:
-    """``body`` with its unrolled loops left as loops, for the compiler of kernels to write out."""
+    """``body`` with its unrolled loops left as loops under ``#pragma unroll``.
+
+    TVM would copy their bodies out, which makes CUDA text that takes long to compile; nvcc unrolls them as well.
+    """
     return tirx.AttrStmt(i64(0), "pragma_unroll_explicit", tirx.IntImm("bool", 0), bind_in_buffers(body))
 
 
-def over(points: int, body: Callable[[Expr], Stmt], threads: int = THREADS) -> Stmt:
+def launch_per_point(points: int, body: Callable[[Expr], Stmt], threads: int = THREADS) -> Stmt:
     """``body(point)`` for every point below ``points``, a thread each; neighbours are in neighbouring threads."""
     threads = min(threads, -(-points // WARP) * WARP)
     blocks = -(-points // threads)
 
-    def one(block: Expr, thread: Expr) -> Stmt:
-        flat = block * threads + thread
-        done = bind_in_buffers(body(flat))
-        return done if blocks * threads == points else tirx.IfThenElse(flat < i64(points), done, None)
+    def guarded(block: Expr, thread: Expr) -> Stmt:
+        point = block * threads + thread
+        stmt = bind_in_buffers(body(point))
+        return stmt if blocks * threads == points else tirx.IfThenElse(point < i64(points), stmt, None)
 
-    return launch(blocks, threads, one)
+    return launch(blocks, threads, guarded)
 
 
-def spread(points: int) -> int:
-    """Threads of a block where each is long at work: a warp where there are few, so that all processors have some."""
+def threads_per_block(points: int) -> int:
+    """Threads of a block where each thread has long work.
+
+    Few points are cut into blocks of one warp, so that they spread over all multiprocessors; from 2^16 points on
+    (chosen, not measured) there are enough blocks of THREADS.
+    """
     return THREADS if points >= 2**16 else WARP
 
 
 def barrier() -> Stmt:
-    """All threads of a block wait for each other; what one wrote to shared memory before, all see after."""
+    """``__syncthreads``: what a thread of the block wrote to shared memory before, all its threads see after."""
     return tirx.Evaluate(tirx.op.tvm_storage_sync("shared"))
 
 
 def shared(extents: list[int], dtype: str, name: str) -> Any:
-    """A buffer of the block's; ``tirx.AllocBuffer`` makes it, inside the launch."""
+    """A buffer in the block's shared memory; ``tirx.AllocBuffer`` allocates it, inside the launch."""
     return tirx.decl_buffer([i64(e) for e in extents], dtype, name, scope="shared")
 
 
 def registers(extents: list[int], dtype: str, name: str) -> Any:
-    """A buffer of the thread's; ``tirx.AllocBuffer`` makes it, inside the launch."""
+    """A buffer in the thread's registers; ``tirx.AllocBuffer`` allocates it, inside the launch."""
     return tirx.decl_buffer([i64(e) for e in extents], dtype, name, scope="local")
 
 
 def unrolled(extent: int, body: Callable[[Expr], Stmt], name: str = "u") -> Stmt:
-    """A loop whose turns are written out by the compiler, so that registers can be named by its variable."""
+    """A fully unrolled loop, so that its variable can index registers (which have no addresses)."""
     return loop(extent, body, tirx.ForKind.UNROLLED, name)
 
 
@@ -73,35 +85,37 @@ def _bound(extent: int, tag: str, body: Callable[[Expr], Stmt]) -> Stmt:
 
 
 def for_device(stmt: Stmt) -> Stmt:
-    """A launch in words that CUDA has: buffers without a scope are the thread's own, lanes are turns of a loop, a
-    fused product is C's. Buffers of bool and bfloat16 are the caller's care (``halves.as_bits``)."""
-    made = [node.buffer for node in collect(stmt, tirx.AllocBuffer)]
-    own = {b: registers([int(e) for e in b.shape], str(b.dtype), b.name) for b in made if b.scope() in ("", "global")}
-    return rewrite(stmt, [*_renamed(own), (tirx.For, _serial), (Call, fused_as_c)])
+    """A launch in terms of CUDA: buffers without a scope become registers, vectorized and parallel loops become serial
+    ones, and LLVM's fused multiply-add becomes C's. Buffers of bool and bfloat16 are the caller's care
+    (``bfloat16.as_bits``)."""
+    allocated = [node.buffer for node in collect(stmt, tirx.AllocBuffer)]
+    unscoped = [b for b in allocated if b.scope() in ("", "global")]
+    local = {b: registers([int(e) for e in b.shape], str(b.dtype), b.name) for b in unscoped}
+    return rewrite(stmt, [*_replace_buffers(local), (tirx.For, _serial), (Call, fused_as_c)])
 
 
-def _renamed(new: dict[Any, Any]) -> list[tuple[Any, Any]]:
+def _replace_buffers(new: dict[Any, Any]) -> list[tuple[Any, Any]]:
     def read(node: Any) -> Any:
         return tirx.BufferLoad(new[node.source], list(node.indices)) if node.source in new else node
 
     def write(node: Any) -> Any:
         return tirx.BufferStore(new[node.buffer], node.value, list(node.indices)) if node.buffer in new else node
 
-    def make(node: Any) -> Any:
+    def allocate(node: Any) -> Any:
         return tirx.AllocBuffer(new[node.buffer]) if node.buffer in new else node
 
-    return [(Load, read), (tirx.BufferStore, write), (tirx.AllocBuffer, make)]
+    return [(Load, read), (tirx.BufferStore, write), (tirx.AllocBuffer, allocate)]
 
 
 def _serial(node: Any) -> Any:
-    """Lanes and the threads of a CPU as turns of a loop."""
+    """A vectorized or parallel loop of a CPU's schedule as a serial one."""
     if node.kind not in (tirx.ForKind.VECTORIZED, tirx.ForKind.PARALLEL):
         return node
     return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.SERIAL, node.body)
 
 
 def fused_as_c(node: Any) -> Any:
-    """LLVM's fused multiply-add as C's; other calls as they are."""
+    """LLVM's fused multiply-add as C's ``fma``; other calls as they are."""
     if node.op.name != "tirx.call_llvm_pure_intrin":
         return node
     dtype = str(node.ty.dtype)

@@ -1,9 +1,9 @@
-"""Matrix units: how a block's tiles of halves lie in shared memory, and the products of one warp.
+"""Tensor-core fragments: swizzled shared-memory tiles, ``ldmatrix``, and the ``mma.sync`` of one warp.
 
-A tile of a factor is ``lines`` (rows of A, columns of B) by ``depth``. It lies as the factor does in memory, by line or
-by depth, so that copies are of neighbours; matrices are turned as they are loaded into registers. Rows of a tile are
-units of 8 halves, the 16 bytes that a thread loads for a matrix; the units of a row are turned (``unit``) so that the 8
-rows of a matrix lie in different banks.
+A tile of an operand lies in shared memory as in global memory, k-major or mn-major, so that copies are of neighbours;
+``ldmatrix`` transposes on the way into registers where that is needed. Rows of a tile are chunks of 8 halves, the 16
+bytes that a thread loads for a matrix. Chunks are swizzled within their row, so that the 8 rows of a matrix lie in
+different banks.
 """
 
 from __future__ import annotations
@@ -17,131 +17,139 @@ from tvm import tirx
 from ...tir.builder import Expr, Stmt, i64, seq, store
 from . import ptx
 from .launch import WARP, registers, unrolled
-from .mma_tiling import DEPTH, Tile
+from .mma_tiling import TILE_K, MmaTile
 
-UNIT = 8  # halves that lie together
-MATRIX = 16  # rows of A and depth of one instruction
+CHUNK = 8  # halves of a chunk: one row of an 8 by 8 matrix, 16 bytes
+MMA_TILE = 16  # rows of A and k of one m16n8k16 instruction; two instructions make as many columns
 
 
 @attrs.frozen
 class Layout:
-    """Where a factor's tile, ``lines`` by ``deep``, lies in shared memory. ``by_depth``: its rows are depths, and lines
-    lie side by side."""
+    """How an operand's tile, ``tile_mn`` by ``tile_k``, lies in shared memory. ``mn_major``: its rows are values of k,
+    of ``tile_mn`` elements; else its rows are rows of A or columns of B, of ``tile_k`` elements."""
 
-    lines: int
-    by_depth: bool
-    deep: int = DEPTH
+    tile_mn: int
+    mn_major: bool
+    tile_k: int = TILE_K
 
     @property
     def rows(self) -> int:
-        return self.deep if self.by_depth else self.lines
+        return self.tile_k if self.mn_major else self.tile_mn
 
     @property
-    def units(self) -> int:
-        """Units of a row."""
-        return (self.lines if self.by_depth else self.deep) // UNIT
+    def chunks(self) -> int:
+        """Chunks of a row."""
+        return (self.tile_mn if self.mn_major else self.tile_k) // CHUNK
 
-    def unit(self, row: Expr, unit: Expr) -> Expr:
-        """The half that begins unit ``unit`` of row ``row``. Eight units fill all banks once: neighbours in them are
-        8 rows of one unit."""
-        together = max(1, UNIT // self.units)  # rows that fill the banks
-        turn = tirx.floormod(tirx.floordiv(row, i64(together)), i64(min(UNIT, self.units)))
-        return (row * self.units + tirx.floormod(unit + turn, i64(self.units))) * UNIT
+    def swizzled_offset(self, row: Expr, chunk: Expr) -> Expr:
+        """The first half of chunk ``chunk`` of row ``row``.
+
+        All 32 banks are 8 chunks. ``ldmatrix`` reads one chunk of each of 8 rows: without a swizzle, rows of 8 chunks
+        and more would put all of them into one group of banks. So chunk' = (chunk + row / rows_per_sweep) mod chunks.
+        For example, with 4 chunks a row (TILE_K 32) two rows fill the banks: rows 0 and 1 are not shifted, rows 2 and
+        3 by one chunk, and so on.
+        """
+        rows_per_sweep = max(1, CHUNK // self.chunks)  # rows that fill all banks once
+        shift = tirx.floormod(tirx.floordiv(row, i64(rows_per_sweep)), i64(min(CHUNK, self.chunks)))
+        return (row * self.chunks + tirx.floormod(chunk + shift, i64(self.chunks))) * CHUNK
 
 
 @attrs.frozen(eq=False)
-class Registers:
-    """What a thread holds: sums, and the matrices of A and B of one instruction's depth."""
+class Fragments:
+    """A thread's registers: accumulators, and the fragments of A and B of one instruction's k."""
 
-    sums: Any
+    acc: Any
     a: Any
     b: Any
 
     @property
     def buffers(self) -> list[Any]:
-        return [self.sums, self.a, self.b]
+        return [self.acc, self.a, self.b]
 
 
-def registers_of(tile: Tile) -> Registers:
-    """A thread's f32 sums of a tile, and its halves of A and B at one depth, two in a u32."""
-    down, across = tile.warp_rows // MATRIX, tile.warp_columns // MATRIX
-    return Registers(
-        sums_of(tile, "sums"), registers([down * 4], "uint32", "a"), registers([across * 4], "uint32", "b")
-    )
+def fragments_of(tile: MmaTile) -> Fragments:
+    """A thread's float32 accumulators of a tile, and its halves of A and B, two in a u32."""
+    matrices_m, matrices_n = tile.warp_rows // MMA_TILE, tile.warp_columns // MMA_TILE
+    acc = accumulators_of(tile, "sums")
+    return Fragments(acc, registers([matrices_m * 4], "uint32", "a"), registers([matrices_n * 4], "uint32", "b"))
 
 
-def sums_of(tile: Tile, name: str) -> Any:
-    """A warp's part of the tile: for each 16 rows and 8 columns, 4 a thread."""
+def accumulators_of(tile: MmaTile, name: str) -> Any:
+    """A thread's accumulators of its warp's part of the tile: 4 for each 16 rows by 8 columns."""
     return registers([tile.warp_rows * tile.warp_columns // WARP], "float32", name)
 
 
-def clear(sums: Any) -> Stmt:
-    """All of a thread's sums to 0."""
-    return unrolled(int(sums.shape[0]), lambda i: store(sums, tirx.const(0, "float32"), i))
+def clear(acc: Any) -> Stmt:
+    """All of a thread's accumulators to 0."""
+    return unrolled(int(acc.shape[0]), lambda i: store(acc, tirx.const(0, "float32"), i))
 
 
 @attrs.frozen(eq=False)
 class Warp:
-    """One warp's place in the block: which lane the thread is, and where its rows and columns begin."""
+    """The thread's lane in its warp, and the first row and column of the warp's part of the block's tile."""
 
     lane: Expr
     row: Expr
     column: Expr
 
 
-def warp_of(tile: Tile, thread: Expr) -> Warp:
-    """The place of the warp that ``thread`` of the block is in; warps stand in rows of ``tile.across``."""
+def warp_of(tile: MmaTile, thread: Expr) -> Warp:
+    """The warp of ``thread`` of the block; warps lie in the tile row-major, ``warps_n`` in a row."""
     warp = tirx.floordiv(thread, i64(WARP))
-    down, across = tirx.floordiv(warp, i64(tile.across)), tirx.floormod(warp, i64(tile.across))
+    warp_m, warp_n = tirx.floordiv(warp, i64(tile.warps_n)), tirx.floormod(warp, i64(tile.warps_n))
     lane = tirx.floormod(thread, i64(WARP))
-    return Warp(lane, down * tile.warp_rows, across * tile.warp_columns)
+    return Warp(lane, warp_m * tile.warp_rows, warp_n * tile.warp_columns)
 
 
-def multiply(tile: Tile, warp: Warp, mine: Registers, factors: Sequence[Factor], dtype: str) -> Stmt:
-    """``sums += A B`` for a stage that has arrived."""
-    a, b = factors
-    down, across = tile.warp_rows // MATRIX, tile.warp_columns // MATRIX
+def warp_mma(tile: MmaTile, warp: Warp, fragments: Fragments, operands: Sequence[SharedOperand], dtype: str) -> Stmt:
+    """``acc += A B`` over one pipeline stage that has arrived, for the warp's part of the tile."""
+    a, b = operands
+    matrices_m, matrices_n = tile.warp_rows // MMA_TILE, tile.warp_columns // MMA_TILE
 
     def step(k: Expr) -> Stmt:
-        return seq(
-            [
-                unrolled(down, lambda i: a.load((mine.a, i * 4), warp, warp.row + i * MATRIX, k)),
-                unrolled(across, lambda j: b.load((mine.b, j * 4), warp, warp.column + j * MATRIX, k)),
-                unrolled(down, lambda i: unrolled(2 * across, lambda j: one(i, j))),
-            ]
-        )
+        # All fragments of this k first: each is then used by a whole row or column of instructions.
+        return seq([
+            unrolled(matrices_m, lambda i: a.load((fragments.a, i * 4), warp, warp.row + i * MMA_TILE, k)),
+            unrolled(matrices_n, lambda j: b.load((fragments.b, j * 4), warp, warp.column + j * MMA_TILE, k)),
+            unrolled(matrices_m, lambda i: unrolled(2 * matrices_n, lambda j: mma(i, j))),
+        ])  # fmt: skip
 
-    def one(i: Expr, j: Expr) -> Stmt:
-        place = (i * (2 * across) + j) * 4
-        return ptx.multiply((mine.sums, place), (mine.a, i * 4), (mine.b, j * 2), dtype)
+    def mma(i: Expr, j: Expr) -> Stmt:
+        first = (i * (2 * matrices_n) + j) * 4
+        return ptx.mma((fragments.acc, first), (fragments.a, i * 4), (fragments.b, j * 2), dtype)
 
-    return unrolled(DEPTH // MATRIX, step, "k")
+    return unrolled(TILE_K // MMA_TILE, step, "k")
 
 
 @attrs.frozen(eq=False)
-class Factor:
-    """A factor's tile in shared memory, from the half ``start`` on. ``lines_first``: of the four matrices that are
-    loaded at once, the second is 8 lines on and the third 8 deeper, as A's registers are numbered; else as B's."""
+class SharedOperand:
+    """An operand's tile in shared memory, from the half ``start`` on.
+
+    ``is_a``: of the four 8 by 8 matrices that one ``ldmatrix`` loads, the second is 8 further along m and the third 8
+    further along k, which is how PTX numbers A's registers; B's are the other way round.
+    """
 
     shared: Any
     start: Expr
     layout: Layout
-    lines_first: bool
+    is_a: bool
 
-    def load(self, to: tuple[Any, Expr], warp: Warp, line: Expr, k: Expr) -> Stmt:
-        """The matrices of 16 lines from ``line`` on, at depth 16 k, into four registers."""
+    def load(self, to: tuple[Any, Expr], warp: Warp, mn: Expr, k: Expr) -> Stmt:
+        """The fragment of 16 rows of A or columns of B from ``mn`` on, at k from 16 ``k`` on, into four registers."""
+        # Lane t gives the address of row t % 8 of matrix t / 8.
         matrix, row = tirx.floordiv(warp.lane, i64(8)), tirx.floormod(warp.lane, i64(8))
         inner, outer = tirx.floormod(matrix, i64(2)), tirx.floordiv(matrix, i64(2))
-        lines, deeper = (inner, outer) if self.lines_first else (outer, inner)
-        if self.layout.by_depth:
-            at = self.layout.unit(k * MATRIX + deeper * 8 + row, tirx.floordiv(line, i64(UNIT)) + lines)
+        matrix_mn, matrix_k = (inner, outer) if self.is_a else (outer, inner)
+        if self.layout.mn_major:
+            chunk = tirx.floordiv(mn, i64(CHUNK)) + matrix_mn
+            offset = self.layout.swizzled_offset(k * MMA_TILE + matrix_k * 8 + row, chunk)
         else:
-            at = self.layout.unit(line + lines * 8 + row, k * 2 + deeper)
-        return ptx.load_matrices(to, self.shared, self.start + at, self.layout.by_depth)
+            offset = self.layout.swizzled_offset(mn + matrix_mn * 8 + row, k * 2 + matrix_k)
+        return ptx.ldmatrix(to, self.shared, self.start + offset, self.layout.mn_major)
 
 
-def place(lane: Expr, i: int | Expr) -> tuple[Expr, Expr]:
-    """Row and column, of 16 by 8, of the thread's sum ``i`` < 4."""
+def accumulator_coords(lane: Expr, i: int | Expr) -> tuple[Expr, Expr]:
+    """Row and column, of 16 by 8, of the thread's accumulator ``i`` < 4 (PTX ISA 9.7.13, m16n8k16, layout of C)."""
     return (
         tirx.floordiv(lane, i64(4)) + tirx.floordiv(i, 2) * 8,
         tirx.floormod(lane, i64(4)) * 2 + tirx.floormod(i, 2),

@@ -1,7 +1,8 @@
-"""Into what a product on matrix units is cut: tiles for blocks, pieces of its depth, and whether pieces are blocks.
+"""Tile sizes and split-K of a tensor-core matmul, chosen by a cost model from its shape.
 
-Chosen by the product's shape alone, never by the card: one library serves them all. Pieces follow from the depth alone,
-because the order of a sum is part of the result.
+The shape alone decides, never the card: one library serves every GPU of a level. Long sums are split along k (split-K,
+as in CUTLASS: slices in series by one block, or in parallel by blocks of their own). Where slices begin follows from k
+alone, because the order of a sum decides its bits; in series or in parallel changes speed only.
 """
 
 from __future__ import annotations
@@ -10,120 +11,129 @@ import attrs
 
 from .launch import WARP
 
-DEPTH = 32  # of a tile
-HALVES = 24 * 1024  # of shared memory, 16 bits each, that a block may declare
-STAGES = 4  # tiles in shared memory at most: one that is multiplied, the others on their way
-LONG = 1024  # depth from which a sum is one of pieces
-PIECE = 512  # least depth of a piece
-PIECES = 16  # at most, so that their sums stay few
-MOST = 1 << 24  # sums of pieces that may lie in memory: 64 MiB
+TILE_K = 32  # k of a shared-memory tile: two instructions' k. It decides where slices may begin, and so bits.
+MAX_SHARED_HALVES = 24 * 1024  # 16-bit elements of shared memory a block: the 48 KiB that need no opt-in
+MAX_STAGES = 4  # buffers of the software pipeline: one is multiplied, three are being copied; chosen, not measured
+
+# Split-K. Chosen, not measured: slices of 512 keep the rounding error of one accumulator small (tests/schedules/gpu/
+# test_mma.py derives it) and make blocks where there are few tiles. These decide bits: a change is a new order of sums.
+SPLIT_K_FROM = 1024  # k from which a sum is split
+MIN_SLICE_K = 512  # k of a slice at least
+MAX_SLICES = 16  # slices of a sum at most, so that adding them costs little
+MAX_PARTIAL_SUMS = 1 << 24  # float32 partial sums in global memory at most: 64 MiB; beyond that, slices are serial
 
 
 @attrs.frozen
-class Tile:
-    """A block's part of a product, ``rows`` by ``columns``, shared out to warps in a grid of ``down`` by ``across``."""
+class MmaTile:
+    """A block's tile, ``rows`` by ``columns`` of the result, cut for ``warps_m`` by ``warps_n`` warps."""
 
     rows: int
     columns: int
-    down: int
-    across: int
+    warps_m: int
+    warps_n: int
 
     @property
     def threads(self) -> int:
-        return self.down * self.across * WARP
+        return self.warps_m * self.warps_n * WARP
 
     @property
     def warp_rows(self) -> int:
-        return self.rows // self.down
+        return self.rows // self.warps_m
 
     @property
     def warp_columns(self) -> int:
-        return self.columns // self.across
+        return self.columns // self.warps_n
 
     @property
-    def halves(self) -> int:
-        """Shared memory of one stage."""
-        return (self.rows + self.columns) * DEPTH
+    def stage_halves(self) -> int:
+        """16-bit elements of one pipeline stage: a tile of A and one of B."""
+        return (self.rows + self.columns) * TILE_K
 
     @property
     def stages(self) -> int:
-        return min(STAGES, HALVES // self.halves)
+        """Stages of the pipeline that fit into shared memory."""
+        return min(MAX_STAGES, MAX_SHARED_HALVES // self.stage_halves)
 
     def blocks(self, m: int, n: int) -> int:
         return -(-m // self.rows) * -(-n // self.columns)
 
 
 TILES = (
-    Tile(128, 128, 2, 4),
-    Tile(128, 64, 4, 2),
-    Tile(64, 128, 2, 4),
-    Tile(64, 64, 2, 2),
-    Tile(64, 32, 4, 1),
-    Tile(16, 64, 1, 4),
+    MmaTile(128, 128, 2, 4),
+    MmaTile(128, 64, 4, 2),
+    MmaTile(64, 128, 2, 4),
+    MmaTile(64, 64, 2, 2),
+    MmaTile(64, 32, 4, 1),
+    MmaTile(16, 64, 1, 4),
 )
 
-# Of a nominal GPU, in the time of one product of a tile's row and column at depth DEPTH: 1/32 of a clock of a
-# multiprocessor that multiplies and adds 1024 pairs a clock.
-BLOCKS = 128  # that run at once
-LINE = 64  # a line of a tile from the second cache: 64 bytes, 32 a clock
-TURN = 4096  # a turn of the pipeline beyond that: latency that the stages on their way do not hide
-LAUNCH = 100_000  # another launch, 2 us
-SUM = 6  # sums of pieces that are written and read again in that time, by all
+# The cost model of a nominal GPU, from data sheets (of the A100's class), not measured. Its unit is the time of one
+# row-by-column product of depth TILE_K: 1/32 of a clock of a multiprocessor that does 1024 multiply-adds a clock. If a
+# number is wrong, a slower tile is chosen; bits stay.
+CONCURRENT_BLOCKS = 128  # blocks that run at once: one on each of some hundred multiprocessors
+TILE_LINE_COST = 64  # loading one row of A or column of B of a tile from L2: 64 bytes at 32 a clock
+STEP_COST = 4096  # one iteration of the k loop beyond that: latency and barrier that the pipeline does not hide
+LAUNCH_COST = 100_000  # one more kernel launch: 2 us
+PARTIAL_SUMS_PER_UNIT = 6  # partial sums that all multiprocessors write and read back in one unit
 
 
 @attrs.frozen
-class Cut:
-    """``count`` products of ``m`` rows, ``n`` columns and depth ``k``, in ``tile``s. ``apart``: each piece of a sum is
-    made by a block of its own, and a second launch adds them; else a block makes them one after the other. The bits
-    are the same."""
+class MmaTiling:
+    """``count`` products of m by n by k, cut into ``tile``s.
+
+    ``parallel``: each slice of a sum is made by a block of its own, and a second launch adds them (parallel split-K);
+    else one block makes the slices in series. The bits are the same.
+    """
 
     m: int
     n: int
     k: int
     count: int
-    tile: Tile
-    apart: bool
+    tile: MmaTile
+    parallel: bool
 
     @property
-    def turns(self) -> int:
-        """Depths of a tile."""
-        return -(-self.k // DEPTH)
+    def k_steps(self) -> int:
+        """Iterations of the k loop over the whole sum."""
+        return -(-self.k // TILE_K)
 
     @property
-    def piece(self) -> int:
-        """Turns of a piece; the last has what is left."""
-        return piece_of(self.k) // DEPTH
+    def slice_steps(self) -> int:
+        """Iterations of the k loop for one slice; the last slice has the rest."""
+        return slice_k(self.k) // TILE_K
 
     @property
-    def pieces(self) -> int:
-        return -(-self.turns // self.piece)
+    def slices(self) -> int:
+        return -(-self.k_steps // self.slice_steps)
 
     @property
     def tiles(self) -> int:
         return self.tile.blocks(self.m, self.n) * self.count
 
     @property
-    def sums(self) -> int:
-        """Of all pieces."""
-        return self.m * self.n * self.count * self.pieces
+    def partial_sums(self) -> int:
+        """Elements of all slices' results."""
+        return self.m * self.n * self.count * self.slices
 
     @property
-    def time(self) -> int:
-        """In BLOCKS's units."""
+    def cost(self) -> int:
+        """Estimated time, in the cost model's unit."""
         rows, columns = self.tile.rows, self.tile.columns
-        turn = rows * columns + LINE * (rows + columns) + TURN
-        if not self.apart:
-            return -(-self.tiles // BLOCKS) * self.turns * turn
-        return -(-self.tiles * self.pieces // BLOCKS) * self.piece * turn + LAUNCH + self.sums // SUM
+        step = rows * columns + TILE_LINE_COST * (rows + columns) + STEP_COST
+        if not self.parallel:
+            return -(-self.tiles // CONCURRENT_BLOCKS) * self.k_steps * step
+        waves = -(-self.tiles * self.slices // CONCURRENT_BLOCKS)
+        return waves * self.slice_steps * step + LAUNCH_COST + self.partial_sums // PARTIAL_SUMS_PER_UNIT
 
 
-def piece_of(depth: int) -> int:
-    """How deep the pieces of a sum are: a multiple of a tile's depth."""
-    least = depth if depth < LONG else max(PIECE, -(-depth // PIECES))
-    return -(-least // DEPTH) * DEPTH
+def slice_k(k: int) -> int:
+    """The k of each slice of a sum: a multiple of TILE_K. Of k alone, as it decides bits."""
+    least = k if k < SPLIT_K_FROM else max(MIN_SLICE_K, -(-k // MAX_SLICES))
+    return -(-least // TILE_K) * TILE_K
 
 
-def cut(m: int, n: int, k: int, count: int) -> Cut:
-    """The fastest."""
-    ways = [Cut(m, n, k, count, tile, apart) for tile in TILES for apart in (False, True)]
-    return min((way for way in ways if not way.apart or way.pieces > 1 and way.sums <= MOST), key=lambda way: way.time)
+def choose_tiling(m: int, n: int, k: int, count: int) -> MmaTiling:
+    """The tiling with the least estimated time."""
+    tilings = [MmaTiling(m, n, k, count, tile, parallel) for tile in TILES for parallel in (False, True)]
+    allowed = (t for t in tilings if not t.parallel or t.slices > 1 and t.partial_sums <= MAX_PARTIAL_SUMS)
+    return min(allowed, key=lambda tiling: tiling.cost)

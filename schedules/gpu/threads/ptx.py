@@ -1,5 +1,9 @@
-"""Instructions that CUDA has no word for, as functions of the kernel's text, each one instruction: PTX ISA 8.0, 9.7.9
-(copies) and 9.7.13 (matrices). Shared memory is a buffer of halves: 16-bit elements, counted by ``at``."""
+"""PTX instructions that CUDA C has no intrinsic for: ``mma.sync``, ``ldmatrix``, ``cp.async``.
+
+Each is a device function in the kernel's text, of one instruction of inline assembly: PTX ISA 8.0, 9.7.9 (copies) and
+9.7.13 (matrices). Shared memory is a buffer of halves: ``offset`` counts 16-bit elements. Within one ``mma`` NVIDIA
+does not specify the order of the sum.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,13 @@ from .launch import WARP
 _HEAD = "__forceinline__ __device__ "
 _ADDRESS = '"r"((unsigned)__cvta_generic_to_shared(tile))'
 
+# The last two begin the names of device functions, by which copy_width and flops know their calls again.
 _CALL, _COPY, _MULTIPLY = "tirx.cuda.func_call", "copy_", "multiply_"
 
-# What PTX calls the operands of a product, by dtype.
-OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
+# PTX names of the operands' dtypes.
+OPERAND_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 
-# Two numbers a and b as two halves each, those of a in the lower half of a register.
+# Two float32 a and b as high and low 16-bit parts; those of a in the lower half of a register, as fragments have them.
 _SPLIT = {
     "bfloat16": (
         "unsigned x = __float_as_uint(a), y = __float_as_uint(b);",
@@ -37,10 +42,10 @@ _SPLIT = {
 }
 
 
-def multiply(acc: tuple[Any, Expr], a: tuple[Any, Expr], b: tuple[Any, Expr], dtype: str) -> Stmt:
-    """``acc += a b`` of a warp: 16 rows by 8 columns of float32, 16 deep. Each is (buffer of registers, first of them):
-    4, 4 and 2 registers of each thread."""
-    kind = OPERANDS[dtype]
+def mma(acc: tuple[Any, Expr], a: tuple[Any, Expr], b: tuple[Any, Expr], dtype: str) -> Stmt:
+    """``acc += a b`` of a warp, m16n8k16 in float32. Each is (buffer of registers, first of them): 4, 4 and 2 registers
+    of each thread."""
+    kind = OPERAND_TYPES[dtype]
     return _statement(
         _MULTIPLY + kind,
         "float* acc, int i, const unsigned* a, int j, const unsigned* b, int k",
@@ -54,9 +59,12 @@ def multiply(acc: tuple[Any, Expr], a: tuple[Any, Expr], b: tuple[Any, Expr], dt
     )
 
 
-def load_matrices(registers: tuple[Any, Expr], tile: Any, at: Expr, transposed: bool) -> Stmt:
-    """Four matrices of 8 by 8 halves into four registers: thread t brings row t % 8 of matrix t / 8, which begins at
-    ``at``, and gets elements 2 (t % 4) and the next of row t / 4 of each; ``transposed``: of column t / 4."""
+def ldmatrix(registers: tuple[Any, Expr], tile: Any, offset: Expr, transposed: bool) -> Stmt:
+    """Four matrices of 8 by 8 halves into four registers.
+
+    Thread t gives the address of row t % 8 of matrix t / 8, which begins at ``offset``, and gets elements 2 (t % 4) and
+    the next of row t / 4 of each matrix; ``transposed``: of column t / 4.
+    """
     kind = ".trans" if transposed else ""
     return _statement(
         "load_matrices_transposed" if transposed else "load_matrices",
@@ -64,16 +72,19 @@ def load_matrices(registers: tuple[Any, Expr], tile: Any, at: Expr, transposed: 
         f'asm volatile("ldmatrix.sync.aligned.m8n8.x4{kind}.shared.b16 {{%0, %1, %2, %3}}, [%4];" '
         f': "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3]) : {_ADDRESS} : "memory");',
         *_pointer(*registers),
-        tirx.address_of(load(tile, at)),
+        tirx.address_of(load(tile, offset)),
     )
 
 
 def split(numbers: tuple[Any, Expr], high: tuple[Any, Expr], low: tuple[Any, Expr], dtype: str) -> Stmt:
-    """Eight float32 as the sum of two halves each, in four registers of ``high`` and four of ``low``. What is left of a
-    number is less than 2^-15 of it for bfloat16, which is cut off; for float16 at most 2^-22 of it, or 2^-25."""
+    """Eight float32 as the sum of two halves each, in four registers of ``high`` and four of ``low``.
+
+    So a float32 operand takes two ``mma`` instead of being rounded to 16 bits. The error is less than 2^-15 of the
+    number for bfloat16, which truncates; for float16 at most 2^-22 of it, or 2^-25 absolute.
+    """
     steps = "\n".join(f"    {line}" for line in _SPLIT[dtype])
     return _statement(
-        f"split_{OPERANDS[dtype]}",
+        f"split_{OPERAND_TYPES[dtype]}",
         "const float* from, int i, unsigned* high, int j, unsigned* low, int k",
         "#pragma unroll\n  for (int r = 0; r < 4; ++r) {\n"
         f"    float a = from[i + 2 * r], b = from[i + 2 * r + 1];\n{steps}\n  }}",
@@ -83,63 +94,68 @@ def split(numbers: tuple[Any, Expr], high: tuple[Any, Expr], low: tuple[Any, Exp
     )
 
 
-def copy(tile: Any, at: Expr, source: Expr, width: int, valid: Expr) -> Stmt:
+def cp_async(tile: Any, offset: Expr, source: Expr, width: int, valid: Expr) -> Stmt:
     """``width`` (8, 4, 2 or 1) halves from the address ``source`` to shared memory, zeros where it is not ``valid``.
-    Seen after ``wait`` and a barrier; a single half, for which there is no asynchronous copy, after a barrier."""
+
+    Other threads see them after ``wait_group`` and a barrier; a single half, for which there is no asynchronous copy,
+    after a barrier.
+    """
     if width == 1:
         code = "*(unsigned short*)tile = valid ? *(const unsigned short*)from : (unsigned short)0;"
     else:
-        cache = "cg" if width == 8 else "ca"  # past the first cache, which whole 16 bytes alone can go
+        cache = "cg" if width == 8 else "ca"  # cg bypasses L1, as shared memory holds the tile; it takes 16 bytes only
         code = (
             f'asm volatile("cp.async.{cache}.shared.global [%0], [%1], {2 * width}, %2;" '
             f':: {_ADDRESS}, "l"(from), "r"(valid ? {2 * width} : 0) : "memory");'
         )
     arguments = "void* tile, const void* from, bool valid"
-    return _statement(f"{_COPY}{width}", arguments, code, tirx.address_of(load(tile, at)), source, valid)
+    return _statement(f"{_COPY}{width}", arguments, code, tirx.address_of(load(tile, offset)), source, valid)
 
 
-def width(expr: Expr) -> int:
-    """Elements that ``copy`` takes at once from the address in it; 1 for any other expression."""
+def copy_width(expr: Expr) -> int:
+    """Elements that ``cp_async`` copies at once; 1 for any other expression."""
     name = _name(expr)
     return int(name.removeprefix(_COPY)) if name.startswith(_COPY) else 1
 
 
-def operations(expr: Expr) -> int:
-    """Multiplications and additions that are a thread's part of ``multiply``; 0 for any other expression."""
+def flops(expr: Expr) -> int:
+    """A thread's share of the multiplications and additions of ``mma``; 0 for any other expression."""
     return 2 * 16 * 8 * 16 // WARP if _name(expr).startswith(_MULTIPLY) else 0
 
 
-def commit() -> Stmt:
-    """The copies of the thread since the last one are a group."""
+def commit_group() -> Stmt:
+    """The thread's copies since the last ``commit_group`` are a group."""
     return _statement("commit_copies", "", 'asm volatile("cp.async.commit_group;" ::: "memory");')
 
 
-def wait(left: int) -> Stmt:
-    """Until all but the last ``left`` groups of the thread have arrived."""
-    return _statement(f"wait_copies_{left}", "", f'asm volatile("cp.async.wait_group {left};" ::: "memory");')
+def wait_group(pending: int) -> Stmt:
+    """Until all but the last ``pending`` groups of the thread have arrived."""
+    return _statement(f"wait_copies_{pending}", "", f'asm volatile("cp.async.wait_group {pending};" ::: "memory");')
 
 
-def meet() -> Stmt:
-    """The threads of a warp wait for each other; what one wrote to shared memory before, all see after."""
+def syncwarp() -> Stmt:
+    """``__syncwarp``: what a thread of the warp wrote to shared memory before, all its threads see after."""
     return tirx.Evaluate(tirx.call_extern("int32", "__syncwarp"))
 
 
-def put(tile: Any, at: Expr, values: tuple[Expr, Expr]) -> Stmt:
-    """Two float32 into shared memory, from the float32 ``at`` on, an even one. TVM does not see it, and puts no barrier
-    there."""
+def store_shared_pair(tile: Any, offset: Expr, values: tuple[Expr, Expr]) -> Stmt:
+    """Two float32 into shared memory at the float32 ``offset``, which is even (a float2).
+
+    TVM does not see a store in it, and so puts no barrier of the block after it: ``syncwarp`` is enough here.
+    """
     code = "*(float2*)((float*)tile + at) = make_float2(a, b);"
-    return _statement("put", "void* tile, int at, float a, float b", code, *_pointer(tile, at), *values)
+    return _statement("put", "void* tile, int at, float a, float b", code, *_pointer(tile, offset), *values)
 
 
-def get(tile: Any, at: Expr) -> Expr:
-    """What ``put`` put there."""
+def load_shared(tile: Any, offset: Expr) -> Expr:
+    """One float32 that ``store_shared_pair`` stored."""
     code = "return ((const float*)tile)[at];"
-    return _call("float32", "float", "get", "const void* tile, int at", code, *_pointer(tile, at))
+    return _call("float32", "float", "get", "const void* tile, int at", code, *_pointer(tile, offset))
 
 
-def _pointer(buffer: Any, at: Expr) -> tuple[Expr, Expr]:
-    """The whole buffer and a place in it: by the address of an element TVM would take the others for unused."""
-    return buffer.data, at
+def _pointer(buffer: Any, offset: Expr) -> tuple[Expr, Expr]:
+    """The buffer and an offset, not the element's address: from that, TVM would take the other elements for unused."""
+    return buffer.data, offset
 
 
 def _statement(name: str, parameters: str, code: str, *arguments: Expr) -> Stmt:

@@ -1,5 +1,9 @@
-"""A factor of a matrix product on its way from global memory: by way of registers, into tiles [depth][lines] of shared
-memory. Lines are a factor's rows, or columns. Neighbouring threads read neighbours in memory, whichever way it lies."""
+"""Staging of matmul operands: global memory, registers, then shared-memory tiles [k][m or n], double-buffered.
+
+An operand of a SIMT (float32, float64) matmul may lie k-major or mn-major (as in ``half_operands.py``), and may be an
+expression that is computed as it is loaded. Neighbouring threads load neighbours in memory either way; a k-major
+operand is transposed as it is stored to shared memory. Staging changes no order of sums.
+"""
 
 from __future__ import annotations
 
@@ -18,184 +22,225 @@ from ...tir.point_writer import index_of
 from ...tir.stages import Axis, loads, variables
 from .launch import WARP, barrier, registers, shared, unrolled
 
-FOUR = 4  # elements of 4 bytes that one thread loads at once
-HALVES = ("bfloat16", "float16")
-SECTOR = 32  # bytes: as much of a line that lies along the depth neighbours read
+FLOAT4 = 4  # float32 in the widest load of a thread: 16 bytes
+HALF_DTYPES = ("bfloat16", "float16")
+SECTOR_BYTES = 32  # the least that a load takes from memory: neighbouring threads read one sector of a row along k
 
 
 @attrs.frozen(eq=False)
-class Factor:
-    """One factor in tiles of ``lines`` by ``deep``. ``along``: its memory runs along the depth. ``wide``: elements of
-    one load. ``pad``: what stands for turns past the end of the depth; a product of both factors' changes no sum, not
-    even one of -0. ``run``: turns of the depth that neighbouring threads read together, where memory runs along it."""
+class TileLoader:
+    """How the threads of a block stage one operand in tiles of ``tile_mn`` (rows of A, or columns of B) by ``tile_k``.
+
+    ``axes``      of m or n, as one flat axis
+    ``k_major``   do neighbours in memory differ in k?
+    ``vector``    elements of one load
+    ``fill``      what stands past the end of k: a product of both operands' fills changes no sum, not even one of -0
+    ``k_run``     values of k that neighbouring threads load together, of a k-major operand
+    ``pitch``     elements from one k to the next in a shared tile, with padding
+    ``tiles``     two shared buffers [tile_k * pitch]: one is read while the other is filled
+    ``staging``   registers for what a thread has loaded and not yet stored
+    """
 
     ctx: NestContext
-    one: Contraction
+    contraction: Contraction
     value: Expr
     axes: tuple[Axis, ...]
-    lines: int
-    deep: int
+    tile_mn: int
+    tile_k: int
     threads: int
-    along: bool
-    wide: int
-    pad: Expr
-    run: int
-    line: int  # elements from one turn of the depth to the next in a tile
-    tiles: tuple[Any, Any]  # [depth * line]: one is read while the other is filled
-    mine: Any  # what a thread has loaded
+    k_major: bool
+    vector: int
+    fill: Expr
+    k_run: int
+    pitch: int
+    tiles: tuple[Any, Any]
+    staging: Any
 
     @property
-    def parts(self) -> int:
-        """Loads of a thread."""
-        return -(-self.lines * self.deep // (self.wide * self.threads))
+    def loads_per_thread(self) -> int:
+        return -(-self.tile_mn * self.tile_k // (self.vector * self.threads))
 
 
-def factor(
+def tile_loader(
     ctx: NestContext,
-    one: Contraction,
+    contraction: Contraction,
     value: Expr,
     axes: tuple[Axis, ...],
-    lines: int,
-    deep: int,
+    tile_mn: int,
+    tile_k: int,
     threads: int,
-    pad: float,
-) -> Factor:
-    """``value`` over ``axes`` and the depth."""
-    dtype = str(one.stage.buffer.dtype)
-    along = runs_along(ctx, value, axes, one.stage.reduce)
-    side, walked = (deep, one.stage.reduce) if along else (lines, axes)
-    wide = FOUR if side % FOUR == 0 and _in_fours(ctx, value, walked, dtype) else 1
-    run = _run(value, deep)
-    line = _line(lines, min(lines, WARP * wide // run), wide) if along else lines
-    tiles = (shared([deep * line], dtype, "tile"), shared([deep * line], dtype, "tile"))
-    parts = -(-lines * deep // (wide * threads))
-    mine = registers([parts * wide], dtype, "next")
-    blank = tirx.const(pad, dtype)
-    return Factor(ctx, one, value, axes, lines, deep, threads, along, wide, blank, run, line, tiles, mine)
+    fill: float,
+) -> TileLoader:
+    """The loader of the operand ``value`` over ``axes`` and the contraction's k."""
+    dtype = str(contraction.stage.buffer.dtype)
+    k_axes = contraction.stage.reduce
+    k_major = is_k_major(ctx, value, axes, k_axes)
+    extent, contiguous = (tile_k, k_axes) if k_major else (tile_mn, axes)
+    vector = FLOAT4 if extent % FLOAT4 == 0 and _loads_float4(ctx, value, contiguous, dtype) else 1
+    k_run = _k_run(value, tile_k)
+    # An mn-major operand is stored as it was loaded, row by row: no two threads of a warp conflict, no padding.
+    pitch = _bank_free_pitch(tile_mn, min(tile_mn, WARP * vector // k_run), vector) if k_major else tile_mn
+    tiles = (shared([tile_k * pitch], dtype, "tile"), shared([tile_k * pitch], dtype, "tile"))
+    loads_per_thread = -(-tile_mn * tile_k // (vector * threads))
+    staging = registers([loads_per_thread * vector], dtype, "next")
+    blank = tirx.const(fill, dtype)
+    return TileLoader(
+        ctx, contraction, value, axes, tile_mn, tile_k, threads, k_major, vector, blank, k_run, pitch, tiles, staging
+    )
 
 
-def _run(value: Expr, deep: int) -> int:
-    run = SECTOR // (2 if any(str(x.source.dtype) in HALVES for x in loads(value)) else 4)
-    return run if deep % run == 0 else deep
+def _k_run(value: Expr, tile_k: int) -> int:
+    """Elements of a sector, by the narrowest tensor that is read: 16 halves or 8 words."""
+    run = SECTOR_BYTES // (2 if any(str(x.source.dtype) in HALF_DTYPES for x in loads(value)) else 4)
+    return run if tile_k % run == 0 else tile_k
 
 
-def _line(lines: int, together: int, wide: int) -> int:
-    """Elements from one turn of the depth to the next, where the threads of a warp put ``together`` lines of every
-    ``wide``th turn into a tile: a power of two of lines becomes an odd multiple of ``together / wide``, so that what
-    belongs to the next such turn lies ``together`` banks on. Of single elements it stays a multiple of four, which may
-    be read at once."""
-    return lines if lines == 1 else lines | max(FOUR // wide, together // wide)
+def _bank_free_pitch(tile_mn: int, rows_per_warp: int, vector: int) -> int:
+    """Elements from one k to the next in a tile that a warp stores transposed, ``rows_per_warp`` rows at a time.
+
+    One store of the warp is of every ``vector``-th k. Those must lie ``rows_per_warp`` banks apart, so that its 32
+    elements fill the 32 banks: the pitch, a power of two, becomes an odd multiple of ``rows_per_warp / vector``. For
+    example 64 rows, 16 a warp, float4 loads: pitch 68, and k + 4 lies 272 elements = 16 banks on. For single elements
+    the padding is at least 4, so that rows may still be read as a float4.
+    """
+    return tile_mn if tile_mn == 1 else tile_mn | max(FLOAT4 // vector, rows_per_warp // vector)
 
 
-def pieces(
+def double_buffered(
     steps: int,
     load_next: Callable[[Expr], Stmt],
-    put_next: Callable[[int], Stmt],
+    store_next: Callable[[int], Stmt],
     multiply: Callable[[int, Expr], Stmt],
-    makers: Sequence[Expr] = (),
+    guard: Sequence[Expr] = (),
 ) -> Stmt:
-    """A depth of ``steps`` pieces: ``load_next(piece)`` into registers, ``put_next(tile)`` into tiles 0 and 1 in turn,
-    and from there ``multiply(tile, piece)``, by the threads for which ``makers`` hold."""
+    """The k loop over ``steps`` tiles, with one barrier a step.
+
+    ``load_next(step)`` prefetches a tile into registers, ``multiply(buffer, step)`` uses the tile before it, then
+    ``store_next(buffer)`` stores the prefetched one into buffers 0 and 1 alternately. Only threads for which ``guard``
+    holds multiply.
+    """
 
     def step(t: Expr, into: int) -> Stmt:
-        """Piece ``t`` into one tile of each factor, the piece before it from the other."""
-        more, before = t < i64(steps), [t > i64(0)] if not into else []
-        ready = tirx.all(*makers, t <= i64(steps), *before)
+        """Tile ``t`` into one buffer of each operand, the tile before it from the other."""
+        more, started = t < i64(steps), [t > i64(0)] if not into else []
+        ready = tirx.all(*guard, t <= i64(steps), *started)
         return seq([
             tirx.IfThenElse(more, load_next(t), None),
             tirx.IfThenElse(ready, multiply(1 - into, t - 1), None),
-            tirx.IfThenElse(more, put_next(into), None),
+            tirx.IfThenElse(more, store_next(into), None),
             barrier(),
         ])  # fmt: skip
 
+    # Two steps an iteration, so that the buffer of each is known where the kernel is written.
     return loop(steps // 2 + 1, lambda t: seq([step(t * 2, 0), step(t * 2 + 1, 1)]), name="step")
 
 
-def runs_along(ctx: NestContext, value: Expr, axes: Sequence[Axis], reduce: Sequence[Axis]) -> bool:
-    """Does the widest read of memory run along the depth, and not along the factor's own axes?"""
-    point = ScalarWriter(ctx.virtual)
-    done = point.write(value, {})
-    reads = [Access(x.source, tuple(x.indices)) for node in (*point.binds, done) for x in loads(node)]
-    return contiguous_axis(reads, [*axes, *reduce]) in tuple(reduce)
+def is_k_major(ctx: NestContext, value: Expr, axes: Sequence[Axis], k_axes: Sequence[Axis]) -> bool:
+    """Does the widest load of ``value`` run along k, and not along the operand's own axes?"""
+    writer = ScalarWriter(ctx.virtual)
+    written = writer.write(value, {})
+    accesses = [Access(x.source, tuple(x.indices)) for node in (*writer.binds, written) for x in loads(node)]
+    return contiguous_axis(accesses, [*axes, *k_axes]) in tuple(k_axes)
 
 
-def _in_fours(ctx: NestContext, value: Expr, axes: Sequence[Axis], dtype: str) -> bool:
-    """Is the factor a plain read of float32, four neighbours along the last of ``axes`` always within one aligned group
-    of four? Buffers begin at multiples of 64 bytes."""
+def _loads_float4(ctx: NestContext, value: Expr, axes: Sequence[Axis], dtype: str) -> bool:
+    """Is the operand a plain load of float32, whose groups of four along the last of ``axes`` are aligned? Buffers
+    begin at multiples of 64 bytes."""
     if not isinstance(value, Load) or value.source in ctx.virtual.stages or dtype != "float32" or not axes:
         return False
     var, extents = axes[-1].var, shape_of(value.source)
     if not value.indices[-1].same_as(var) or var in variables(list(value.indices[:-1])):
         return False
-    return str(value.source.dtype) == dtype and axes[-1].extent % FOUR == 0 and extents[-1] % FOUR == 0
+    return str(value.source.dtype) == dtype and axes[-1].extent % FLOAT4 == 0 and extents[-1] % FLOAT4 == 0
 
 
-def fetch(
-    f: Factor, batch: dict[Any, Expr], first: Expr, extent: int, turn: Expr, thread: Expr, whole: int = 1
-) -> Stmt:  # fmt: skip
-    """The thread's part of the tile from line ``first`` and turn ``turn`` of the depth on, into its registers. ``turn``
-    may lie past the end of a depth that is no multiple of ``whole``."""
+def load_global(
+    loader: TileLoader, batch: dict[Any, Expr], first: Expr, extent: int, k: Expr, thread: Expr, k_multiple: int = 1
+) -> Stmt:
+    """The thread's part of a tile from global memory into its registers, with ``fill`` past the edges.
+
+    The tile begins at row or column ``first`` of ``extent``, and at ``k``. A k that is no multiple of ``k_multiple``
+    may be passed by: then loads are guarded.
+    """
 
     def part(s: Expr) -> Stmt:
-        line, k = _place(f, s, thread)
-        row, depth = first + line, turn + k
-        inside = [row < i64(extent)] if extent % f.lines else []
-        inside += [depth < i64(f.one.k)] if f.one.k % f.deep or f.one.k % whole else []
-        if f.lines * f.deep % (f.wide * f.threads):
-            inside.append(s * f.threads + thread < i64(f.lines * f.deep // f.wide))
-        read = _read(f, batch | index_of(f.axes, unravel(row, _extents(f.axes))) | _depths(f, depth), s)
-        if not inside:
+        tile_mn, tile_k = _tile_coords(loader, s, thread)
+        mn, k_at = first + tile_mn, k + tile_k
+        guard = [mn < i64(extent)] if extent % loader.tile_mn else []
+        guard += [k_at < i64(loader.contraction.k)] if _k_is_ragged(loader, k_multiple) else []
+        if _threads_idle(loader):
+            guard.append(_in_tile(loader, s, thread))
+        coords = batch | index_of(loader.axes, unravel(mn, _extents(loader.axes))) | _k_coords(loader, k_at)
+        read = _read(loader, coords, s)
+        if not guard:
             return read
-        blank = store(f.mine, _all(f.pad, f.wide), _own(f, s))
-        return seq([blank, tirx.IfThenElse(tirx.all(*inside), read, None)])
+        blank = store(loader.staging, _broadcast(loader.fill, loader.vector), _staging_index(loader, s))
+        return seq([blank, tirx.IfThenElse(tirx.all(*guard), read, None)])
 
-    return unrolled(f.parts, part, "s")
-
-
-def _read(f: Factor, here: dict[Any, Expr], s: Expr) -> Stmt:
-    point = ScalarWriter(f.ctx.virtual)
-    value = point.write(f.value, here)
-    if f.wide > 1:
-        value = load(value.source, *value.indices[:-1], span_at(value.indices[-1], f.wide))
-    return seq([*point.binds, store(f.mine, value, _own(f, s))])
+    return unrolled(loader.loads_per_thread, part, "s")
 
 
-def put(f: Factor, tile: Any, thread: Expr) -> Stmt:
-    """The thread's part from its registers into ``tile``."""
+def _k_is_ragged(loader: TileLoader, k_multiple: int) -> bool:
+    return bool(loader.contraction.k % loader.tile_k or loader.contraction.k % k_multiple)
+
+
+def _threads_idle(loader: TileLoader) -> bool:
+    """Do some threads have nothing to load in their last turn?"""
+    return bool(loader.tile_mn * loader.tile_k % (loader.vector * loader.threads))
+
+
+def _in_tile(loader: TileLoader, s: Expr, thread: Expr) -> Expr:
+    return s * loader.threads + thread < i64(loader.tile_mn * loader.tile_k // loader.vector)
+
+
+def _read(loader: TileLoader, coords: dict[Any, Expr], s: Expr) -> Stmt:
+    writer = ScalarWriter(loader.ctx.virtual)
+    value = writer.write(loader.value, coords)
+    if loader.vector > 1:
+        value = load(value.source, *value.indices[:-1], vector_index(value.indices[-1], loader.vector))
+    return seq([*writer.binds, store(loader.staging, value, _staging_index(loader, s))])
+
+
+def store_shared(loader: TileLoader, tile: Any, thread: Expr) -> Stmt:
+    """The thread's part from its registers into ``tile``; a k-major vector is transposed, element by element."""
 
     def part(s: Expr) -> Stmt:
-        line, k = _place(f, s, thread)
-        if f.along and f.line > 1:
-            ends = [store(tile, load(f.mine, s * f.wide + j), (k + j) * f.line + line) for j in range(f.wide)]
+        mn, k = _tile_coords(loader, s, thread)
+        if loader.k_major and loader.pitch > 1:
+            elements = [load(loader.staging, s * loader.vector + j) for j in range(loader.vector)]
+            stores = [store(tile, element, (k + j) * loader.pitch + mn) for j, element in enumerate(elements)]
         else:
-            ends = [store(tile, load(f.mine, _own(f, s)), span_at(k * f.line + line, f.wide))]
-        if f.lines * f.deep % (f.wide * f.threads):
-            return tirx.IfThenElse(s * f.threads + thread < i64(f.lines * f.deep // f.wide), seq(ends), None)
-        return seq(ends)
+            vector = load(loader.staging, _staging_index(loader, s))
+            stores = [store(tile, vector, vector_index(k * loader.pitch + mn, loader.vector))]
+        if _threads_idle(loader):
+            return tirx.IfThenElse(_in_tile(loader, s, thread), seq(stores), None)
+        return seq(stores)
 
-    return unrolled(f.parts, part, "s")
-
-
-def _place(f: Factor, s: Expr, thread: Expr) -> tuple[Expr, Expr]:
-    """Line and turn of the depth, within the tile, of load ``s``."""
-    flat = s * f.threads + thread
-    if f.along:
-        runs, line, k = unravel(flat, [f.deep // f.run, f.lines, f.run // f.wide])
-        return line, runs * f.run + k * f.wide
-    k, line = unravel(flat, [f.deep, f.lines // f.wide])
-    return line * f.wide, k
+    return unrolled(loader.loads_per_thread, part, "s")
 
 
-def _own(f: Factor, s: Expr) -> Expr:
-    return span_at(s * f.wide, f.wide)
+def _tile_coords(loader: TileLoader, s: Expr, thread: Expr) -> tuple[Expr, Expr]:
+    """m or n, and k, within the tile, of the first element of the thread's load ``s``."""
+    flat = s * loader.threads + thread
+    if loader.k_major:
+        # Neighbouring threads have one sector of a row, then of the next row: loads coalesce, and stores of the
+        # transposed elements go to several rows, which lie in different banks.
+        run, mn, k = unravel(flat, [loader.tile_k // loader.k_run, loader.tile_mn, loader.k_run // loader.vector])
+        return mn, run * loader.k_run + k * loader.vector
+    k, mn = unravel(flat, [loader.tile_k, loader.tile_mn // loader.vector])
+    return mn * loader.vector, k
 
 
-def span_at(first: Expr, count: int) -> Expr:
-    """``count`` places in a row, as one vector; of one, itself."""
+def _staging_index(loader: TileLoader, s: Expr) -> Expr:
+    return vector_index(s * loader.vector, loader.vector)
+
+
+def vector_index(first: Expr, count: int) -> Expr:
+    """The index of ``count`` neighbours as one vector; of one, ``first`` itself."""
     return first if count == 1 else tirx.Ramp(first, i64(1), tirx.IntImm("int32", count))
 
 
-def _all(value: Expr, count: int) -> Expr:
+def _broadcast(value: Expr, count: int) -> Expr:
     return value if count == 1 else tirx.Broadcast(value, tirx.IntImm("int32", count))
 
 
@@ -203,6 +248,6 @@ def _extents(axes: Sequence[Axis]) -> list[int]:
     return [a.extent for a in axes]
 
 
-def _depths(f: Factor, k: Expr) -> dict[Any, Expr]:
-    reduce = f.one.stage.reduce
-    return index_of(reduce, unravel(k, _extents(reduce)))
+def _k_coords(loader: TileLoader, k: Expr) -> dict[Any, Expr]:
+    k_axes = loader.contraction.stage.reduce
+    return index_of(k_axes, unravel(k, _extents(k_axes)))

@@ -1,4 +1,10 @@
-"""Folds by threads of one warp, in the CPU's order: what ``cpu/folds.py`` gives to lanes, threads do here."""
+"""Reductions of a row by a group of threads of a warp: partial results in registers, then a tree of shuffles.
+
+The order of a reduction is the CPU's (``ReductionOrder``), so that bits are equal: lane k of the CPU's vector is thread
+k of the group, or slot k / size of thread k % size where there are more lanes than threads. Lanes are then combined by
+halves, first in a thread's registers, then with ``__shfl_down_sync``. A sum whose order is the input's is read by the
+group and added by every thread, element by element.
+"""
 
 from __future__ import annotations
 
@@ -17,177 +23,194 @@ from ...tir.let_buffers import bind_in_buffers
 from ...tir.point_writer import index_of
 from ...tir.reduction import ReductionOrder
 from ...tir.stages import Stage
-from .launch import UNROLL, WARP
+from .launch import UNROLL, WARP, unrolled
 
-ALL = 0xFFFFFFFF  # every thread of a warp takes part
+FULL_MASK = 0xFFFFFFFF  # every thread of the warp takes part in a shuffle or vote
 
 
 @attrs.frozen(eq=False)
-class Team:
-    """``size`` neighbouring threads of a warp, a power of two; this thread is number ``lane`` of them. All teams of the
-    warp do the same at the same time."""
+class ThreadGroup:
+    """``size`` neighbouring threads of a warp, a power of two; this thread is number ``lane`` of them. All groups of
+    the warp run the same code at the same time, as shuffles need."""
 
     size: int
     lane: Expr
 
-    def from_lane(self, value: Expr, lane: Expr) -> Expr:
-        """What another of the team has as ``value``."""
+    def shuffle(self, value: Expr, lane: Expr) -> Expr:
+        """``value`` of the group's thread ``lane`` (``__shfl_sync``)."""
         return tirx.op.tvm_warp_shuffle(_mask(), value, lane.astype("int32"), self.size, WARP)
 
-    def from_behind(self, value: Expr, offset: int) -> Expr:
-        """What the thread ``offset`` further on has; nothing to rely on for those that have none."""
+    def shuffle_down(self, value: Expr, offset: int) -> Expr:
+        """``value`` of the thread ``offset`` further on (``__shfl_down_sync``); the last ``offset`` threads have no
+        such thread, and what they get must not be used."""
         return tirx.op.tvm_warp_shuffle_down(_mask(), value, offset, self.size, WARP)
 
     def each(self, count: int, body: Callable[[Expr], Stmt], unroll: int = 4) -> list[Stmt]:
         """``body`` at every index below ``count``, neighbours in neighbouring threads."""
         full, rest = divmod(count, self.size)
-        done = [turns(full, lambda o: body(o * self.size + self.lane), unroll)] if full else []
+        stmts = [partially_unrolled(full, lambda o: body(o * self.size + self.lane), unroll)] if full else []
         if rest:
-            done.append(tirx.IfThenElse(self.lane < rest, bind_in_buffers(body(self.lane + full * self.size)), None))
-        return done
+            stmts.append(tirx.IfThenElse(self.lane < rest, bind_in_buffers(body(self.lane + full * self.size)), None))
+        return stmts
 
 
-def any_of(condition: Expr) -> Expr:
-    """Does it hold for any thread of the warp, all of which ask?"""
+def warp_any(condition: Expr) -> Expr:
+    """Does it hold for any thread of the warp (``__any_sync``)? All of them must ask."""
     return tirx.call_extern("int32", "__any_sync", _mask(), condition.astype("int32")) > 0
 
 
 def _mask() -> Expr:
-    return tirx.const(ALL, "uint32")
+    return tirx.const(FULL_MASK, "uint32")
 
 
-def turns(count: int, body: Callable[[Expr], Stmt], unroll: int) -> Stmt:
-    """A loop whose turns the compiler writes out ``unroll`` at a time, so that their loads are under way together."""
+def partially_unrolled(count: int, body: Callable[[Expr], Stmt], unroll: int) -> Stmt:
+    """A loop unrolled by ``unroll``, so that as many loads are in flight together, and the rest behind it."""
     if count == 1 or unroll < 2:
         return loop(count, body, name="k")
-    many, few = divmod(count, unroll)
-    some = lambda n, first: written_out(n, lambda u: body(first + u))  # noqa: E731
-    parts = [loop(many, lambda o: some(unroll, o * unroll), name="k")] if many else []
-    return seq([*parts, *([some(few, i64(many * unroll))] if few else [])])
+    chunks, rest = divmod(count, unroll)
+
+    def chunk(size: int, first: Expr) -> Stmt:
+        return fully_unrolled(size, lambda u: body(first + u))
+
+    stmts = [loop(chunks, lambda o: chunk(unroll, o * unroll), name="k")] if chunks else []
+    return seq([*stmts, *([chunk(rest, i64(chunks * unroll))] if rest else [])])
 
 
-def written_out(count: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """A loop that the compiler writes out in full."""
-    return loop(count, body, tirx.ForKind.UNROLLED, "u")
+def fully_unrolled(count: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """A loop unrolled in full."""
+    return unrolled(count, body)
 
 
-def team_size(folds: Sequence[tuple[ReductionOrder, Stage]]) -> int:
-    """The most threads of a warp that folds of one row can use. The lanes of a tree are shared out evenly."""
-    trees = [min(order.width, WARP) for order, stage in folds if order.width > 1 and not is_argmax(stage)]
-    if trees:
-        return min(trees)
-    size, most = 2, max(order.depth for order, _ in folds)
-    while size < min(most, WARP):
+def group_size(reductions: Sequence[tuple[ReductionOrder, Stage]]) -> int:
+    """The most threads of a warp that all reductions of one row can use: each takes as many lanes of a tree."""
+    widths = [min(order.width, WARP) for order, stage in reductions if order.width > 1 and not is_argmax(stage)]
+    if widths:
+        return min(widths)
+    size, longest = 2, max(order.depth for order, _ in reductions)
+    while size < min(longest, WARP):
         size *= 2
     return size
 
 
-def team_fold(
-    ctx: NestContext, stage: Stage, order: ReductionOrder, here: dict[Any, Expr], team: Team, done: Any
+def group_reduce(
+    ctx: NestContext, stage: Stage, order: ReductionOrder, coords: dict[Any, Expr], group: ThreadGroup, finish: Any
 ) -> Stmt:
-    """One element at ``here``, the same for the whole team; ``done(value)`` is made of it, in every thread."""
+    """One element of the result at ``coords``, the same for the whole group; every thread runs ``finish(value)``."""
     if order.width == 1 and not is_argmax(stage):
-        return _in_order(ctx, stage, order, here, team, done)
-    width = team.size if is_argmax(stage) else order.width  # which key is first does not depend on the order
-    slots, depth, extents = width // team.size, order.depth, [a.extent for a in order.tail]
-    acc = accumulator(stage, slots + 1)  # the last is for what comes from another thread
+        return _reduce_in_order(ctx, stage, order, coords, group, finish)
+    # An argmax takes the first of equal keys in whatever order it is combined, so its lanes are the group's threads.
+    width = group.size if is_argmax(stage) else order.width
+    slots, depth, extents = width // group.size, order.depth, [a.extent for a in order.tail]
+    acc = accumulator(stage, slots + 1)  # the last slot is for another thread's partial result
 
-    def add(ks: list[Expr], f: Expr, slot: int) -> Stmt:
-        return acc.add(ctx, here | index_of(order.outer, ks) | index_of(order.tail, unravel(f, extents)), i64(slot))
+    def add(outer: list[Expr], tail: Expr, slot: int) -> Stmt:
+        element = coords | index_of(order.outer, outer) | index_of(order.tail, unravel(tail, extents))
+        return acc.add(ctx, element, i64(slot))
 
-    def walk(ks: list[Expr]) -> Stmt:
+    def add_row(outer: list[Expr]) -> Stmt:
         full, rest = divmod(depth, width)
-        one = lambda base: seq([add(ks, base + (team.lane + s * team.size), s) for s in range(slots)])  # noqa: E731
-        parts = [turns(full, lambda o: one(o * width), UNROLL // slots)] if full else []
+
+        def add_slots(base: Expr) -> Stmt:
+            return seq([add(outer, base + (group.lane + s * group.size), s) for s in range(slots)])
+
+        stmts = [partially_unrolled(full, lambda o: add_slots(o * width), UNROLL // slots)] if full else []
         for s in range(slots):
-            left = min(rest - s * team.size, team.size)
-            if left > 0:
-                last = bind_in_buffers(add(ks, team.lane + (full * width + s * team.size), s))
-                parts.append(last if left == team.size else tirx.IfThenElse(team.lane < left, last, None))
-        return seq(parts)
+            count = min(rest - s * group.size, group.size)
+            if count > 0:
+                last = bind_in_buffers(add(outer, group.lane + (full * width + s * group.size), s))
+                stmts.append(last if count == group.size else tirx.IfThenElse(group.lane < count, last, None))
+        return seq(stmts)
 
-    init = [acc.start(i64(s), team.lane + s * team.size) for s in range(slots)]
-    walked = grid([a.extent for a in order.outer], walk)
-    return block([*init, walked, *halve(acc, slots, team), done(acc.result(i64(0)))], acc.buffers)
+    init = [acc.start(i64(s), group.lane + s * group.size) for s in range(slots)]
+    rows = grid([a.extent for a in order.outer], add_row)
+    return block([*init, rows, *tree_reduce(acc, slots, group), finish(acc.result(i64(0)))], acc.buffers)
 
 
-def halve(acc: Any, slots: int, team: Team, own: Expr | None = None, other: Expr | None = None) -> list[Stmt]:
-    """Within the thread, from the place ``own`` on, then between threads, by way of ``other``, by default the first
-    place and the one behind; the result goes to all."""
-    done, width, first = [], slots, i64(0) if own is None else own
+def tree_reduce(
+    acc: Any, slots: int, group: ThreadGroup, first: Expr | None = None, scratch_slot: Expr | None = None
+) -> list[Stmt]:
+    """Combines a group's partial results: ``slots`` of each thread, from slot ``first`` on (0 by default).
+
+    log2(slots) steps in the thread's registers, then log2(size) steps of ``__shfl_down_sync`` by way of
+    ``scratch_slot`` (by default the slot after the last); then thread 0 sends the result to all. Every step combines a
+    lane with the one half of all lanes further on, which is the CPU's order.
+    """
+    stmts, width, first = [], slots, i64(0) if first is None else first
     while width > 1:
         width //= 2
-        done += [acc.combine(first + s, first + (s + width)) for s in range(width)]
-    other = first + slots if other is None else other
-    offset = team.size
+        stmts += [acc.combine(first + s, first + (s + width)) for s in range(width)]
+    scratch_slot = first + slots if scratch_slot is None else scratch_slot
+    offset = group.size
     while offset > 1:
         offset //= 2
-        done += [store(b, team.from_behind(load(b, first), offset), other) for b in acc.buffers]
-        done.append(acc.combine(first, other))
-    return [*done, *(store(b, team.from_lane(load(b, first), i64(0)), first) for b in acc.buffers)]
+        stmts += [store(b, group.shuffle_down(load(b, first), offset), scratch_slot) for b in acc.buffers]
+        stmts.append(acc.combine(first, scratch_slot))
+    return [*stmts, *(store(b, group.shuffle(load(b, first), i64(0)), first) for b in acc.buffers)]
 
 
-def _parts(ctx: NestContext, stage: Stage, places: dict[Any, Expr]) -> tuple[ScalarWriter, tuple[Expr, ...]]:
-    """What an element brings: its value, or the factors of a product that is added."""
+def _operands(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> tuple[ScalarWriter, tuple[Expr, ...]]:
+    """What is added for an element: its value, or the two factors of a product that is summed (for a fused
+    multiply-add)."""
     assert stage.reduction is not None
-    point = ScalarWriter(ctx.virtual)
-    value = point.write(in_type(stage.value, partial_type(stage)), places)
-    return point, (factors(value, point.binds) if stage.reduction.kind == "sum" else None) or (value,)
+    writer = ScalarWriter(ctx.virtual)
+    value = writer.write(in_type(stage.value, partial_type(stage)), coords)
+    return writer, (factors(value, writer.binds) if stage.reduction.kind == "sum" else None) or (value,)
 
 
-def parts_of(ctx: NestContext, stage: Stage) -> int:
-    """How many numbers an element brings: the two factors of a product that is added, else one."""
-    return len(_parts(ctx, stage, {})[1])
+def operand_count(ctx: NestContext, stage: Stage) -> int:
+    """Numbers that are loaded for an element: the two factors of a product that is summed, else one."""
+    return len(_operands(ctx, stage, {})[1])
 
 
-def read_parts(ctx: NestContext, stage: Stage, places: dict[Any, Expr], into: Sequence[Any], slot: Expr) -> Stmt:
-    """What the element at ``places`` brings, one number a buffer."""
-    point, parts = _parts(ctx, stage, places)
-    return bind_in_buffers(seq([*point.binds, *(store(b, x, slot) for b, x in zip(into, parts, strict=True))]))
+def load_operands(ctx: NestContext, stage: Stage, coords: dict[Any, Expr], into: Sequence[Any], slot: Expr) -> Stmt:
+    """The operands of the element at ``coords``, each into its buffer at ``slot``."""
+    writer, operands = _operands(ctx, stage, coords)
+    stores = [store(buffer, operand, slot) for buffer, operand in zip(into, operands, strict=True)]
+    return bind_in_buffers(seq([*writer.binds, *stores]))
 
 
-def joined(stage: Stage, before: Expr, parts: Sequence[Expr]) -> Expr:
-    """A partial result and one element more."""
+def accumulate(stage: Stage, partial: Expr, operands: Sequence[Expr]) -> Expr:
+    """A partial result and one more element."""
     assert stage.reduction is not None
-    return fma(parts[0], parts[1], before) if len(parts) == 2 else stage.reduction.combine(before, parts[0])
+    return fma(operands[0], operands[1], partial) if len(operands) == 2 else stage.reduction.combine(partial, *operands)
 
 
-def _in_order(
-    ctx: NestContext, stage: Stage, order: ReductionOrder, here: dict[Any, Expr], team: Team, done: Any
+def _reduce_in_order(
+    ctx: NestContext, stage: Stage, order: ReductionOrder, coords: dict[Any, Expr], group: ThreadGroup, finish: Any
 ) -> Stmt:
-    """Each thread reads an element, then all add all of them, one after the other."""
+    """A sum in the order of its elements: each thread loads one, so that loads coalesce, then all threads add all of
+    the group's, one after the other."""
     assert stage.reduction is not None
-    fold, dtype = stage.reduction, partial_type(stage)
+    dtype = partial_type(stage)
     acc = scratch([1], dtype, "acc")
-    held = [scratch([1], dtype, "held") for _ in range(2)]
+    loaded = [scratch([1], dtype, "held") for _ in range(2)]
     extents = [a.extent for a in order.tail]
-    own = i64(0)
+    slot = i64(0)
 
-    def read(ks: list[Expr], f: Expr) -> tuple[Stmt, int]:
-        point, parts = _parts(ctx, stage, here | index_of(order.outer, ks) | index_of(order.tail, unravel(f, extents)))
-        reads = seq([*point.binds, *(store(h, x, own) for h, x in zip(held, parts, strict=False))])
-        return bind_in_buffers(reads), len(parts)
+    def load_own(outer: list[Expr], tail: Expr) -> tuple[Stmt, int]:
+        element = coords | index_of(order.outer, outer) | index_of(order.tail, unravel(tail, extents))
+        writer, operands = _operands(ctx, stage, element)
+        stores = [store(buffer, operand, slot) for buffer, operand in zip(loaded, operands, strict=False)]
+        return bind_in_buffers(seq([*writer.binds, *stores])), len(operands)
 
-    def chunk(ks: list[Expr], base: Expr, count: int) -> Stmt:
-        reads, parts = read(ks, base + team.lane)
-        if count < team.size:
-            reads = tirx.IfThenElse(team.lane < count, reads, None)
+    def chunk(outer: list[Expr], base: Expr, count: int) -> Stmt:
+        loads, operands = load_own(outer, base + group.lane)
+        if count < group.size:
+            loads = tirx.IfThenElse(group.lane < count, loads, None)
 
-        def add(k: Expr) -> Stmt:
-            theirs = [team.from_lane(load(h, own), k) for h in held[:parts]]
-            before = load(acc, own)
-            total = fma(theirs[0], theirs[1], before) if parts == 2 else fold.combine(before, theirs[0])
-            return store(acc, total, own)
+        def add(lane: Expr) -> Stmt:
+            others = [group.shuffle(load(buffer, slot), lane) for buffer in loaded[:operands]]
+            return store(acc, accumulate(stage, load(acc, slot), others), slot)
 
-        return seq([reads, turns(count, add, count)])
+        return seq([loads, partially_unrolled(count, add, count)])
 
-    def walk(ks: list[Expr]) -> Stmt:
-        full, rest = divmod(order.depth, team.size)
-        parts = [loop(full, lambda o: chunk(ks, o * team.size, team.size), name="k")] if full else []
-        return seq([*parts, *([chunk(ks, i64(full * team.size), rest)] if rest else [])])
+    def add_row(outer: list[Expr]) -> Stmt:
+        full, rest = divmod(order.depth, group.size)
+        stmts = [loop(full, lambda o: chunk(outer, o * group.size, group.size), name="k")] if full else []
+        return seq([*stmts, *([chunk(outer, i64(full * group.size), rest)] if rest else [])])
 
-    zero = [store(h, tirx.const(0, dtype), own) for h in held]
-    init = store(acc, tirx.const(stage.reduction.init.value, dtype), own)
-    walked = grid([a.extent for a in order.outer], walk)
-    result = in_type(load(acc, own), str(stage.buffer.dtype))
-    return block([init, *zero, walked, done(result)], [acc, *held])
+    zero = [store(buffer, tirx.const(0, dtype), slot) for buffer in loaded]
+    init = store(acc, tirx.const(stage.reduction.init.value, dtype), slot)
+    rows = grid([a.extent for a in order.outer], add_row)
+    result = in_type(load(acc, slot), str(stage.buffer.dtype))
+    return block([init, *zero, rows, finish(result)], [acc, *loaded])

@@ -338,7 +338,7 @@ def test_half_of_the_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def multiplications(func: Any) -> int:
     """By matrix units, as they stand in the program: one where scores are made, two where sums over them are."""
-    return sum(ptx.operations(x) > 0 for x in collect(func.body, Call))
+    return sum(ptx.flops(x) > 0 for x in collect(func.body, Call))
 
 
 def powers(func: Any) -> int:

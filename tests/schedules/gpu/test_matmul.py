@@ -15,7 +15,7 @@ from tvm import relax, te
 
 from lowering.kernels.registry import KERNELS
 from schedules.gpu.matmul import simt, simt_tiling
-from schedules.gpu.matmul.simt_tiling import TILES, Tile, choose_tile
+from schedules.gpu.matmul.simt_tiling import TILES, SimtTile, choose_tile
 from sexpgpu.ops.types import TensorType
 from tests.cuda_on_cpu import kernels
 from tests.schedules.cpu.test_matmul import in_order
@@ -29,7 +29,7 @@ KINDS = ("NN", "TN", "NT", "TT")
 
 
 @pytest.fixture
-def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tile:
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimtTile:
     """The tile that every product takes."""
     monkeypatch.setattr(simt, "choose_tile", lambda *_: request.param)
     return request.param
@@ -44,7 +44,7 @@ def check(kind: str, m: int, k: int, n: int, batch: tuple[int, ...] = ()) -> Non
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str, indirect=True)
-def test_every_tile_past_its_edges(tile: Tile) -> None:
+def test_every_tile_past_its_edges(tile: SimtTile) -> None:
     """Primes: scalar loads, and each tile's last rows, columns and turns of the depth are not whole."""
     kind = KINDS[TILES.index(tile) % 4]
     check(kind, tile.bm + 3, 2 * tile.bk + 5, tile.bn + 1)
@@ -53,7 +53,7 @@ def test_every_tile_past_its_edges(tile: Tile) -> None:
 @pytest.mark.parametrize(
     ("kind", "tile"), [*((kind, TILES[3]) for kind in KINDS), ("NT", TILES[0])], ids=str, indirect=["tile"]
 )
-def test_loads_of_four_elements(kind: str, tile: Tile) -> None:
+def test_loads_of_four_elements(kind: str, tile: SimtTile) -> None:
     """Multiples of four that are not multiples of the tile, and an odd number of pieces of the depth."""
     check(kind, tile.bm + 4, 2 * tile.bk + 4, tile.bn - 4)
 
@@ -151,7 +151,7 @@ def test_what_stands_past_the_end_of_the_depth_changes_no_zero() -> None:
 def test_tiles_fit_and_fill_the_device() -> None:
     """What is chosen follows from the sizes alone: large tiles for large products, as many blocks as there are results
     for small ones."""
-    assert choose_tile(4096, 4096, 1024, 1, 4) == Tile(128, 128, 8, 8, 8)
+    assert choose_tile(4096, 4096, 1024, 1, 4) == SimtTile(128, 128, 8, 8, 8)
     for m, n, k, count in (
         (4096, 4096, 1024, 1),
         (8, 3072, 768, 1),
@@ -163,5 +163,5 @@ def test_tiles_fit_and_fill_the_device() -> None:
         blocks = count * -(-m // tile.bm) * -(-n // tile.bn)
         assert blocks >= min(64, m * n * count // 256), (m, n, k, tile)
     for tile in simt_tiling.TILES:
-        words = 2 * tile.bk * (tile.bm + tile.bn + 8) + tile.down * (tile.bn + 1)
-        assert words * 4 <= 48 << 10 and tile.makers <= tile.threads <= 256
+        words = 2 * tile.bk * (tile.bm + tile.bn + 8) + tile.threads_m * (tile.bn + 1)
+        assert words * 4 <= 48 << 10 and tile.compute_threads <= tile.threads <= 256

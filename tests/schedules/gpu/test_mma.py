@@ -14,7 +14,7 @@ from tvm import te
 
 from schedules.gpu.matmul import tensor_core
 from schedules.gpu.threads import mma_tiling
-from schedules.gpu.threads.mma_tiling import Cut
+from schedules.gpu.threads.mma_tiling import MmaTiling
 from tests.cuda_on_cpu import kernels
 
 from ..kernels import program
@@ -36,8 +36,8 @@ def results(func: Any, *arrays: np.ndarray) -> np.ndarray:
 def cut_as(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Products are cut so, whatever their shape."""
 
-    def choose(tile: mma_tiling.Tile, apart: bool = False) -> None:
-        monkeypatch.setattr(tensor_core, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, apart))
+    def choose(tile: mma_tiling.MmaTile, apart: bool = False) -> None:
+        monkeypatch.setattr(tensor_core, "choose_tiling", lambda m, n, k, count: MmaTiling(m, n, k, count, tile, apart))
 
     return choose
 
@@ -60,7 +60,7 @@ def test_no_rest_and_the_least(m: int, k: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("tile", mma_tiling.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
-def test_every_tile(cut_as: Any, tile: mma_tiling.Tile) -> None:
+def test_every_tile(cut_as: Any, tile: mma_tiling.MmaTile) -> None:
     cut_as(tile)
     kind = KINDS[mma_tiling.TILES.index(tile) % 4]
     a, b, want = factors(kind, 136, 168, 140)
@@ -162,7 +162,7 @@ def test_a_producer_in_the_same_program() -> None:
 def bound(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Forward error bound of A B, element by element: docs/tensor-core-error.md, "Matrix products"."""
     k = a.shape[-1]
-    steps, pieces = -(-k // mma_tiling.DEPTH) * 2, -(-k // mma_tiling.piece_of(k))
+    steps, pieces = -(-k // mma_tiling.TILE_K) * 2, -(-k // mma_tiling.slice_k(k))
     return (17 * steps + pieces) * UNIT * (np.abs(a.astype("f8")) @ np.abs(b.astype("f8")))
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("tvm", reason="needs the extra `build`")
 from schedules.cuda import cubin, nvrtc
 from schedules.gpu.matmul import tensor_core
 from schedules.gpu.threads import mma_tiling
-from schedules.gpu.threads.mma_tiling import Cut
+from schedules.gpu.threads.mma_tiling import MmaTiling
 from tests.cuda_on_cpu import kernels
 
 from .both import GPU, scheduled
@@ -97,12 +97,12 @@ def told(source: str, arch: str) -> str:
 
 
 @pytest.mark.parametrize("tile", mma_tiling.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
-def test_no_tile_spills(monkeypatch: pytest.MonkeyPatch, tile: mma_tiling.Tile) -> None:
+def test_no_tile_spills(monkeypatch: pytest.MonkeyPatch, tile: mma_tiling.MmaTile) -> None:
     """Every register that a kernel names is one, with the sums of several pieces; shared memory fits the level."""
-    monkeypatch.setattr(tensor_core, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, False))
+    monkeypatch.setattr(tensor_core, "choose_tiling", lambda m, n, k, count: MmaTiling(m, n, k, count, tile, False))
     log = told(text(product("TN", 1000, 2048, 1000, out="bfloat16")), "sm_90")
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log) == [
         ("0", "0", "0")
     ]
     (registers,), (shared,) = re.findall(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes smem", log)
-    assert int(registers) * tile.threads <= 65536 and int(shared) == 2 * tile.halves * tile.stages <= 48 * 1024
+    assert int(registers) * tile.threads <= 65536 and int(shared) == 2 * tile.stage_halves * tile.stages <= 48 * 1024

@@ -18,7 +18,7 @@ from lowering.kernels.registry import KERNELS
 from schedules.gpu.attention import resident, shared_memory
 from schedules.gpu.matmul import simt, simt_tiling, tensor_core
 from schedules.gpu.threads import mma_tiling
-from schedules.gpu.threads.mma_tiling import Cut
+from schedules.gpu.threads.mma_tiling import MmaTiling
 from tests.cuda_on_cpu import kernels, traffic
 from tests.schedules.cpu.test_heads import attend
 
@@ -75,7 +75,7 @@ def _factors(kind: str, m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]
 @pytest.mark.parametrize("kind", ["NT", "TN"])
 def test_products_on_matrix_units(kind: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tile = mma_tiling.TILES[number]
-    monkeypatch.setattr(tensor_core, "cut", lambda m, n, k, count: Cut(m, n, k, count, tile, False))
+    monkeypatch.setattr(tensor_core, "choose_tiling", lambda m, n, k, count: MmaTiling(m, n, k, count, tile, False))
     m, k, n = 2 * tile.rows, 128, 2 * tile.columns
     narrow = tile.warp_columns < 32  # then a warp takes sums of two rows at a time
     check(
