@@ -24,8 +24,9 @@ MIB = 1 << 20
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 FUNCTIONS = ("fma", "fmaf", "tirx.exp", "tirx.log", "tirx.sqrt", "tirx.tanh", "tirx.pow", "tirx.sigmoid", "tirx.sin",
              "tirx.cos", "tirx.erf")  # fmt: skip
-# A launch of MIN_WORK elements read or written and of MIN_RESULTS results must have MIN_BLOCKS blocks; chosen, not
-# measured: some hundred multiprocessors, half of them busy. If a number is wrong, the report's faults are; no program.
+# A launch of MIN_WORK elements read or written and of MIN_RESULTS results must have MIN_BLOCKS blocks, about half as
+# many as a GPU has multiprocessors. Chosen, not measured. If a number is wrong, so are faults in the report; programs
+# stay.
 MIN_WORK, MIN_RESULTS, MIN_BLOCKS = 1 << 18, 64, 64
 
 

@@ -119,6 +119,7 @@ class WarpInterpreter:
         if isinstance(node, tirx.IntImm):
             return _constant(int(node.value)), None
         if isinstance(node, tvm.ir.Var):
+            # A variable that is not bound in the launch: unknown, but the same for all lanes.
             return self.variables.get(node, (_constant(0), _constant(0)))
         if isinstance(node, tirx.Cast):
             return self._evaluate(node.value)

@@ -1,1 +1,1 @@
-"""Matrix products on a GPU: by threads in float32, and by tensor cores."""
+"""Matmul on a GPU: SIMT (CUDA cores) for float32 and float64, tensor cores for 16-bit operands."""

@@ -10,14 +10,14 @@ import attrs
 
 from ..threads.launch import WARP
 
-# The cost model of a nominal GPU, from data sheets (of the A100's class), not measured: one library serves every card.
+# The cost model of a nominal GPU: round numbers of recent cards, chosen, not measured. One library serves every card.
 # If a number is wrong, a slower tile is chosen; bits stay.
-CONCURRENT_BLOCKS = 128  # blocks that fill the GPU: one on each of some hundred multiprocessors
+CONCURRENT_BLOCKS = 128  # blocks that fill the GPU: about as many as it has multiprocessors
 FMAS_PER_CYCLE = 128  # multiply-adds of a multiprocessor a cycle
 SHARED_BYTES_PER_CYCLE = 128  # a multiprocessor reads from shared memory: 32 banks of 4 bytes
-GLOBAL_BYTES_PER_CYCLE = 20  # a multiprocessor gets from global memory: its share of some 2 TB/s
+GLOBAL_BYTES_PER_CYCLE = 20  # a multiprocessor gets from global memory, most of it through L2
 SECTOR_FLOATS = 8  # 4-byte elements of the least that memory gives: a thinner tile loads as much
-STEP_CYCLES = 120  # latency of one k step that a block cannot hide: its barrier and a trip to shared memory
+STEP_CYCLES = 120  # from a barrier to the next, that a block waits whatever it computes
 FMA_LATENCY = 5  # cycles from a multiply-add to the next in its chain
 RESIDENT_BLOCKS = 2  # blocks on a multiprocessor that hide each other's latency
 

@@ -149,7 +149,7 @@ def _finish(matmul: TensorCoreMatmul, batch: Expr) -> Callable[[Expr, Expr, Expr
 
 
 def _block_body(buffers: Sequence[Any], statements: Sequence[Stmt]) -> Stmt:
-    """A block's statements. Loops that index registers are left to nvcc to unroll: unrolled here, the text of a 128 by
-    128 tile would take it long to compile."""
+    """A block's statements. Loops that index registers are left to the CUDA compiler to unroll, so that the text is
+    short."""
     body = seq([*(tirx.AllocBuffer(b) for b in buffers), *statements])
     return tirx.AttrStmt(i64(0), "pragma_unroll_explicit", i64(0), body)

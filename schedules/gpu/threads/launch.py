@@ -18,7 +18,7 @@ from ...tir.rewrite import collect, rewrite
 
 WARP = 32  # threads of a warp, on every NVIDIA GPU
 # The next two are chosen, not measured on a GPU. They change speed, never bits.
-THREADS = 256  # threads of a block by default: 8 warps, so that a multiprocessor of 2048 threads holds 8 such blocks
+THREADS = 256  # threads of a block by default: 8 warps
 UNROLL = 8  # iterations of a loop that are unrolled together: as many loads of a thread are in flight
 
 
@@ -30,7 +30,7 @@ def launch(blocks: int, threads: int, body: Callable[[Expr, Expr], Stmt]) -> Stm
 def _as_pragma(body: Stmt) -> Stmt:
     """``body`` with its unrolled loops left as loops under ``#pragma unroll``.
 
-    TVM would copy their bodies out, which makes CUDA text that takes long to compile; nvcc unrolls them as well.
+    TVM would write every iteration into the CUDA text; the CUDA compiler unrolls as well, from a short text.
     """
     return tirx.AttrStmt(i64(0), "pragma_unroll_explicit", tirx.IntImm("bool", 0), bind_in_buffers(body))
 

@@ -15,8 +15,8 @@ TILE_K = 32  # k of a shared-memory tile: two instructions' k. It decides where 
 MAX_SHARED_HALVES = 24 * 1024  # 16-bit elements of shared memory a block: the 48 KiB that need no opt-in
 MAX_STAGES = 4  # buffers of the software pipeline: one is multiplied, three are being copied; chosen, not measured
 
-# Split-K. Chosen, not measured: slices of 512 keep the rounding error of one accumulator small (tests/schedules/gpu/
-# test_mma.py derives it) and make blocks where there are few tiles. These decide bits: a change is a new order of sums.
+# Split-K: a long sum over few tiles (the gradient of a weight) becomes enough blocks to fill a GPU. Chosen, not
+# measured. These numbers decide bits: another one is another order of sums.
 SPLIT_K_FROM = 1024  # k from which a sum is split
 MIN_SLICE_K = 512  # k of a slice at least
 MAX_SLICES = 16  # slices of a sum at most, so that adding them costs little
@@ -67,11 +67,11 @@ TILES = (
     MmaTile(16, 64, 1, 4),
 )
 
-# The cost model of a nominal GPU, from data sheets (of the A100's class), not measured. Its unit is the time of one
-# row-by-column product of depth TILE_K: 1/32 of a clock of a multiprocessor that does 1024 multiply-adds a clock. If a
+# The cost model of a nominal GPU: round numbers of recent cards, chosen, not measured. Its unit is the time of a single
+# element of the tile at one k step: 1/32 of a clock of a multiprocessor that does 1024 multiply-adds a clock. If a
 # number is wrong, a slower tile is chosen; bits stay.
-CONCURRENT_BLOCKS = 128  # blocks that run at once: one on each of some hundred multiprocessors
-TILE_LINE_COST = 64  # loading one row of A or column of B of a tile from L2: 64 bytes at 32 a clock
+CONCURRENT_BLOCKS = 128  # blocks that run at once: about as many as the GPU has multiprocessors
+TILE_LINE_COST = 64  # loading a row of A or column of B of a tile from L2: 64 bytes at 32 a clock
 STEP_COST = 4096  # one iteration of the k loop beyond that: latency and barrier that the pipeline does not hide
 LAUNCH_COST = 100_000  # one more kernel launch: 2 us
 PARTIAL_SUMS_PER_UNIT = 6  # partial sums that all multiprocessors write and read back in one unit

@@ -61,7 +61,7 @@ def test_shared_memory_fits() -> None:
         3 <= tile.stages <= 4 and tile.stages * tile.stage_halves <= mma_tiling.MAX_SHARED_HALVES
         for tile in mma_tiling.TILES
     )
-    for tile in mma_tiling.TILES:  # the sums of 16 rows of every warp, as pipeline.write lays them down
+    for tile in mma_tiling.TILES:  # the sums of 16 rows of every warp, as async_pipeline.write_tile stages them
         assert tile.warps_m * tile.warps_n * 16 * (tile.warp_columns + 8) * 2 <= tile.stages * tile.stage_halves
 
 
