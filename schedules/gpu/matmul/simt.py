@@ -1,6 +1,6 @@
 """SIMT matmul on CUDA cores: block tiles in shared memory, thread tiles in registers, double-buffered (CUTLASS SIMT).
 
-Takes any contraction of float32 or float64 with the elementwise stages that follow it (its epilogue). Each thread has
+Takes any contraction into float32 or float64 with the elementwise stages that follow it (its epilogue). A thread has
 tm by tn accumulators. While a block multiplies one k tile, its threads load the next into registers, and then store it
 into the other half of shared memory: one barrier a tile. Every element is one chain of fused multiply-adds in the order
 of k, as on the CPU.

@@ -135,7 +135,8 @@ def tree_reduce(
     ``scratch_slot`` (by default the slot after the last); then thread 0 sends the result to all. Every step combines a
     lane with the one half of all lanes further on, which is the CPU's order.
     """
-    stmts, width, first = [], slots, i64(0) if first is None else first
+    first = i64(0) if first is None else first
+    stmts, width = [], slots
     while width > 1:
         width //= 2
         stmts += [acc.combine(first + s, first + (s + width)) for s in range(width)]
