@@ -127,15 +127,15 @@ def group_reduce(
 
 
 def tree_reduce(
-    acc: Any, slots: int, group: ThreadGroup, first: Expr | None = None, scratch_slot: Expr | None = None
+    acc: Any, slots: int, group: ThreadGroup, first_slot: Expr | None = None, scratch_slot: Expr | None = None
 ) -> list[Stmt]:
-    """Combines a group's partial results: ``slots`` of each thread, from slot ``first`` on (0 by default).
+    """Combines a group's partial results: ``slots`` of each thread, from ``first_slot`` on (0 by default).
 
     log2(slots) steps in the thread's registers, then log2(size) steps of ``__shfl_down_sync`` by way of
     ``scratch_slot`` (by default the slot after the last); then thread 0 sends the result to all. Every step combines a
     lane with the one half of all lanes further on, which is the CPU's order.
     """
-    first = i64(0) if first is None else first
+    first = i64(0) if first_slot is None else first_slot
     stmts, width = [], slots
     while width > 1:
         width //= 2
