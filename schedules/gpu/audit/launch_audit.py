@@ -1,6 +1,6 @@
 """A static audit of launches: coalescing, blocks, bytes and flops, read from the scheduled program without a GPU.
 
-It takes a scheduled function, before code generation. Indices are evaluated for the lanes of one warp in the middle of
+It takes a scheduled function, before code generation. Indices are evaluated for the lanes of a warp in the middle of
 the grid, loops at their first iteration (``warp_interpreter.py``): a stride is the distance in memory between
 neighbouring lanes. Counts are of a thread times the number of threads.
 """
@@ -46,7 +46,7 @@ class Operand:
 
 @attrs.frozen
 class Audit:
-    """One launch.
+    """A launch.
 
     ``serial``   iterations of a thread in its deepest loop nest
     ``shared``   bytes of shared memory of a block
@@ -104,7 +104,7 @@ def audit(func: Any) -> tuple[Audit, ...]:
 
 
 def _launches(stmt: Any) -> list[Any]:
-    """The outermost loops that are bound to blocks or threads: one a launch."""
+    """The outermost loops that are bound to blocks or threads: each is a launch."""
     if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.THREAD_BINDING:
         return [stmt]
     parts = [*stmt.seq] if isinstance(stmt, tirx.SeqStmt) else [_body(stmt)]
@@ -118,10 +118,10 @@ def _body(stmt: Any) -> Any:
 
 @attrs.define
 class _Access:
-    """One load or store in the program's text, by the lanes of the warp.
+    """A load or store in the program's text, by the lanes of the warp.
 
     ``per_thread``  elements that a thread accesses, in all its iterations
-    ``vector``      elements of one access
+    ``vector``      elements of an access
     """
 
     buffer: Any
@@ -200,13 +200,14 @@ class _LaunchWalker:
         self.iterations //= max(extent, 1)
 
     def _branch(self, node: Any) -> None:
-        """Both branches count; one that only some lanes take, for these lanes. Where data decides, both are taken."""
+        """Both branches count: one that only some lanes take, for these lanes; for all lanes where data decides."""
         self.expr(node.condition)
         active, share = self.warp.active, self.active_share
         taken = self.warp.mask(node.condition)
         for body, mask in ((node.then_case, taken), (node.else_case, None if taken is None else ~taken)):
             if body is None:
                 continue
+            # A branch that no lane of this warp takes is another warp's: it counts for all lanes.
             if mask is not None and (mask & active).any():
                 self.warp.active = mask & active
                 self.active_share = share * float((mask & active).sum() / active.sum())
@@ -267,7 +268,7 @@ def _is_global(buffer: Any) -> bool:
 
 
 def _is_flop(node: Any) -> bool:
-    """Arithmetic on floats, or a math function of one."""
+    """Arithmetic on floats, or a math function of a float."""
     if isinstance(node, ARITHMETIC):
         return "float" in str(node.ty.dtype)
     name = str(node.op.name) if isinstance(node, Call) else ""

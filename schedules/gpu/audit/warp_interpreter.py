@@ -1,7 +1,7 @@
-"""An abstract interpreter of a scheduled program's integer expressions, for the 32 lanes of one warp at once.
+"""An abstract interpreter of a scheduled program's integer expressions, for the 32 lanes of a warp at once.
 
-A value is an array of one number a lane, or unknown where it depends on data that the program loads. So the distance in
-memory between neighbouring lanes (is an access coalesced?) is computed, whatever the index expression looks like.
+A value holds an integer for each lane, or is unknown where it depends on data that the program loads. So the distance
+in memory between neighbouring lanes (is an access coalesced?) is computed, whatever the index expression looks like.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class WarpInterpreter:
 
     def bind_thread(self, var: Any, tag: str, extent: int, inner_threads: int) -> None:
         """An axis of the grid: of blocks, the one in the middle; of threads, ``inner_threads`` of the axes bound before
-        make one step of this."""
+        make a step of this."""
         if tag.startswith("blockIdx"):
             self.variables[var] = (_constant(extent // 2), None)
             return

@@ -1,9 +1,9 @@
 """SIMT matmul on CUDA cores: block tiles in shared memory, thread tiles in registers, double-buffered (CUTLASS SIMT).
 
 Takes any contraction into float32 or float64 with the elementwise stages that follow it (its epilogue). A thread has
-tm by tn accumulators. While a block multiplies one k tile, its threads load the next into registers, and then store it
-into the other half of shared memory: one barrier a tile. Every element is one chain of fused multiply-adds in the order
-of k, as on the CPU.
+tm by tn accumulators. While a block multiplies a k tile, its threads load the next into registers, and then store it
+into the other half of shared memory: a single barrier a tile. Every element is a chain of fused multiply-adds in the
+order of k, as on the CPU.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ WARP_SHAPE = (4, 8)
 
 @attrs.frozen(eq=False)
 class SimtMatmul:
-    """One matmul and its epilogue.
+    """A matmul and its epilogue.
 
     ``acc``  [tm * tn], a thread's accumulators
-    ``out``  [threads_m * (bn + 1)], one row of every thread on its way to global memory
+    ``out``  [threads_m * (bn + 1)], a row of every thread on its way to global memory
     """
 
     ctx: NestContext
@@ -62,14 +62,14 @@ def matmul_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] |
 
 
 def matmul_launch(ctx: NestContext, contraction: Contraction, epilogue: Sequence[Stage]) -> Stmt:
-    """The launch of one matmul and the elementwise stages of its epilogue."""
+    """The launch of a matmul and the elementwise stages of its epilogue."""
     c, dtype = contraction, str(contraction.stage.buffer.dtype)
     tile = choose_tile(c.m, c.n, c.k, c.count, 4 if dtype == "float32" else 8)
     # Past the end of k, 0 of A meets -0 of B: their product, -0, leaves every sum as it is, a sum of -0 too.
     a = tile_loader(ctx, c, c.a, c.rows, tile.bm, tile.bk, tile.threads, 0.0)
     b = tile_loader(ctx, c, c.b, c.columns, tile.bn, tile.bk, tile.threads, -0.0)
     acc = registers([tile.tm * tile.tn], dtype, "sums")
-    # Rows of `out` are padded by one element: threads that store to one column of several rows have different banks.
+    # Rows of `out` are padded by an element: threads that store to a column of several rows have different banks.
     out = shared([tile.threads_m * (tile.bn + 1)], dtype, "out")
     matmul = SimtMatmul(ctx, c, tuple(epilogue), tile, a, b, acc, out)
     grid = [c.count, -(-c.n // tile.bn), -(-c.m // tile.bm)]
@@ -100,7 +100,7 @@ def _block(matmul: SimtMatmul, block_coords: Sequence[Expr], thread: Expr) -> St
 
 
 def _compute_guard(matmul: SimtMatmul, thread: Expr) -> list[Expr]:
-    """Is it one of the threads that multiply?"""
+    """Does the thread multiply?"""
     tile = matmul.tile
     return [thread < i64(tile.compute_threads)] if tile.compute_threads < tile.threads else []
 
@@ -115,7 +115,7 @@ def thread_coords(tile: SimtTile, thread: Expr) -> tuple[Expr, Expr]:
 
 
 def multiply_tile(matmul: SimtMatmul, buffer: int, thread: Expr) -> Stmt:
-    """``acc += A B`` over one k tile, as outer products of the thread's rows of A and columns of B."""
+    """``acc += A B`` over a k tile, as outer products of the thread's rows of A and columns of B."""
     tile, dtype = matmul.tile, str(matmul.acc.dtype)
     thread_m, thread_n = thread_coords(tile, thread)
     a_fragment, b_fragment = registers([tile.tm], dtype, "left"), registers([tile.tn], dtype, "right")
@@ -162,7 +162,7 @@ def tile_coord(i: Expr, thread: Expr, threads: int, vector: int) -> Expr:
 
 
 def _epilogue(matmul: SimtMatmul, batch: dict[Any, Expr], origin: tuple[Expr, Expr], thread: Expr) -> Stmt:
-    """Stores the elements, one row of each thread at a time through shared memory: so neighbouring threads store
+    """Stores the elements, a row of each thread at a time through shared memory: so neighbouring threads store
     neighbours in memory, and the text of the epilogue stands once for a row instead of once for an element."""
     tile, dtype = matmul.tile, str(matmul.acc.dtype)
     thread_m, thread_n = thread_coords(tile, thread)
@@ -197,7 +197,7 @@ def _epilogue(matmul: SimtMatmul, batch: dict[Any, Expr], origin: tuple[Expr, Ex
 def _finish_element(
     matmul: SimtMatmul, batch: dict[Any, Expr], position: tuple[Expr, Expr], value: Expr, guard: list[Expr]
 ) -> Stmt:
-    """One finished element stored, and the epilogue on it, where it is within the result."""
+    """A finished element stored, and the epilogue on it, where it is within the result."""
     c, tile, (row, column) = matmul.contraction, matmul.tile, position
     coords = batch | index_of(c.rows, unravel(row, [a.extent for a in c.rows]))
     coords |= index_of(c.columns, unravel(column, [a.extent for a in c.columns]))

@@ -1,7 +1,8 @@
 """Tile sizes of a SIMT matmul (CUDA cores), chosen by a cost model from its shape.
 
 A block computes a bm by bn tile of the result, bk of k at a time in shared memory; a thread computes tm by tn of it in
-registers (as in CUTLASS's SIMT GEMM). No tile changes a bit: an element is summed by one thread, in the order of k.
+registers (as in CUTLASS's SIMT GEMM). No tile changes a bit: each element is summed by a single thread, in the order
+of k.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ TILES = (
 def choose_tile(m: int, n: int, k: int, count: int, item_bytes: int) -> SimtTile:
     """The tile with the fewest estimated cycles for ``count`` products of elements of ``item_bytes``.
 
-    Of equals, the one with the fewest elements past the edges, then the largest. Accumulators are at most 64 registers:
+    Of equals, that with the fewest elements past the edges, then the largest. Accumulators are at most 64 registers:
     64 elements of 4 bytes, or 16 of 8 (32 would leave too few for what a thread reads).
     """
 

@@ -28,12 +28,12 @@ from ..threads.launch import launch, launch_per_point, registers, shared, unroll
 from ..threads.mma_fragments import accumulators_of, clear, fragments_of, warp_of
 from ..threads.mma_tiling import MmaTile, MmaTiling, choose_tiling
 
-MIN_K = 16  # k of one instruction: shorter contractions are left to the SIMT matmul
+MIN_K = 16  # k of an instruction: shorter contractions are left to the SIMT matmul
 
 
 @attrs.frozen(eq=False)
 class TensorCoreMatmul:
-    """One matmul, its tiling and its epilogue."""
+    """A matmul, its tiling and its epilogue."""
 
     ctx: NestContext
     contraction: Contraction
@@ -62,7 +62,7 @@ def mma_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | No
 
 
 def _serial_split_k(matmul: TensorCoreMatmul) -> Stmt:
-    """One launch: each block makes all slices of its tile, one after the other, and adds them up in ``total``."""
+    """One launch: each block makes all slices of its tile in turn, and adds them up in ``total``."""
     c, tiling = matmul.contraction, matmul.tiling
 
     def body(block_index: Expr, thread: Expr) -> Stmt:
@@ -87,7 +87,7 @@ def _serial_split_k(matmul: TensorCoreMatmul) -> Stmt:
 
 
 def _parallel_split_k(matmul: TensorCoreMatmul) -> Stmt:
-    """Two launches: each block makes one slice of its tile, then one thread an element adds the slices in order."""
+    """Two launches: each block makes a slice of its tile, then a thread for each element adds the slices in order."""
     c, tiling = matmul.contraction, matmul.tiling
     partial = scratch([tiling.slices, c.count, c.m, c.n], "float32", "pieces")
 

@@ -1,9 +1,9 @@
 """The software pipeline of a tensor-core matmul: ``cp.async`` copies run ahead of the k loop (CUTLASS multistage).
 
 Tiles of A and B come to a ring of ``stages`` buffers in shared memory, ``stages - 1`` tiles ahead of the ``mma`` that
-use them, with one barrier an iteration. The epilogue hands finished elements on by way of shared memory, so that
-neighbouring threads have neighbouring columns. The sum of an element runs over k in order, one instruction after the
-other.
+use them, with a single barrier an iteration. The epilogue hands finished elements on by way of shared memory, so that
+neighbouring threads have neighbouring columns. The sum of an element runs over k in order, instruction by
+instruction.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BlockTile:
 
 @attrs.frozen(eq=False)
 class MatmulBlock(BlockTile):
-    """A block's tile of one product of the batch, and the product's operands."""
+    """A block's tile of a product of the batch, and the product's operands."""
 
     batch: Expr
     a: HalfOperand

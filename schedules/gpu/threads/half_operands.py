@@ -43,7 +43,7 @@ class HalfOperand:
 
     @property
     def copy_width(self) -> int:
-        """Elements of one ``cp.async``: 8 (16 bytes), 4, 2, or 1 (a plain copy).
+        """Elements of a ``cp.async``: 8 (16 bytes), 4, 2, or 1 (a plain copy).
 
         They are neighbours along the contiguous axis, and their address is a multiple of the width.
         """
@@ -66,7 +66,7 @@ class HalfOperand:
 
 
 def half_operands(contraction: Contraction) -> tuple[HalfOperand, HalfOperand] | None:
-    """A and B, if both are plain loads of one 16-bit dtype."""
+    """A and B, if both are plain loads of the same 16-bit dtype."""
     reads = half_load(contraction.a), half_load(contraction.b)
     if any(read is None for read in reads) or len({str(read.ty.dtype) for read in reads}) > 1:
         return None

@@ -51,7 +51,7 @@ def launch_per_point(points: int, body: Callable[[Expr], Stmt], threads: int = T
 def threads_per_block(points: int) -> int:
     """Threads of a block where each thread has long work.
 
-    Few points are cut into blocks of one warp, so that they spread over all multiprocessors; from 2^16 points on
+    Few points are cut into blocks of a warp, so that they spread over all multiprocessors; from 2^16 points on
     (chosen, not measured) there are enough blocks of THREADS.
     """
     return THREADS if points >= 2**16 else WARP

@@ -1,4 +1,4 @@
-"""Tensor-core fragments: swizzled shared-memory tiles, ``ldmatrix``, and the ``mma.sync`` of one warp.
+"""Tensor-core fragments: swizzled shared-memory tiles, ``ldmatrix``, and the ``mma.sync`` of a warp.
 
 A tile of an operand lies in shared memory as in global memory, k-major or mn-major, so that copies are of neighbours;
 ``ldmatrix`` transposes on the way into registers where that is needed. Rows of a tile are chunks of 8 halves, the 16
@@ -19,8 +19,8 @@ from . import ptx
 from .launch import WARP, registers, unrolled
 from .mma_tiling import TILE_K, MmaTile
 
-CHUNK = 8  # halves of a chunk: one row of an 8 by 8 matrix, 16 bytes
-MMA_TILE = 16  # rows of A and k of one m16n8k16 instruction; two instructions make as many columns
+CHUNK = 8  # halves of a chunk: a row of an 8 by 8 matrix, 16 bytes
+MMA_TILE = 16  # rows of A and k of an m16n8k16 instruction; two instructions make as many columns
 
 
 @attrs.frozen
@@ -44,7 +44,7 @@ class Layout:
     def swizzled_offset(self, row: Expr, chunk: Expr) -> Expr:
         """The first half of chunk ``chunk`` of row ``row``.
 
-        All 32 banks are 8 chunks. ``ldmatrix`` reads one chunk of each of 8 rows: without a swizzle, rows of 8 chunks
+        All 32 banks are 8 chunks. ``ldmatrix`` reads a chunk of each of 8 rows: without a swizzle, rows of 8 chunks
         and more would put all of them into one group of banks. So chunk' = (chunk + row / rows_per_sweep) mod chunks.
         For example, with 4 chunks a row (TILE_K 32) two rows fill the banks: rows 0 and 1 are not shifted, rows 2 and
         3 by one chunk, and so on.
@@ -56,7 +56,7 @@ class Layout:
 
 @attrs.frozen(eq=False)
 class Fragments:
-    """A thread's registers: accumulators, and the fragments of A and B of one instruction's k."""
+    """A thread's registers: accumulators, and the fragments of A and B for an instruction's k."""
 
     acc: Any
     a: Any
@@ -102,7 +102,7 @@ def warp_of(tile: MmaTile, thread: Expr) -> Warp:
 
 
 def warp_mma(tile: MmaTile, warp: Warp, fragments: Fragments, operands: Sequence[SharedOperand], dtype: str) -> Stmt:
-    """``acc += A B`` over one pipeline stage that has arrived, for the warp's part of the tile."""
+    """``acc += A B`` over a pipeline stage that has arrived, for the warp's part of the tile."""
     a, b = operands
     matrices_m, matrices_n = tile.warp_rows // MMA_TILE, tile.warp_columns // MMA_TILE
 
@@ -125,7 +125,7 @@ def warp_mma(tile: MmaTile, warp: Warp, fragments: Fragments, operands: Sequence
 class SharedOperand:
     """An operand's tile in shared memory, from the half ``start`` on.
 
-    ``is_a``: of the four 8 by 8 matrices that one ``ldmatrix`` loads, the second is 8 further along m and the third 8
+    ``is_a``: of the four 8 by 8 matrices that an ``ldmatrix`` loads, the second is 8 further along m and the third 8
     further along k, which is how PTX numbers A's registers; B's are the other way round.
     """
 

@@ -46,7 +46,7 @@ class MmaTile:
 
     @property
     def stage_halves(self) -> int:
-        """16-bit elements of one pipeline stage: a tile of A and one of B."""
+        """16-bit elements of a pipeline stage: a tile of A and a tile of B."""
         return (self.rows + self.columns) * TILE_K
 
     @property
@@ -72,9 +72,9 @@ TILES = (
 # number is wrong, a slower tile is chosen; bits stay.
 CONCURRENT_BLOCKS = 128  # blocks that run at once: about as many as the GPU has multiprocessors
 TILE_LINE_COST = 64  # loading a row of A or column of B of a tile from L2: 64 bytes at 32 a clock
-STEP_COST = 4096  # one iteration of the k loop beyond that: latency and barrier that the pipeline does not hide
-LAUNCH_COST = 100_000  # one more kernel launch: 2 us
-PARTIAL_SUMS_PER_UNIT = 6  # partial sums that all multiprocessors write and read back in one unit
+STEP_COST = 4096  # an iteration of the k loop beyond that: latency and barrier that the pipeline does not hide
+LAUNCH_COST = 100_000  # another kernel launch: 2 us
+PARTIAL_SUMS_PER_UNIT = 6  # partial sums that all multiprocessors write and read back in a unit
 
 
 @attrs.frozen
@@ -82,7 +82,7 @@ class MmaTiling:
     """``count`` products of m by n by k, cut into ``tile``s.
 
     ``parallel``: each slice of a sum is made by a block of its own, and a second launch adds them (parallel split-K);
-    else one block makes the slices in series. The bits are the same.
+    else a block makes the slices in series. The bits are the same.
     """
 
     m: int
@@ -99,7 +99,7 @@ class MmaTiling:
 
     @property
     def slice_steps(self) -> int:
-        """Iterations of the k loop for one slice; the last slice has the rest."""
+        """Iterations of the k loop for a slice; the last slice has the rest."""
         return slice_k(self.k) // TILE_K
 
     @property

@@ -24,19 +24,19 @@ from .launch import WARP, barrier, registers, shared, unrolled
 
 FLOAT4 = 4  # float32 in the widest load of a thread: 16 bytes
 HALF_DTYPES = ("bfloat16", "float16")
-SECTOR_BYTES = 32  # the least that a load takes from memory: neighbouring threads read one sector of a row along k
+SECTOR_BYTES = 32  # the least that a load takes from memory: neighbouring threads read a sector of a row along k
 
 
 @attrs.frozen(eq=False)
 class TileLoader:
-    """How the threads of a block stage one operand in tiles of ``tile_mn`` (rows of A, or columns of B) by ``tile_k``.
+    """How the threads of a block stage an operand in tiles of ``tile_mn`` (rows of A, or columns of B) by ``tile_k``.
 
     ``axes``      of m or n, as one flat axis
     ``k_major``   do neighbours in memory differ in k?
-    ``vector``    elements of one load
+    ``vector``    elements of a load
     ``fill``      what stands past the end of k: a product of both operands' fills changes no sum, not even one of -0
     ``k_run``     values of k that neighbouring threads load together, of a k-major operand
-    ``pitch``     elements from one k to the next in a shared tile, with padding
+    ``pitch``     elements between consecutive k in a shared tile, with padding
     ``tiles``     two shared buffers [tile_k * pitch]: one is read while the other is filled
     ``staging``   registers for what a thread has loaded and not yet stored
     """
@@ -96,9 +96,9 @@ def _k_run(value: Expr, tile_k: int) -> int:
 
 
 def _bank_free_pitch(tile_mn: int, rows_per_warp: int, vector: int) -> int:
-    """Elements from one k to the next in a tile that a warp stores transposed, ``rows_per_warp`` rows at a time.
+    """Elements between consecutive k in a tile that a warp stores transposed, ``rows_per_warp`` rows at a time.
 
-    One store of the warp is of every ``vector``-th k. Those must lie ``rows_per_warp`` banks apart, so that its 32
+    A store of the warp is of every ``vector``-th k. Those must lie ``rows_per_warp`` banks apart, so that its 32
     elements fill the 32 banks: the pitch, a power of two, becomes an odd multiple of ``rows_per_warp / vector``. For
     example 64 rows, 16 a warp, float4 loads: pitch 68, and k + 4 lies 272 elements = 16 banks on. For single elements
     the padding is at least 4, so that rows may still be read as a float4.
@@ -113,7 +113,7 @@ def double_buffered(
     multiply: Callable[[int, Expr], Stmt],
     guard: Sequence[Expr] = (),
 ) -> Stmt:
-    """The k loop over ``steps`` tiles, with one barrier a step.
+    """The k loop over ``steps`` tiles, with a single barrier a step.
 
     ``load_next(step)`` prefetches a tile into registers, ``multiply(buffer, step)`` uses the tile before it, then
     ``store_next(buffer)`` stores the prefetched one into buffers 0 and 1 alternately. Only threads for which ``guard``
@@ -121,7 +121,7 @@ def double_buffered(
     """
 
     def step(t: Expr, into: int) -> Stmt:
-        """Tile ``t`` into one buffer of each operand, the tile before it from the other."""
+        """Tile ``t`` into buffer ``into`` of each operand, the tile before it from the other."""
         more, started = t < i64(steps), [t > i64(0)] if not into else []
         ready = tirx.all(*guard, t <= i64(steps), *started)
         return seq([
@@ -223,7 +223,7 @@ def _tile_coords(loader: TileLoader, s: Expr, thread: Expr) -> tuple[Expr, Expr]
     """m or n, and k, within the tile, of the first element of the thread's load ``s``."""
     flat = s * loader.threads + thread
     if loader.k_major:
-        # Neighbouring threads have one sector of a row, then of the next row: loads coalesce, and stores of the
+        # Neighbouring threads have a sector of a row, then of the next row: loads coalesce, and stores of the
         # transposed elements go to several rows, which lie in different banks.
         run, mn, k = unravel(flat, [loader.tile_k // loader.k_run, loader.tile_mn, loader.k_run // loader.vector])
         return mn, run * loader.k_run + k * loader.vector

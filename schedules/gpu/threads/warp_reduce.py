@@ -82,7 +82,8 @@ def fully_unrolled(count: int, body: Callable[[Expr], Stmt]) -> Stmt:
 
 
 def group_size(reductions: Sequence[tuple[ReductionOrder, Stage]]) -> int:
-    """The most threads of a warp that all reductions of one row can use: each takes as many lanes of a tree."""
+    """The most threads of a warp that all reductions of a row can use: the width of the narrowest tree; without a
+    tree (in-order sums, argmax), as many as the longest has elements, to a power of two."""
     widths = [min(order.width, WARP) for order, stage in reductions if order.width > 1 and not is_argmax(stage)]
     if widths:
         return min(widths)
@@ -95,7 +96,7 @@ def group_size(reductions: Sequence[tuple[ReductionOrder, Stage]]) -> int:
 def group_reduce(
     ctx: NestContext, stage: Stage, order: ReductionOrder, coords: dict[Any, Expr], group: ThreadGroup, finish: Any
 ) -> Stmt:
-    """One element of the result at ``coords``, the same for the whole group; every thread runs ``finish(value)``."""
+    """An element of the result at ``coords``, the same for the whole group; every thread runs ``finish(value)``."""
     if order.width == 1 and not is_argmax(stage):
         return _reduce_in_order(ctx, stage, order, coords, group, finish)
     # An argmax takes the first of equal keys in whatever order it is combined, so its lanes are the group's threads.
@@ -133,7 +134,7 @@ def tree_reduce(
 
     log2(slots) steps in the thread's registers, then log2(size) steps of ``__shfl_down_sync`` by way of
     ``scratch_slot`` (by default the slot after the last); then thread 0 sends the result to all. Every step combines a
-    lane with the one half of all lanes further on, which is the CPU's order.
+    lane with the lane half of all lanes further on, which is the CPU's order.
     """
     first = i64(0) if first_slot is None else first_slot
     stmts, width = [], slots
@@ -159,7 +160,7 @@ def _operands(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> tuple[
 
 
 def operand_count(ctx: NestContext, stage: Stage) -> int:
-    """Numbers that are loaded for an element: the two factors of a product that is summed, else one."""
+    """Numbers that are loaded for an element: the two factors of a product that is summed, else its value."""
     return len(_operands(ctx, stage, {})[1])
 
 
@@ -171,7 +172,7 @@ def load_operands(ctx: NestContext, stage: Stage, coords: dict[Any, Expr], into:
 
 
 def accumulate(stage: Stage, partial: Expr, operands: Sequence[Expr]) -> Expr:
-    """A partial result and one more element."""
+    """A partial result and the next element."""
     assert stage.reduction is not None
     return fma(operands[0], operands[1], partial) if len(operands) == 2 else stage.reduction.combine(partial, *operands)
 
@@ -179,8 +180,8 @@ def accumulate(stage: Stage, partial: Expr, operands: Sequence[Expr]) -> Expr:
 def _reduce_in_order(
     ctx: NestContext, stage: Stage, order: ReductionOrder, coords: dict[Any, Expr], group: ThreadGroup, finish: Any
 ) -> Stmt:
-    """A sum in the order of its elements: each thread loads one, so that loads coalesce, then all threads add all of
-    the group's, one after the other."""
+    """A sum in the order of its elements: each thread loads an element, so that loads coalesce, then all threads add
+    all of the group's in turn."""
     assert stage.reduction is not None
     dtype = partial_type(stage)
     acc = scratch([1], dtype, "acc")
