@@ -126,8 +126,7 @@ def write_tile(block: BlockTile, acc: Any, m: int, n: int, element: Callable[[Ex
     """The epilogue: ``element(row, column, sum)`` for all of the tile within m by n, 16 rows of a warp at a time.
 
     A thread's accumulators are pairs in rows 8 apart. Through shared memory they are handed to neighbouring threads
-    column by column, so that stores to global memory coalesce. Each warp has a slab of its own, and so needs
-    no barrier of the block.
+    column by column, so that stores to global memory coalesce. Each warp has its own slab: no barrier of the block.
     """
     tile, warp = block.tile, block.warp
     # 8 floats of padding: the 4 rows that half a warp stores to at once then begin 8 banks apart.
@@ -157,8 +156,7 @@ def write_tile(block: BlockTile, acc: Any, m: int, n: int, element: Callable[[Ex
         return tirx.IfThenElse(tirx.all(*guard), stmt, None) if guard else stmt
 
     def rows(i: Expr) -> Stmt:
-        steps = MMA_TILE * tile.warp_columns // WARP
-        finished = loop(steps, lambda step: finish(i, step))
+        finished = loop(MMA_TILE * tile.warp_columns // WARP, lambda step: finish(i, step))
         # The second __syncwarp: the next 16 rows overwrite the slab.
         return seq([store_rows(i), ptx.syncwarp(), finished, ptx.syncwarp()])
 
