@@ -32,7 +32,7 @@ LEAST = 64, 8  # blocks for which a block has fewer results, and the fewest: a p
 ROOM = 32 * 1024  # bytes of shared memory for what is read ahead
 
 
-def columns_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def column_reduction_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no such fold comes first."""
     fold = stages[0]
     if fold.reduction is None or reduces_along_memory(ctx, fold) or read_contraction(ctx.program, fold) is not None:

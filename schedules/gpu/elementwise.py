@@ -19,7 +19,7 @@ MANY = 2**20  # points from which on a thread takes EACH: one load each would no
 EACH = 4
 
 
-def map_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def elementwise_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is no map."""
     if not stages[0].is_elementwise:
         return None

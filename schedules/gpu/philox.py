@@ -23,7 +23,7 @@ from .threads.launch import THREADS, WARP, barrier, launch, shared, unrolled
 SKEW = WARP // WORDS  # words
 
 
-def draw_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def philox_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is no draw."""
     taken = draw_group(ctx, stages)
     return None if taken is None else (len(taken), _launch(ctx, taken))

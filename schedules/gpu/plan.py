@@ -1,7 +1,8 @@
-"""A program as a list of launches: each stage of the program in exactly one nest, each nest one launch or several.
+"""The plan of a GPU kernel: stages grouped into nests, greedily, by a table of matchers.
 
-Stages, what of them never reaches memory, and where long sums are cut are those of the CPU rules; so is the order of
-every sum: a GPU's bits are the CPU's.
+A program is read as stages (one output buffer each). Every stage lands in exactly one nest, and a nest is one launch or
+several. Which stages are inlined, where long sums are split and the order of every sum are decided by the passes in
+``tir`` that the CPU uses too: that is why both give the same bits.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from ..tir.stages import Program, Stage, intermediate_buffers, read_program
 from .attention.backward import gradient_nests
 from .attention.resident import heads_nest
 from .attention.tensor_core_plan import unit_nest
-from .column_reduction import columns_nest
-from .elementwise import map_nest
+from .column_reduction import column_reduction_nest
+from .elementwise import elementwise_nest
 from .matmul.simt import matmul_nest
 from .matmul.tensor_core import mma_nest
-from .philox import draw_nest
-from .row_reduction import rows_nest
-from .split_argmax import cut_picks
-from .thread_per_result import single_nest
+from .philox import philox_nest
+from .row_reduction import row_reduction_nest
+from .split_argmax import split_long_argmax
+from .thread_per_result import thread_per_result_nest
 from .threads.launch import for_device
 
 
 @attrs.frozen(eq=False)
 class Nest:
-    """``launches`` that do the first ``taken`` stages; ``kind``: what they are, for the rule's name."""
+    """``launches`` compute the first ``taken`` stages; ``kind`` goes into the rule's name."""
 
     kind: str
     taken: int
@@ -56,92 +57,67 @@ class Plan:
         return tuple(nest.kind for nest in self.nests)
 
 
-# (context, the stages that are left) -> the nest that starts at the first of them, or None
-Finder = Callable[[NestContext, Sequence[Stage]], Nest | None]
+# (context, remaining stages) -> (how many of them from the first on it takes, their launches), or None
+NestMatcher = Callable[[NestContext, Sequence[Stage]], tuple[int, Stmt] | None]
 
-
-def _heads(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = heads_nest(ctx, stages)
-    return found and Nest("heads", *found)
-
-
-def _unit_heads(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = unit_nest(ctx, stages)
-    return found and Nest("mma", *found)
-
-
-def _maps(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = map_nest(ctx, stages)
-    return found and Nest("map", *found)
-
-
-def _draws(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = draw_nest(ctx, stages)
-    return found and Nest("draws", *found)
-
-
-def _matmul(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = matmul_nest(ctx, stages)
-    return found and Nest("matmul", *found)
-
-
-def _mma(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = mma_nest(ctx, stages)
-    return found and Nest("mma", *found)
-
-
-def _rows(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = rows_nest(ctx, stages)
-    return found and Nest("rows", *found)
-
-
-def _columns(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = columns_nest(ctx, stages)
-    return found and Nest("columns", *found)
-
-
-def _single(ctx: NestContext, stages: Sequence[Stage]) -> Nest:
-    return Nest("single", *single_nest(ctx, stages))
-
-
-FINDERS: tuple[Finder, ...] = (
-    _draws, _unit_heads, _heads, _mma, _matmul, _rows, _columns, _maps, _single,
-)  # fmt: skip  # the first that answers
-ON_MATRIX_UNITS = (_unit_heads, _mma)
-WITHOUT_MATRIX_UNITS = ("cuda-sm_75",)  # for halves of both dtypes: schedule sets that have none
+# (kind, matcher), the most particular first: the first that answers takes the stages. A kind may have several matchers;
+# the last row takes any stage. A new nest is a row, and its kind a name in rules.py.
+NESTS: tuple[tuple[str, NestMatcher], ...] = (
+    ("draws", philox_nest),
+    ("mma", unit_nest),
+    ("heads", heads_nest),
+    ("mma", mma_nest),
+    ("matmul", matmul_nest),
+    ("rows", row_reduction_nest),
+    ("columns", column_reduction_nest),
+    ("map", elementwise_nest),
+    ("single", thread_per_result_nest),
+)
+TENSOR_CORE_KIND = "mma"  # what uses mma.sync
+# Schedule sets without it. sm_75 has mma.sync for f16 but not for bf16, and 16-bit floats of both are scheduled alike.
+LEVELS_WITHOUT_TENSOR_CORES = ("cuda-sm_75",)
 
 
 def make_plan(func: Any, target: Any) -> Plan:
-    """Raises NotStaged."""
+    """The nests of ``func`` for ``target``. Raises NotStaged."""
     program = inline_materialized(align_axes(read_program(func)))
-    without = ON_MATRIX_UNITS if target.gpu.level in WITHOUT_MATRIX_UNITS else ()
-    finders = [f for f in FINDERS if f not in without]
+    tensor_cores = target.gpu.level not in LEVELS_WITHOUT_TENSOR_CORES
+    matchers = [row for row in NESTS if tensor_cores or row[0] != TENSOR_CORE_KIND]
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
-        return _plan(_as_it_stands(program), finders)
-    shared = cut_picks(split_reductions(fuse_argmax(program)))
-    gradients = gradient_nests(shared, (heads_nest,) if without else (unit_nest, heads_nest))
+        return _plan(_without_inlining(program), matchers)
+    split = split_long_argmax(split_reductions(fuse_argmax(program)))
+    gradients = gradient_nests(split, (unit_nest, heads_nest) if tensor_cores else (heads_nest,))
     if gradients is not None and not program.aliased:
         ctx, nests = gradients
-        return Plan(ctx, tuple(Nest("mma" if find is unit_nest else "heads", *nest) for find, *nest in nests))
-    products = contractions_of(shared)
-    plan = _plan(NestContext(shared, InlinedStages(shared, list(products)), 1, 0), finders)
-    safe = not program.aliased or plan.kinds == ("map",)
-    return plan if safe else _plan(_as_it_stands(program), finders)
+        return Plan(ctx, tuple(Nest("mma" if matcher is unit_nest else "heads", *nest) for matcher, *nest in nests))
+    contractions = contractions_of(split)
+    plan = _plan(NestContext(split, InlinedStages(split, list(contractions)), 1, 0), matchers)
+    # One elementwise nest loads all of a point before it stores it, so aliased buffers are safe there.
+    is_safe = not program.aliased or plan.kinds == ("map",)
+    return plan if is_safe else _plan(_without_inlining(program), matchers)
 
 
-def _plan(ctx: NestContext, finders: Sequence[Finder]) -> Plan:
-    left = [s for s in ctx.program.stages if s.buffer is None or s.buffer not in ctx.virtual.stages]
+def _plan(ctx: NestContext, matchers: Sequence[tuple[str, NestMatcher]]) -> Plan:
+    remaining = [s for s in ctx.program.stages if s.buffer is None or s.buffer not in ctx.virtual.stages]
     nests: list[Nest] = []
-    while left:
-        nest = next(n for n in (find(ctx, left) for find in finders) if n is not None)
+    while remaining:
+        nest = _first_nest(ctx, remaining, matchers)
         nests.append(nest)
-        left = left[nest.taken :]
+        remaining = remaining[nest.taken :]
     return Plan(ctx, tuple(nests))
 
 
-def _as_it_stands(program: Program) -> NestContext:
-    """Every stage makes its buffer, in the program's own order: where outputs may lie in the memory of inputs, or are
-    read again, nothing may be worked out later than it stands there."""
+def _first_nest(ctx: NestContext, stages: Sequence[Stage], matchers: Sequence[tuple[str, NestMatcher]]) -> Nest:
+    for kind, matcher in matchers:
+        match = matcher(ctx, stages)
+        if match is not None:
+            return Nest(kind, *match)
+    raise LookupError("no nest takes the stage")
+
+
+def _without_inlining(program: Program) -> NestContext:
+    """Every stage writes its buffer, in the program's order. Where an output may share memory with an input, or is read
+    again, a recomputed value could read what was already overwritten."""
     return NestContext(program, InlinedStages(attrs.evolve(program, stages=()), ()), 1, 0)
 
 
@@ -151,8 +127,7 @@ def build(plan: Plan) -> Any:
 
 
 def function(program: Program, nests: Sequence[Stmt]) -> Any:
-    """A function of the parameters of ``program`` that runs ``nests``, with memory of its own for what one hands to
-    another."""
+    """A function with the parameters of ``program`` that runs ``nests`` and allocates the buffers between them."""
     nests = [for_device(nest) for nest in nests]
     nests = [as_bits(nest, nest_buffers(nest)) for nest in nests]
     body = seq([*(tirx.AllocBuffer(b) for b in intermediate_buffers(program, nests)), *nests])

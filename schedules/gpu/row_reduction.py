@@ -35,7 +35,7 @@ SHARED = 48 * 1024
 FEW = 128  # threads below which a block is not made smaller for its rows to fit into shared memory
 
 
-def rows_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
+def row_reduction_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no fold of rows comes first."""
     found = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead), _worth)
     if found is None or all(s.is_elementwise for s in found.stages):

@@ -21,7 +21,7 @@ PIECE, DOWN = 2048, 256  # elements of a piece: which a warp walks along, or a t
 MANY = 1024  # results from which nothing is cut
 
 
-def cut_picks(program: Program) -> Program:
+def split_long_argmax(program: Program) -> Program:
     """The program with every long row cut that has few others beside it."""
     ctx, stages = NestContext(program, InlinedStages(program, ()), 1, 1), []
     for stage in program.stages:

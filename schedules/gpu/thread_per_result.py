@@ -11,7 +11,7 @@ from ..tir.stages import Stage
 from .threads.launch import launch_per_point
 
 
-def single_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt]:
+def thread_per_result_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt]:
     """One stage: its launch."""
     stage = stages[0]
     extents = [a.extent for a in stage.space]
