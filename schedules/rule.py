@@ -1,4 +1,7 @@
-"""Schedule rules, tried in order: the first schedule wins, a crash counts as None and is reported."""
+"""Applying schedule rules: tried in order, the first schedule wins; a crash counts as None and is reported.
+
+A program that no rule takes is an error of the caller's to report; rules never change what a program computes.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ def first(func: tirx.PrimFunc, target: Target) -> Scheduled:
     failures: list[str] = []
     for rule in target.rules:
         try:
-            done = rule.apply(func, target)
+            scheduled = rule.apply(func, target)
         except Exception as error:  # a rule is tried on kernels nobody foresaw; the next rule may fit
             failures.append(_reason(rule.name, error))
             continue
-        if done is not None:
-            return Scheduled(done, rule.name, tuple(failures))
+        if scheduled is not None:
+            return Scheduled(scheduled, rule.name, tuple(failures))
     return Scheduled(None, "", tuple(failures))

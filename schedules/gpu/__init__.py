@@ -1,4 +1,4 @@
-"""GPU schedules: rules from the most particular to the most general. They read programs as the CPU rules do."""
+"""GPU schedules: rules from the most particular to the most general, over programs read as the CPU rules read them."""
 
 from .rules import RULES
 

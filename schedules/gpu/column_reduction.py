@@ -1,6 +1,9 @@
-"""Folds whose memory runs along the results: a thread a result, neighbours side by side, each in the order of its rows.
+"""Column reductions: a thread a result, neighbouring threads on neighbouring columns, so that loads are coalesced.
 
-Where results are few and rows many, all threads of a block read, and a few of them add what was read.
+Taken: reductions over an axis that is not the contiguous one (bias gradients, sums over a batch), with their epilogue.
+Many results: each thread walks down its own column. Few results and many rows: all threads of a block load a tile of
+rows into shared memory, double-buffered through registers, and the first ``width`` threads add it. Either way one
+thread adds a column from its first row to its last, which is the CPU's order.
 """
 
 from __future__ import annotations
@@ -25,134 +28,140 @@ from ..tir.stages import Axis, Stage
 from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, launch_per_point, shared
 from .threads.warp_reduce import accumulate, fully_unrolled, load_operands, operand_count, partially_unrolled
 
-BLOCKS = 256  # blocks from which they are of THREADS threads
-MANY = 16_384  # results from which a thread each is enough to keep memory busy
-DEEP = 64  # rows from which it pays to read ahead
-LEAST = 64, 8  # blocks for which a block has fewer results, and the fewest: a piece of a memory line
-ROOM = 32 * 1024  # bytes of shared memory for what is read ahead
+# The constants are chosen, not measured. None of them changes bits, only speed.
+BLOCKS = 256  # blocks, about two a multiprocessor: with fewer results than fill so many, blocks have fewer threads
+MAX_STAGED_RESULTS = 16_384  # results; with as many or more, a thread each has enough loads under way
+MIN_STAGED_DEPTH = 64  # rows of a column; below, the barriers cost more than the prefetch gains
+# (blocks that are wanted, fewest results a block): fewer blocks than that halve the width, down to 8 float32, which are
+# one sector of 32 bytes.
+WIDTH_LIMITS = 64, 8
+STAGING_BYTES = 32 * 1024  # bytes of shared memory of a block for the tiles; sm_75 allows 48 KiB
 
 
 def column_reduction_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
-    """How many stages it takes, and the launch; None if no such fold comes first."""
-    fold = stages[0]
-    if fold.reduction is None or reduces_along_memory(ctx, fold) or read_contraction(ctx.program, fold) is not None:
+    """How many stages it takes, and the launch; None if the first is no such reduction."""
+    stage = stages[0]
+    if stage.reduction is None or reduces_along_memory(ctx, stage) or read_contraction(ctx.program, stage) is not None:
         return None
-    after = epilogue_stages(ctx, fold, stages[1:])
-    ahead = fold.points < MANY and fold.depth >= DEEP and not is_argmax(fold)
-    one = _Columns(ctx, fold, after, _side_by_side(ctx, fold))
-    return 1 + len(after), one.ahead() if ahead else one.each()
+    epilogue = epilogue_stages(ctx, stage, stages[1:])
+    staged = stage.points < MAX_STAGED_RESULTS and stage.depth >= MIN_STAGED_DEPTH and not is_argmax(stage)
+    nest = _ColumnReduction(ctx, stage, epilogue, _coalesced_axes(ctx, stage))
+    return 1 + len(epilogue), nest.staged() if staged else nest.unstaged()
 
 
-def _side_by_side(ctx: NestContext, fold: Stage) -> tuple[Axis, ...]:
-    """The axes of the results, that along which memory runs last."""
-    last = contiguous_axis(reads_of(ctx, fold), [*fold.space, *fold.reduce])
-    return (*(a for a in fold.space if a is not last), *(a for a in fold.space if a is last))
+def _coalesced_axes(ctx: NestContext, stage: Stage) -> tuple[Axis, ...]:
+    """The result axes with the contiguous one last, so that neighbouring threads load neighbouring addresses."""
+    contiguous = contiguous_axis(reads_of(ctx, stage), [*stage.space, *stage.reduce])
+    return (*(a for a in stage.space if a is not contiguous), *(a for a in stage.space if a is contiguous))
 
 
 @attrs.frozen(eq=False)
-class _Columns:
-    """``fold`` and the maps ``after`` it. ``axes``: of its results, as neighbouring threads take them."""
+class _ColumnReduction:
+    """``reduction`` and its ``epilogue``; ``axes``: result axes, the last one along neighbouring threads."""
 
     ctx: NestContext
     reduction: Stage
-    after: Sequence[Stage]
+    epilogue: Sequence[Stage]
     axes: Sequence[Axis]
 
-    def _here(self, flat: Expr) -> dict[Any, Expr]:
+    def _result_index(self, flat: Expr) -> dict[Any, Expr]:
         return index_of(self.axes, unravel(flat, [a.extent for a in self.axes]))
 
-    def _row(self, r: Expr) -> dict[Any, Expr]:
+    def _row_index(self, r: Expr) -> dict[Any, Expr]:
         return index_of(self.reduction.reduce, unravel(r, [a.extent for a in self.reduction.reduce]))
 
-    def each(self) -> Stmt:
-        """A thread reads and adds its column."""
+    def unstaged(self) -> Stmt:
+        """One thread loads and adds a column."""
         threads = THREADS
         while threads > WARP and self.reduction.points < threads * BLOCKS:
             threads //= 2
 
         def column(flat: Expr) -> Stmt:
-            acc, here = accumulator(self.reduction, 1), self._here(flat)
-            walk = partially_unrolled(
-                self.reduction.depth, lambda r: acc.add(self.ctx, here | self._row(r), i64(0)), UNROLL
-            )
-            done = store_result(self.ctx, self.reduction, here, acc.result(i64(0)), self.after)
-            return block([acc.start(i64(0), i64(0)), walk, done], acc.buffers)
+            acc, result_index = accumulator(self.reduction, 1), self._result_index(flat)
+            add = lambda r: acc.add(self.ctx, result_index | self._row_index(r), i64(0))  # noqa: E731
+            k_loop = turns(self.reduction.depth, add, UNROLL)
+            write = store_result(self.ctx, self.reduction, result_index, acc.result(i64(0)), self.epilogue)
+            return block([acc.start(i64(0), i64(0)), k_loop, write], acc.buffers)
 
         return launch_per_point(self.reduction.points, column, threads)
 
-    def ahead(self) -> Stmt:
-        """Pieces of some rows: every thread reads a few elements of the next piece while the first ones add up this."""
+    def staged(self) -> Stmt:
+        """Software pipeline: all threads prefetch tile p + 1 into registers, the first ``width`` threads add tile p."""
         width = self._width()
-        lines = THREADS // width
-        parts, dtype = operand_count(self.ctx, self.reduction), partial_type(self.reduction)
-        each = ROOM // (THREADS * parts * tvm.DataType(dtype).itemsize)
-        each = max(1, min(UNROLL, each, -(-self.reduction.depth // lines)))
-        held = [scratch([each], dtype, "held") for _ in range(parts)]
-        rows = [shared([lines * each * width], dtype, "rows") for _ in range(parts)]
+        rows_at_once = THREADS // width
+        parts, dtype = parts_of(self.ctx, self.reduction), partial_type(self.reduction)
+        rows_per_thread = STAGING_BYTES // (THREADS * parts * tvm.DataType(dtype).itemsize)
+        rows_per_thread = max(1, min(UNROLL, rows_per_thread, -(-self.reduction.depth // rows_at_once)))
+        staged_registers = [scratch([rows_per_thread], dtype, "held") for _ in range(parts)]
+        tiles = [shared([rows_at_once * rows_per_thread * width], dtype, "rows") for _ in range(parts)]
         acc = scratch([1], dtype, "acc")
         assert self.reduction.reduction is not None
-        start = store(acc, tirx.const(self.reduction.reduction.init.value, dtype), i64(0))
+        init = store(acc, tirx.const(self.reduction.reduction.init.value, dtype), i64(0))
 
         def body(b: Expr, t: Expr) -> Stmt:
-            column, line = b * width + tirx.floormod(t, i64(width)), tirx.floordiv(t, i64(width))
-            whole = self.reduction.points % width == 0
-            here = self._here(column if whole else tirx.Min(column, i64(self.reduction.points - 1)))
-            one = _Piece(self, here, line, t, lines, each, held, rows)
-            last = store_result(
-                self.ctx, self.reduction, here, in_type(load(acc, i64(0)), str(self.reduction.buffer.dtype)), self.after
-            )
-            mine = t < width if whole else tirx.And(t < width, column < i64(self.reduction.points))
-            piece = lambda p: seq([one.fetch(p + 1), tirx.IfThenElse(t < width, one.add(p, acc, width), None),  # noqa: E731
-                                   barrier(), one.put(), barrier()])  # fmt: skip
-            count = -(-self.reduction.depth // (lines * each))
-            parts = [start, one.fetch(i64(0)), one.put(), barrier(), loop(count, piece, name="p")]
-            return block([*parts, tirx.IfThenElse(mine, last, None)], [acc, *held, *rows])
+            column, row_lane = b * width + tirx.floormod(t, i64(width)), tirx.floordiv(t, i64(width))
+            is_exact = self.reduction.points % width == 0
+            result_index = self._result_index(column if is_exact else tirx.Min(column, i64(self.reduction.points - 1)))
+            tile = _StagedTile(self, result_index, row_lane, t, rows_at_once, rows_per_thread, staged_registers, tiles)
+            result = in_type(load(acc, i64(0)), str(self.reduction.buffer.dtype))
+            write = store_result(self.ctx, self.reduction, result_index, result, self.epilogue)
+            has_result = t < width if is_exact else tirx.And(t < width, column < i64(self.reduction.points))
+
+            def iteration(p: Expr) -> Stmt:
+                add = tirx.IfThenElse(t < width, tile.add(p, acc, width), None)
+                # the first barrier: the tile has been read; the second: the next one is complete
+                return seq([tile.prefetch(p + 1), add, barrier(), tile.store_shared(), barrier()])
+
+            count = -(-self.reduction.depth // (rows_at_once * rows_per_thread))
+            parts = [init, tile.prefetch(i64(0)), tile.store_shared(), barrier(), loop(count, iteration, name="p")]
+            return block([*parts, tirx.IfThenElse(has_result, write, None)], [acc, *staged_registers, *tiles])
 
         return launch(-(-self.reduction.points // width), THREADS, body)
 
     def _width(self) -> int:
         """Results of a block, a power of two."""
-        width, (blocks, least) = WARP, LEAST
-        while width > least and self.reduction.points < width * blocks:
+        width, (min_blocks, min_width) = WARP, WIDTH_LIMITS
+        while width > min_width and self.reduction.points < width * min_blocks:
             width //= 2
         return width
 
 
 @attrs.frozen(eq=False)
-class _Piece:
-    """``lines`` times ``each`` rows of a block's columns: what the thread at ``line`` reads of them (``held``), what
-    lies in shared memory (``rows``), and what the first threads make of it."""
+class _StagedTile:
+    """``rows_at_once * rows_per_thread`` rows of a block's columns. The threads of row ``row_lane`` load elements into
+    ``staged_registers``, then store them to the shared ``tiles`` (one for each factor of a product)."""
 
-    of: _Columns
-    here: dict[Any, Expr]
-    line: Expr
+    nest: _ColumnReduction
+    result_index: dict[Any, Expr]
+    row_lane: Expr
     thread: Expr
-    lines: int
-    each: int
-    held: Sequence[Any]
-    rows: Sequence[Any]
+    rows_at_once: int
+    rows_per_thread: int
+    staged_registers: Sequence[Any]
+    tiles: Sequence[Any]
 
-    def fetch(self, piece: Expr) -> Stmt:
-        def one(u: Expr) -> Stmt:
-            row = piece * (self.lines * self.each) + (u * self.lines + self.line)
-            read = load_operands(self.of.ctx, self.of.reduction, self.here | self.of._row(row), self.held, u)
-            return tirx.IfThenElse(row < i64(self.of.reduction.depth), read, None)
+    def prefetch(self, number: Expr) -> Stmt:
+        def load_row(u: Expr) -> Stmt:
+            row = number * (self.rows_at_once * self.rows_per_thread) + (u * self.rows_at_once + self.row_lane)
+            index = self.result_index | self.nest._row_index(row)
+            read = read_parts(self.nest.ctx, self.nest.reduction, index, self.staged_registers, u)
+            return tirx.IfThenElse(row < i64(self.nest.reduction.depth), read, None)
 
-        return fully_unrolled(self.each, one)
+        return written_out(self.rows_per_thread, load_row)
 
-    def put(self) -> Stmt:
-        def one(u: Expr) -> Stmt:
+    def store_shared(self) -> Stmt:
+        def store_row(u: Expr) -> Stmt:
             slot = u * THREADS + self.thread
-            return seq([store(r, load(h, u), slot) for h, r in zip(self.held, self.rows, strict=True)])
+            return seq([store(r, load(h, u), slot) for h, r in zip(self.staged_registers, self.tiles, strict=True)])
 
-        return fully_unrolled(self.each, one)
+        return written_out(self.rows_per_thread, store_row)
 
-    def add(self, piece: Expr, acc: Any, width: int) -> Stmt:
-        size = self.lines * self.each
-        count = tirx.Min(i64(self.of.reduction.depth) - piece * size, i64(size))
+    def add(self, number: Expr, acc: Any, width: int) -> Stmt:
+        rows = self.rows_at_once * self.rows_per_thread
+        count = tirx.Min(i64(self.nest.reduction.depth) - number * rows, i64(rows))
 
-        def one(r: Expr) -> Stmt:
-            parts = [load(b, r * width + self.thread) for b in self.rows]
-            return store(acc, accumulate(self.of.reduction, load(acc, i64(0)), parts), i64(0))
+        def add_row(r: Expr) -> Stmt:
+            parts = [load(b, r * width + self.thread) for b in self.tiles]
+            return store(acc, joined(self.nest.reduction, load(acc, i64(0)), parts), i64(0))
 
-        return dynamic_loop(count, one, "r")
+        return dynamic_loop(count, add_row, "r")

@@ -1,5 +1,9 @@
-"""Running sums, each in the order of its terms by one thread, which is what its bits follow from, in the dtype
-that the program says."""
+"""Cumulative sums: one thread a sum, from the first term to the last, in the accumulator dtype the program names.
+
+A parallel scan (Blelloch 1990) would add in another order, and a GPU's bits must be the CPU's: so sums run in parallel,
+never the terms of one sum. Along the last axis a tile of rows goes through shared memory, so that loads and stores are
+coalesced; along another axis neighbouring threads already have neighbouring columns.
+"""
 
 from __future__ import annotations
 
@@ -9,85 +13,85 @@ import attrs
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, loop, seq, store
-from .loop_programs import Known, function, known, sizes, wrapped_sum
-from .threads.launch import THREADS, barrier, launch, launch_per_point, registers, shared, threads_per_block, unrolled
+from .loop_programs import LoopProgram, function, read_loop_program, static_shape, wrapped_sum
+from .threads.launch import THREADS, barrier, launch, over, registers, shared, spread, unrolled
 
-MANY = 4096  # sums from which on a block takes more of them, so that fewer threads look on
+MIN_WIDE_ROWS = 4096  # sums from which a block takes 32 of them instead of 8, so that fewer threads idle; chosen
 
 
 @attrs.frozen
 class Scan:
-    """Sums along the last axis go through shared memory, so that neighbours in memory are read by neighbours."""
+    """cumsum, forward or reversed: tiles in shared memory for the last axis, a thread a column for others."""
 
     name: str = "scan"
 
     def apply(self, func: Any, target: Any) -> Any:
-        program = known(func)
+        program = read_loop_program(func)
         if program is None or program.name != "cumsum":
             return None
-        _, _, inner = sizes(program.out)
-        return function(func, [_tiles(program) if inner == 1 else _columns(program)])
+        _, _, inner = static_shape(program.output)
+        return function(func, [_tiled_rows(program) if inner == 1 else _columns(program)])
 
 
-def _place(program: Known, step: Expr) -> Expr:
-    """Where the term number ``step`` stands."""
-    n = sizes(program.out)[1]
-    return i64(n - 1) - step if int(program.said["reverse"]) else step
+def _axis_index(program: LoopProgram, step: Expr) -> Expr:
+    """Index of the term number ``step`` on the axis: from the end where the sum is reversed."""
+    n = static_shape(program.output)[1]
+    return i64(n - 1) - step if int(program.attributes["reverse"]) else step
 
 
-def _columns(program: Known) -> Stmt:
-    """A thread a sum: neighbours have neighbouring columns."""
-    (x,), y = program.ins, program.out
-    outer, n, inner = sizes(y)
-    carried = str(program.said["carried"])
+def _columns(program: LoopProgram) -> Stmt:
+    """A thread a sum, neighbouring threads on neighbouring columns."""
+    (x,), y = program.inputs, program.output
+    outer, n, inner = static_shape(y)
+    carried = str(program.attributes["carried"])
 
     def column(flat: Expr) -> Stmt:
         acc, (o, c) = registers([1], carried, "acc"), (flat // inner, flat % inner)
 
         def step(k: Expr) -> Stmt:
-            at = (o, _place(program, k), c)
-            total = wrapped_sum(load(acc, i64(0)), load(x, *at).astype(carried))
-            return seq([store(acc, total, i64(0)), store(y, load(acc, i64(0)).astype(str(y.dtype)), *at)])
+            index = (o, _axis_index(program, k), c)
+            total = wrapped_sum(load(acc, i64(0)), load(x, *index).astype(carried))
+            return seq([store(acc, total, i64(0)), store(y, load(acc, i64(0)).astype(str(y.dtype)), *index)])
 
         return seq([tirx.AllocBuffer(acc), store(acc, tirx.const(0, carried), i64(0)), loop(n, step)])
 
     return launch_per_point(outer * inner, column, threads_per_block(outer * inner))
 
 
-def _tiles(program: Known) -> Stmt:
-    """A block takes some rows, a piece of each at a time: all threads bring it in and out, one a row adds. A thread
-    brings in where it took out of the piece before: no barrier is needed there, though TVM, which does not see it, puts
-    one."""
-    (x,), y, (outer, n, _) = program.ins, program.out, sizes(program.out)
-    dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MANY else (8, 128)
-    line, carried = steps + 1, str(program.said["carried"])  # the threads that add are in banks of their own
-    tile, acc = shared([rows * line], dtype, "tile"), registers([1], carried, "acc")
+def _tiled_rows(program: LoopProgram) -> Stmt:
+    """A block takes ``rows`` rows, ``steps`` terms of each at a time: all threads load and store the tile, one thread a
+    row adds. A thread loads into the slots it stored from before, so no barrier is needed between the two; TVM does not
+    see that and inserts one."""
+    (x,), y, (outer, n, _) = program.inputs, program.output, static_shape(program.output)
+    dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MIN_WIDE_ROWS else (8, 128)
+    pitch, carried = steps + 1, str(program.attributes["carried"])  # odd: the rows that are added lie in other banks
+    tile, acc = shared([rows * pitch], dtype, "tile"), registers([1], carried, "acc")
 
     def block(b: Expr, t: Expr) -> Stmt:
-        def each(body: Any, piece: Expr) -> Stmt:
-            """``body(place in the tile, place in memory)`` for the elements that there are."""
+        def each_element(body: Any, piece: Expr) -> Stmt:
+            """``body(index in the tile, index in memory)`` for the elements in bounds."""
 
-            def one(u: Expr) -> Stmt:
+            def element(u: Expr) -> Stmt:
                 e = u * THREADS + t
                 r, s = e // steps, e % steps
                 row, k = b * rows + r, piece * steps + s
-                inside = tirx.all(row < i64(outer), k < i64(n))
-                return tirx.IfThenElse(inside, body(r * line + s, (row, _place(program, k), i64(0))), None)
+                in_bounds = tirx.all(row < i64(outer), k < i64(n))
+                return tirx.IfThenElse(in_bounds, body(r * pitch + s, (row, _axis_index(program, k), i64(0))), None)
 
-            return unrolled(rows * steps // THREADS, one)
+            return unrolled(rows * steps // THREADS, element)
 
         def add(s: Expr) -> Stmt:
-            at, own = t * line + s, i64(0)
+            at, own = t * pitch + s, i64(0)
             total = wrapped_sum(load(acc, own), load(tile, at).astype(carried))
             return seq([store(acc, total, own), store(tile, load(acc, own).astype(dtype), at)])
 
         def piece(p: Expr) -> Stmt:
             return seq([
-                each(lambda at, place: store(tile, load(x, *place), at), p),
+                each_element(lambda at, index: store(tile, load(x, *index), at), p),
                 barrier(),
                 tirx.IfThenElse(t < i64(rows), loop(steps, add), None),
                 barrier(),
-                each(lambda at, place: store(y, load(tile, at), *place), p),
+                each_element(lambda at, index: store(y, load(tile, at), *index), p),
             ])  # fmt: skip
 
         zero = store(acc, tirx.const(0, carried), i64(0))

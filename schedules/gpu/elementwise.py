@@ -1,5 +1,9 @@
-"""A nest of map stages over one space: a thread a point, several where there are many, every value in registers, then
-all stores of a point. Neighbouring threads have neighbouring points."""
+"""Elementwise stages over one iteration domain, fused: a thread a point, all values in registers.
+
+All loads of a point come before its stores, so an output may share memory with an input. Neighbouring threads have
+neighbouring points, so accesses are coalesced; where loads run along another axis, ``transpose`` takes the nest. There
+are no sums here, so nothing depends on an order.
+"""
 
 from __future__ import annotations
 
@@ -12,44 +16,46 @@ from ..tir.builder import Expr, Stmt, i64, unravel
 from ..tir.context import NestContext
 from ..tir.point_writer import elementwise_group, is_materialized, point_stores
 from ..tir.stages import Stage
-from .threads.launch import THREADS, launch, launch_per_point, unrolled
-from .transpose import find_turned, turned_launch
+from .threads.launch import THREADS, launch, over, unrolled
+from .transpose import find_transpose, transpose_launch
 
-MANY = 2**20  # points from which on a thread takes EACH: one load each would not keep the memory busy
-EACH = 4
+# Points from which a thread takes several: one load under way in each thread does not fill the memory's bandwidth.
+# Chosen, not measured; only speed depends on it.
+MIN_POINTS_UNROLLED = 2**20
+POINTS_PER_THREAD = 4
 
 
 def elementwise_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
-    """How many stages it takes, and the launch; None if the first is no map."""
-    if not stages[0].is_elementwise:
+    """How many stages it takes, and the launch; None if the first is not elementwise."""
+    if not stages[0].is_map:
         return None
-    taken = elementwise_group(ctx, stages)
-    turned = find_turned(ctx, taken)
-    if turned is not None:
-        return len(taken), turned_launch(ctx, taken, turned)
-    keep = [s for s in taken if is_materialized(ctx, s, taken)]
-    extents = [a.extent for a in taken[0].space]
+    group = elementwise_group(ctx, stages)
+    transpose = find_transpose(ctx, group)
+    if transpose is not None:
+        return len(group), transpose_launch(ctx, group, transpose)
+    materialized = [s for s in group if is_materialized(ctx, s, group)]
+    extents = [a.extent for a in group[0].space]
 
     def point(flat: Expr) -> Stmt:
-        return point_stores(ctx, taken, unravel(flat, extents), {}, keep)
+        return point_stores(ctx, group, unravel(flat, extents), {}, materialized)
 
-    return len(taken), _over(prod(extents), point)
+    return len(group), _over_points(prod(extents), point)
 
 
-def _over(points: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """As ``launch_per_point``. The points of a thread are a block's threads apart, and their conditions are settled but
-    in the last block, so that their loads need not wait for each other."""
-    if points < MANY:
-        return launch_per_point(points, body)
-    per = EACH * THREADS
-    full, rest = divmod(points, per)
+def _over_points(points: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """As ``over``, with several points a thread, a block's threads apart. Only the last block tests bounds, so that in
+    the others the loads of a thread do not wait for a condition and overlap."""
+    if points < MIN_POINTS_UNROLLED:
+        return over(points, body)
+    points_per_block = POINTS_PER_THREAD * THREADS
+    full_blocks, rest = divmod(points, points_per_block)
 
     def block(b: Expr, t: Expr) -> Stmt:
-        at = lambda u: b * per + u * THREADS + t  # noqa: E731
-        whole = unrolled(EACH, lambda u: body(at(u)))
+        point = lambda u: b * points_per_block + u * THREADS + t  # noqa: E731
+        all_points = unrolled(POINTS_PER_THREAD, lambda u: body(point(u)))
         if not rest:
-            return whole
-        last = unrolled(EACH, lambda u: tirx.IfThenElse(at(u) < i64(points), body(at(u)), None))
-        return tirx.IfThenElse(b < i64(full), whole, last)
+            return all_points
+        guarded = unrolled(POINTS_PER_THREAD, lambda u: tirx.IfThenElse(point(u) < i64(points), body(point(u)), None))
+        return tirx.IfThenElse(b < i64(full_blocks), all_points, guarded)
 
-    return launch(full + (1 if rest else 0), THREADS, block)
+    return launch(full_blocks + (1 if rest else 0), THREADS, block)

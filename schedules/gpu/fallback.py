@@ -1,5 +1,8 @@
-"""What no plan fits: programs written as loops by hand, and blocks of a form that ``stages`` does not read. Right, and
-slow."""
+"""Rules for programs that no plan fits: explicit loops, and blocks of a form that ``stages`` does not read.
+
+``ByHand`` runs the author's parallel loop with a thread an iteration, ``Fallback`` a thread a point of each block's
+spatial axes. Both keep the program's own order of sums. They are correct and slow: accesses are rarely coalesced.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .threads.launch import THREADS, WARP, for_device, launch, launch_per_point
 
 @attrs.frozen
 class ByHand:
-    """A program whose block holds loops of its own: a thread a turn of those that its author made parallel."""
+    """A program whose blocks hold explicit loops: a thread an iteration of the loops marked parallel."""
 
     name: str = "by-hand"
 
@@ -26,14 +29,14 @@ class ByHand:
         leaves = [b for b in collect(func.body, s_tir.SBlock) if not collect(b.body, s_tir.SBlock)]
         if not leaves or not all(collect(block.body, tirx.For) for block in leaves):
             return None
-        body = rewrite(func.body, [(s_tir.SBlockRealize, lambda r: _plain(r.block))])
+        body = rewrite(func.body, [(s_tir.SBlockRealize, lambda r: _without_block(r.block))])
         body = _launches(body)
         body = as_bits(body, nest_buffers(body))
         return tirx.PrimFunc(list(func.params), body).with_attrs({str(k): v for k, v in func.attrs.items()})
 
 
-def _plain(block: Any) -> Any:
-    """A block as what it does. Its axes of one turn are 0."""
+def _without_block(block: Any) -> Any:
+    """The body of a block. Its axes have extent 1 and become 0. Raises ValueError for a longer axis."""
     if any(not is_int(axis.dom.extent, 1) for axis in block.iter_vars):
         raise ValueError(f"block {block.name_hint} has axes")
     zero = {axis.var: tirx.IntImm(str(axis.var.ty.dtype), 0) for axis in block.iter_vars}
@@ -43,30 +46,28 @@ def _plain(block: Any) -> Any:
 
 
 def _launches(stmt: Any) -> Any:
-    """Statements in order, a launch each; buffers of the whole stay outside."""
+    """A launch for each statement, in order; allocations stay outside, since launches share them."""
     if isinstance(stmt, tirx.SeqStmt):
         return tirx.SeqStmt([_launches(part) for part in stmt.seq])
     if isinstance(stmt, tirx.AllocBuffer):
         return stmt
     if isinstance(stmt, tirx.For) and is_int(stmt.extent):
-        turns = value_of(stmt.extent)
+        extent = value_of(stmt.extent)
         if stmt.kind == tirx.ForKind.PARALLEL:
-            return for_device(
-                launch_per_point(turns, lambda p: rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, p))]), WARP)
-            )
-        if stmt.kind == tirx.ForKind.SERIAL and turns == 1:
+            return for_device(over(extent, lambda p: rewrite(stmt.body, [(tvm.ir.Var, _substitution(stmt, p))]), WARP))
+        if stmt.kind == tirx.ForKind.SERIAL and extent == 1:
             zero = tirx.IntImm(str(stmt.loop_var.ty.dtype), 0)
-            return _launches(rewrite(stmt.body, [(tvm.ir.Var, _for(stmt, zero))]))
+            return _launches(rewrite(stmt.body, [(tvm.ir.Var, _substitution(stmt, zero))]))
     return for_device(launch(1, 1, lambda b, t: stmt))
 
 
-def _for(loop: Any, value: Any) -> Any:
+def _substitution(loop: Any, value: Any) -> Any:
     return lambda var: value.astype(str(var.ty.dtype)) if var.same_as(loop.loop_var) else var
 
 
 @attrs.frozen
 class Fallback:
-    """Every block on its own, a thread for each point of its space."""
+    """Every block in a launch of its own, a thread for each point of its spatial axes."""
 
     name: str = "fallback"
 

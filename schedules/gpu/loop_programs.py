@@ -1,4 +1,8 @@
-"""Programs that were written as loops for a CPU and say which they are: what their rules share."""
+"""Programs written as explicit loops (cumsum, scatter) that name themselves: what the rules for them share.
+
+The lowering writes them as one block with an annotation ``by_hand`` that names the program. A GPU rule reads the name
+and the tensors and writes kernels of its own, instead of running the CPU's loops.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +18,38 @@ from .threads.launch import for_device
 
 
 @attrs.frozen(eq=False)
-class Known:
-    """``name``: which program; ``said``: what its block says; ``ins`` and ``out``: its tensors."""
+class LoopProgram:
+    """``name``: the program; ``attributes``: the annotations of its block; ``inputs`` and ``output``: its tensors."""
 
     name: str
-    said: dict[str, Any]
-    ins: tuple[Any, ...]
-    out: Any
+    attributes: dict[str, Any]
+    inputs: tuple[Any, ...]
+    output: Any
 
 
-def known(func: Any) -> Known | None:
-    """None for a program that does not say what it is, or holds more than that."""
+def read_loop_program(func: Any) -> LoopProgram | None:
+    """None for a program without the annotation, or with more blocks than one."""
     leaves = [b for b in collect(func.body, s_tir.SBlock) if not collect(b.body, s_tir.SBlock)]
     if len(leaves) != 1 or "by_hand" not in leaves[0].annotations:
         return None
-    said = {str(k): v for k, v in leaves[0].annotations.items()}
-    *ins, out = func.params
-    return Known(str(said["by_hand"]), said, tuple(ins), out)
+    attributes = {str(k): v for k, v in leaves[0].annotations.items()}
+    *inputs, output = func.params
+    return LoopProgram(str(attributes["by_hand"]), attributes, tuple(inputs), output)
 
 
-def sizes(buffer: Any) -> list[int]:
+def static_shape(buffer: Any) -> list[int]:
     """The shape, which is static."""
     return [int(n) for n in buffer.shape]
 
 
-def function(func: Any, launches: Sequence[Stmt], between: Sequence[Any] = ()) -> Any:
-    """``func`` as ``launches`` in order; ``between``: memory that they hand on."""
-    body = seq([*(tirx.AllocBuffer(b) for b in between), *map(for_device, launches)])
+def function(func: Any, launches: Sequence[Stmt], intermediates: Sequence[Any] = ()) -> Any:
+    """``func`` as ``launches`` in order; ``intermediates``: buffers in global memory between them."""
+    body = seq([*(tirx.AllocBuffer(b) for b in intermediates), *map(for_device, launches)])
     return tirx.PrimFunc(list(func.params), body).with_attrs({str(k): v for k, v in func.attrs.items()})
 
 
 def wrapped_sum(x: Expr, y: Expr) -> Expr:
-    """x + y; signed integers are added without a sign, as C++ leaves their overflow open."""
+    """x + y that wraps: signed integers are added as unsigned ones, since signed overflow is undefined in C++."""
     dtype = str(x.ty.dtype)
     if dtype not in ("int32", "int64"):
         return x + y

@@ -1,7 +1,9 @@
-"""The elements of many tensors in one launch: an optimizer's step over all parameters, and sums over each of them.
+"""Multi-tensor kernels (horizontal fusion): an optimizer's step over all parameters, and sums over each, in one launch.
 
-A block is one piece of one tensor. It finds its member, whose addresses are parameters of the kernel, by bisection;
-what members of one form do is written once.
+A block is one task: one piece of one member tensor. The member is found by bisection over the tasks, and its addresses
+come from kernel parameters; so the text of a form is written once for all its members. Sums are two-level: a warp
+reduces a piece, then one block reduces the pieces of each member. Both use the reduction tree that the CPU uses, so
+bits do not depend on which block ran first.
 """
 
 from __future__ import annotations
@@ -26,72 +28,81 @@ from ..tir.tensor_list import Members
 from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, shared
 from .threads.warp_reduce import ThreadGroup, fully_unrolled, tree_reduce
 
-POINTERS = 480  # parameters of a kernel: they take 4096 bytes at most
-BLOCKS = 256  # blocks from which each takes several elements a thread
-WARPS = 32  # members whose pieces' results are folded at a time
+MAX_KERNEL_POINTERS = 480  # parameters of 8 bytes; CUDA allows 4096 bytes, and the rest is room for scalars
+BLOCKS = 256  # blocks that are wanted before a thread takes several elements; chosen, not measured
+MEMBER_WARPS = 32  # warps of the finishing block, each with a member: as many as a block may have
+# (most pieces of a member, lanes of the reduction of their results); 0 lanes: a single result is copied. It must equal
+# what ``reduction_order`` in tir/reduction.py says of a row of as many elements, or a GPU's bits leave the CPU's.
+WIDTH_BY_PIECES = ((1, 0), (TREE_WIDTH - 1, 1), (LONG_ROW - 1, TREE_WIDTH), (2**63 - 1, 4 * TREE_WIDTH))
 
 
-def nests(program: Program, target: Any, found: Members) -> list[Stmt] | None:
-    """None where a store might change what another reads: values have names, but for truth values."""
+def multi_tensor_launches(program: Program, target: Any, tensors: Members) -> list[Stmt] | None:
+    """A launch for each form and as many members as its parameters allow, then one that finishes the sums.
+
+    None where a form both reduces and stores, as one task might read what another has stored; and, where buffers are
+    aliased, where a launch would read again what it has stored.
+    """
     groups: list[TensorGroup] = []
-    target = attrs.evolve(target, functions={})  # what those write out is LLVM's; a GPU's text has functions
-    for form in dict.fromkeys(m.form for m in found.members):
-        members = [m for m in found.members if m.form is form]
+    target = attrs.evolve(target, functions={})  # CPU kernels write these out step by step; CUDA has them as functions
+    for form in dict.fromkeys(m.form for m in tensors.members):
+        members = [m for m in tensors.members if m.form is form]
         memory = len(make_group(program, target, form, members[:1], 0).memory)
-        most = (POINTERS - memory) // max(memory, 1)
+        max_members = (MAX_KERNEL_POINTERS - memory) // max(memory, 1)
         piece = ELEMENTWISE_PIECE
         while piece > THREADS and sum(-(-m.length // piece) for m in members) < BLOCKS:
             piece //= 2
-        for n in range(0, len(members), most):
-            groups.append(make_group(program, target, form, members[n : n + most], 0, piece))
-    if any(g.partial and g.outputs for g in groups):
+        for first in range(0, len(members), max_members):
+            groups.append(make_group(program, target, form, members[first : first + max_members], 0, piece))
+    if any(group.partial and group.outputs for group in groups):
         return None
-    pieces = [_folds(g) if g.partial else _maps(g) for g in groups]
-    if program.pairs and any(g.rereads(p) for g, p in zip(groups, pieces, strict=True)):
+    launches = [_reductions(group) if group.partial else _elementwise(group) for group in groups]
+    if program.pairs and any(group.rereads(launch) for group, launch in zip(groups, launches, strict=True)):
         return None
-    return [*pieces, *_ends(program, found, groups)]
+    return [*launches, *_finish(program, tensors, groups)]
 
 
-def _chosen(ends: Sequence[int], at: Expr, leaf: Callable[[int], Stmt], low: int = 0, high: int | None = None) -> Stmt:
-    """``leaf(n)`` for the n of which ``at`` is below ``ends[n]`` first."""
+def _bisect(
+    ends: Sequence[int], index: Expr, leaf: Callable[[int], Stmt], low: int = 0, high: int | None = None
+) -> Stmt:
+    """Binary search, written out as branches: ``leaf(n)`` for the first n with ``index`` below ``ends[n]``."""
     high = len(ends) if high is None else high
     if high - low == 1:
         return leaf(low)
     middle = (low + high) // 2
-    parts = _chosen(ends, at, leaf, low, middle), _chosen(ends, at, leaf, middle, high)
-    return tirx.IfThenElse(at < i64(ends[middle - 1]), *parts)
+    parts = _bisect(ends, index, leaf, low, middle), _bisect(ends, index, leaf, middle, high)
+    return tirx.IfThenElse(index < i64(ends[middle - 1]), *parts)
 
 
-def _ends_of(group: TensorGroup) -> list[int]:
+def _task_ends(group: TensorGroup) -> list[int]:
     return [*group.firsts[1:], group.tasks]
 
 
-def _found(group: TensorGroup, task: Expr, work: Callable[[Expr, Expr], list[Stmt]]) -> Stmt:
-    """``work(begin, count)`` on the piece that ``task`` is, with the form's buffers at its member's addresses."""
+def _with_member(group: TensorGroup, task: Expr, work: Callable[[Expr, Expr], list[Stmt]]) -> Stmt:
+    """``work(begin, count)`` on the piece of ``task``, with the form's buffers at its member's addresses."""
     span, addresses = scratch([2], "int64", "span"), scratch([max(len(group.own), 1)], "uint64", "addresses")
 
-    def leaf(n: int) -> Stmt:
-        member = group.members[n]
-        places = [_address(member.buffers[k]) for k in group.own]
-        kept = [store(addresses, place, i64(j)) for j, place in enumerate(places)]
-        return seq([store(span, i64(group.firsts[n]), i64(0)), store(span, i64(member.length), i64(1)), *kept])
+    def leaf(number: int) -> Stmt:
+        member = group.members[number]
+        pointers = [_address(member.buffers[k]) for k in group.own]
+        stores = [store(addresses, pointer, i64(j)) for j, pointer in enumerate(pointers)]
+        return seq([store(span, i64(group.firsts[number]), i64(0)), store(span, i64(member.length), i64(1)), *stores])
 
     def address(k: int) -> Expr:
         if k not in group.own:
             return group.members[0].buffers[k].data
-        pointer = PointerType(PrimType(str(group.form.buffers[k].dtype)))
-        return Call(_REINTERPRET, [load(addresses, i64(group.own.index(k)))], ret_ty=pointer)
+        pointer_type = PointerType(PrimType(str(group.form.buffers[k].dtype)))
+        return Call(_REINTERPRET, [load(addresses, i64(group.own.index(k)))], ret_ty=pointer_type)
 
     begin, count = (tirx.Var(name, "int64") for name in ("begin", "count"))
     views = [tirx.DeclBuffer(group.form.buffers[k], data=address(k)) for k in group.memory]
-    first = tirx.Bind(begin, (task - load(span, i64(0))) * group.piece)
-    many = tirx.Bind(count, tirx.Min(load(span, i64(1)) - begin, i64(group.piece)))
-    done = bind_in_buffers(seq([first, many, *views, *work(begin, count)]))
-    return block([_chosen(_ends_of(group), task, leaf), done], [span, addresses])
+    bind_begin = tirx.Bind(begin, (task - load(span, i64(0))) * group.piece)
+    bind_count = tirx.Bind(count, tirx.Min(load(span, i64(1)) - begin, i64(group.piece)))
+    body = bind_in_buffers(seq([bind_begin, bind_count, *views, *work(begin, count)]))
+    return block([_bisect(_task_ends(group), task, leaf), body], [span, addresses])
 
 
 def _address(buffer: Any) -> Expr:
-    """As a number, by a cast of C's: TVM 0.27 fails on one of its own from a pointer."""
+    """The address as a number, by a cast in C: TVM 0.27 fails on its own cast from a pointer."""
     first = load(buffer, *(i64(0) for _ in buffer.shape))
     return tirx.call_pure_extern("uint64", "(uint64_t)", tirx.address_of(first))
 
@@ -99,121 +110,125 @@ def _address(buffer: Any) -> Expr:
 _REINTERPRET = tirx.reinterpret("uint64", tirx.const(0, "int64")).op
 
 
-def _maps(group: TensorGroup) -> Stmt:
+def _elementwise(group: TensorGroup) -> Stmt:
     def work(begin: Expr, count: Expr, thread: Expr) -> list[Stmt]:
-        def one(u: Expr) -> Stmt:
-            place = u * THREADS + thread
-            stores = point_stores(group.ctx, group.outputs, [begin + place], {}, group.outputs)
-            return tirx.IfThenElse(place < count, bind_in_buffers(stores), None)
+        def element(u: Expr) -> Stmt:
+            offset = u * THREADS + thread
+            stores = point_stores(group.ctx, group.outputs, [begin + offset], {}, group.outputs)
+            return tirx.IfThenElse(offset < count, bind_in_buffers(stores), None)
 
-        return [dynamic_loop(i64(group.piece // THREADS), one, "u")]
+        return [dynamic_loop(i64(group.piece // THREADS), element, "u")]
 
-    return launch(group.tasks, THREADS, lambda b, t: _found(group, b, lambda begin, count: work(begin, count, t)))
-
-
-def _folds(group: TensorGroup) -> Stmt:
-    """A warp a piece, which has the lanes of ``cpu/folds.py``'s lanes_fold."""
-
-    def one(stage: Stage, task: Expr, begin: Expr, count: Expr, team: ThreadGroup) -> Stmt:
-        place = lambda k: index_of(stage.reduce, [begin + k])  # noqa: E731
-        put = lambda value: tirx.IfThenElse(team.lane < 1, store(group.partial[stage], value, task), None)  # noqa: E731
-        return strided(group, stage, 4 * TREE_WIDTH, count, place, team, put)
-
-    def work(task: Expr, begin: Expr, count: Expr, team: ThreadGroup) -> list[Stmt]:
-        return [one(stage, task, begin, count, team) for stage in group.partial]
-
-    return launch(
-        group.tasks,
-        WARP,
-        lambda b, t: _found(group, b, lambda begin, count: work(b, begin, count, ThreadGroup(WARP, t))),
-    )
+    return launch(group.tasks, THREADS, lambda b, t: _with_member(group, b, lambda begin, count: work(begin, count, t)))
 
 
-def strided(group: TensorGroup, stage: Stage, width: int, count: Expr, place: Any, team: ThreadGroup, put: Any) -> Stmt:
-    """A fold of ``count`` elements, known only where it runs, by ``width`` lanes; ``place(k)``: where the k-th is."""
+def _reductions(group: TensorGroup) -> Stmt:
+    """A warp a piece, with the lanes of ``lanes_fold`` in tir/reduction.py, so that bits equal the CPU's."""
+
+    def reduce(stage: Stage, task: Expr, begin: Expr, count: Expr, team: Team) -> Stmt:
+        index = lambda k: index_of(stage.reduce, [begin + k])  # noqa: E731
+        write = lambda value: tirx.IfThenElse(team.lane < 1, store(group.partial[stage], value, task), None)  # noqa: E731
+        return strided_reduction(group, stage, 4 * TREE_WIDTH, count, index, team, write)
+
+    def work(task: Expr, begin: Expr, count: Expr, team: Team) -> list[Stmt]:
+        return [reduce(stage, task, begin, count, team) for stage in group.partial]
+
+    def body(b: Expr, t: Expr) -> Stmt:
+        return _with_member(group, b, lambda begin, count: work(b, begin, count, Team(WARP, t)))
+
+    return launch(group.tasks, WARP, body)
+
+
+def strided_reduction(
+    group: TensorGroup, stage: Stage, width: int, count: Expr, index: Any, team: Team, write: Any
+) -> Stmt:
+    """A reduction of ``count`` elements (known at run time only) in ``width`` lanes, lane l taking l, l + width, ...;
+    ``index(k)``: the axes' values at element k; ``write(value)``: what is done with the result."""
     slots = width // team.size
-    acc, many = accumulator(stage, slots + 1), UNROLL // slots
-    whole, full = tirx.floordiv(count, i64(width * many)), tirx.floordiv(count, i64(width))
-    add = lambda k, s: acc.add(group.ctx, place(k), i64(s))  # noqa: E731
-    turn = lambda o: seq([add(o * width + (team.lane + s * team.size), s) for s in range(slots)])  # noqa: E731
+    acc, unroll = accumulator(stage, slots + 1), UNROLL // slots
+    unrolled_steps, full_steps = tirx.floordiv(count, i64(width * unroll)), tirx.floordiv(count, i64(width))
+    add = lambda k, s: acc.add(group.ctx, index(k), i64(s))  # noqa: E731
+    step = lambda k: seq([add(k * width + (team.lane + s * team.size), s) for s in range(slots)])  # noqa: E731
 
-    def last(s: int) -> Stmt:
-        k = full * width + (team.lane + s * team.size)
+    def remainder(s: int) -> Stmt:
+        k = full_steps * width + (team.lane + s * team.size)
         return tirx.IfThenElse(k < count, bind_in_buffers(add(k, s)), None)
 
-    walk = [
-        dynamic_loop(whole, lambda o: fully_unrolled(many, lambda u: turn(o * many + u)), "k"),
-        dynamic_loop(full - whole * many, lambda o: turn(whole * many + o), "k"),
-        *(last(s) for s in range(slots)),
+    k_loop = [
+        dynamic_loop(unrolled_steps, lambda k: written_out(unroll, lambda u: step(k * unroll + u)), "k"),
+        dynamic_loop(full_steps - unrolled_steps * unroll, lambda k: step(unrolled_steps * unroll + k), "k"),
+        *(remainder(s) for s in range(slots)),
     ]
     start = [acc.start(i64(s), i64(0)) for s in range(slots)]
-    return block([*start, *walk, *tree_reduce(acc, slots, team), put(acc.result(i64(0)))], acc.buffers)
+    return block([*start, *k_loop, *halve(acc, slots, team), write(acc.result(i64(0)))], acc.buffers)
 
 
-def _ends(program: Program, found: Members, groups: Sequence[TensorGroup]) -> list[Stmt]:
-    """One block: each member's results of pieces folded by a warp, and what is made of them by one thread."""
+def _finish(program: Program, tensors: Members, groups: Sequence[TensorGroup]) -> list[Stmt]:
+    """One block: a warp reduces each member's pieces, then one thread does what follows (a global norm, say)."""
     sums = [(g, s, shared([len(g.members)], str(s.buffer.dtype), "sums")) for g in groups for s in g.partial]
-    known, out = {}, []
-    for group, stage, held in sums:
-        for n, member in enumerate(group.members):
+    provided, stores = {}, []
+    for group, stage, shared_sums in sums:
+        for number, member in enumerate(group.members):
             buffer = member.buffers[group.form.buffers.index(stage.buffer)]
-            known[buffer] = lambda _, held=held, n=n: load(held, i64(n))
+            provided[buffer] = lambda _, shared_sums=shared_sums, number=number: load(shared_sums, i64(number))
             if not program.owns(buffer):
-                out.append(store(buffer, load(held, i64(n)), *(i64(0) for _ in buffer.shape)))
-    keep = [s for s in found.after if not program.owns(s.buffer)]
-    if keep:
-        out.append(point_stores(groups[0].ctx, found.after, [], known, keep))
-    if not out:
+                stores.append(store(buffer, load(shared_sums, i64(number)), *(i64(0) for _ in buffer.shape)))
+    materialized = [stage for stage in tensors.after if not program.owns(stage.buffer)]
+    if materialized:
+        stores.append(point_stores(groups[0].ctx, tensors.after, [], provided, materialized))
+    if not stores:
         return []
     if not sums:
-        return [launch(1, 1, lambda b, t: seq(out))]
+        return [launch(1, 1, lambda b, t: seq(stores))]
 
     def body(_: Expr, thread: Expr) -> Stmt:
-        folds = [_member_folds(*one, thread) for one in sums]
-        return block(
-            [*folds, barrier(), tirx.IfThenElse(thread < 1, bind_in_buffers(seq(out)), None)], [b for *_, b in sums]
-        )
+        reductions = [_reduce_members(*each, thread) for each in sums]
+        finish = tirx.IfThenElse(thread < 1, bind_in_buffers(seq(stores)), None)
+        return block([*reductions, barrier(), finish], [b for *_, b in sums])
 
-    return [launch(1, WARPS * WARP, body)]
+    return [launch(1, MEMBER_WARPS * WARP, body)]
 
 
-def _member_folds(group: TensorGroup, stage: Stage, held: Any, thread: Expr) -> Stmt:
-    """Of every member, the results of its pieces, in the order of a row's."""
+def _reduce_members(group: TensorGroup, stage: Stage, shared_sums: Any, thread: Expr) -> Stmt:
+    """The results of every member's pieces, reduced as a row of as many elements would be."""
     count, span = len(group.members), scratch([2], "int64", "span")
-    counts = [end - first for first, end in zip(group.firsts, _ends_of(group), strict=True)]
+    counts = [end - first for first, end in zip(group.firsts, _task_ends(group), strict=True)]
     c = Axis(tirx.Var("c", "int64"), 2)
     value = load(group.partial[stage], c.var + load(span, i64(0)))
     end = Stage(stage.name, (), (c,), stage.buffer, (i64(0),), value, stage.reduction)
     pieces = load(span, i64(1))
 
-    def fold(member: Expr, width: int) -> Stmt:
-        put = lambda value: tirx.IfThenElse(tirx.floormod(thread, i64(WARP)) < 1, store(held, value, member), None)  # noqa: E731
+    def reduce(member: Expr, width: int) -> Stmt:
+        def write(value: Expr) -> Stmt:
+            return tirx.IfThenElse(tirx.floormod(thread, i64(WARP)) < 1, store(shared_sums, value, member), None)
+
         if width == 0:
-            return put(load(group.partial[stage], load(span, i64(0))))
-        place = lambda k: {c.var: k}  # noqa: E731
+            return write(load(group.partial[stage], load(span, i64(0))))
+        index = lambda k: {c.var: k}  # noqa: E731
         if width == 1:
             acc = accumulator(end, 1)
-            walk = dynamic_loop(pieces, lambda k: acc.add(group.ctx, place(k), i64(0)), "k")
-            return block([acc.start(i64(0), i64(0)), walk, put(acc.result(i64(0)))], acc.buffers)
-        team = ThreadGroup(min(width, WARP), tirx.floormod(thread, i64(min(width, WARP))))
-        return strided(group, end, width, pieces, place, team, put)
+            k_loop = dynamic_loop(pieces, lambda k: acc.add(group.ctx, index(k), i64(0)), "k")
+            return block([acc.start(i64(0), i64(0)), k_loop, write(acc.result(i64(0)))], acc.buffers)
+        team = Team(min(width, WARP), tirx.floormod(thread, i64(min(width, WARP))))
+        return strided_reduction(group, end, width, pieces, index, team, write)
 
-    def one(turn: Expr) -> Stmt:
-        member = turn * WARPS + tirx.floordiv(thread, i64(WARP))
-        leaf = lambda n: seq([store(span, i64(group.firsts[n]), i64(0)), store(span, i64(counts[n]), i64(1))])  # noqa: E731
+    def member_of_warp(iteration: Expr) -> Stmt:
+        member = iteration * MEMBER_WARPS + tirx.floordiv(thread, i64(WARP))
+
+        def leaf(number: int) -> Stmt:
+            return seq([store(span, i64(group.firsts[number]), i64(0)), store(span, i64(counts[number]), i64(1))])
+
         work: Stmt = None
-        for most, width in ((1, 0), (TREE_WIDTH - 1, 1), (LONG_ROW - 1, TREE_WIDTH), (max(counts), 4 * TREE_WIDTH))[
-            ::-1
-        ]:
-            if any(_width(n) == width for n in counts):
-                mine = bind_in_buffers(fold(member, width))
-                work = mine if work is None else tirx.IfThenElse(pieces <= most, mine, work)
-        found = _chosen([*range(1, count + 1)], member, leaf)
-        return tirx.IfThenElse(member < count, seq([found, work]), None)
+        for max_pieces, width in reversed(WIDTH_BY_PIECES):
+            if any(_tree_width(number) == width for number in counts):
+                reduction = bind_in_buffers(reduce(member, width))
+                work = reduction if work is None else tirx.IfThenElse(pieces <= max_pieces, reduction, work)
+        select = _bisect([*range(1, count + 1)], member, leaf)
+        return tirx.IfThenElse(member < count, seq([select, work]), None)
 
-    return block([dynamic_loop(i64(-(-count // WARPS)), one, "m")], [span])
+    return block([dynamic_loop(i64(-(-count // MEMBER_WARPS)), member_of_warp, "m")], [span])
 
 
-def _width(pieces: int) -> int:
-    """Lanes of the fold of some pieces' results; 0 for a single one."""
-    return 0 if pieces == 1 else 1 if pieces < TREE_WIDTH else TREE_WIDTH if pieces < LONG_ROW else 4 * TREE_WIDTH
+def _tree_width(pieces: int) -> int:
+    """Lanes of the reduction of the results of ``pieces`` pieces."""
+    return next(width for max_pieces, width in WIDTH_BY_PIECES if pieces <= max_pieces)

@@ -1,8 +1,10 @@
-"""Random words, four from one evaluation of a counter, and the map stages that use them.
+"""Random draws by Philox4x32-10 (Salmon et al. 2011), with the elementwise stages that use them, in one launch.
 
-A thread works out the words of one counter; through shared memory they come into the order of the elements, so that
-neighbouring threads do what follows on neighbours. There the first words of all threads lie side by side, then the
-second ones, a quarter of the banks further on, as neighbours read all words of an eighth of them.
+One evaluation of a counter gives four words, for four neighbouring elements. A thread evaluates one counter and stores
+its words to shared memory; then each thread loads the word of its element, so that stores to global memory are
+coalesced. A word depends on its key and counter alone, so no order of threads can change it.
+Shared memory: word 0 of all threads, then word 1, ...; rows are padded by 8 words, because a warp's 32 elements read
+all four words of 8 counters, and these must lie in different banks.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from ..tir.point_writer import is_materialized, point_stores
 from ..tir.stages import Stage, substitute
 from .threads.launch import THREADS, WARP, barrier, launch, shared, unrolled
 
-SKEW = WARP // WORDS  # words
+BANK_PADDING = WARP // WORDS  # words between the rows of shared memory
 
 
 def philox_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
-    """How many stages it takes, and the launch; None if the first is no draw."""
-    taken = draw_group(ctx, stages)
-    return None if taken is None else (len(taken), _launch(ctx, taken))
+    """How many stages it takes, and the launch; None if the first stage is no draw."""
+    group = draw_group(ctx, stages)
+    return None if group is None else (len(group), _launch(ctx, group))
 
 
 def _launch(ctx: NestContext, stages: Sequence[Stage]) -> Stmt:
@@ -35,27 +37,28 @@ def _launch(ctx: NestContext, stages: Sequence[Stage]) -> Stmt:
     extents, total = [a.extent for a in stages[0].space], stages[0].points
     counters = -(-total // WORDS)
     threads = min(THREADS, -(-counters // WARP) * WARP)
-    line = threads + SKEW
-    words = {s: shared([WORDS * line], "uint32", "words") for s in draws}
+    pitch = threads + BANK_PADDING
+    words = {s: shared([WORDS * pitch], "uint32", "words") for s in draws}
 
     def block(b: Expr, t: Expr) -> Stmt:
-        point = ScalarWriter(ctx.virtual)
-        made = []
+        writer = ScalarWriter(ctx.virtual)
+        stores = []
         for stage, draw in draws.items():
-            point.binds += [tirx.Bind(var, point.write(value, {})) for var, value in draw.fixed]
-            at = {draw.counter: tirx.Cast("uint64", b * threads + t)}
-            point.binds += [tirx.Bind(var, substitute(value, at)) for var, value in draw.names]
-            made += [store(words[stage], word, t + n * line) for n, word in enumerate(draw.words)]
+            writer.binds += [tirx.Bind(var, writer.write(value, {})) for var, value in draw.fixed]
+            counter = {draw.counter: tirx.Cast("uint64", b * threads + t)}
+            writer.binds += [tirx.Bind(var, substitute(value, counter)) for var, value in draw.names]
+            stores += [store(words[stage], word, t + n * pitch) for n, word in enumerate(draw.words)]
 
         def element(u: Expr) -> Stmt:
-            here = u * threads + t
-            flat = b * (WORDS * threads) + here
-            place = tirx.floormod(here, i64(WORDS)) * line + tirx.floordiv(here, i64(WORDS))
-            own = [attrs.evolve(s, value=load(words[s], place)) if s in draws else s for s in stages]
-            held = [new for new, old in zip(own, stages, strict=True) if old in keep]
-            return tirx.IfThenElse(flat < i64(total), point_stores(ctx, own, unravel(flat, extents), {}, held), None)
+            element_in_block = u * threads + t
+            flat = b * (WORDS * threads) + element_in_block
+            slot = tirx.floormod(element_in_block, i64(WORDS)) * pitch + tirx.floordiv(element_in_block, i64(WORDS))
+            stages_with_words = [attrs.evolve(s, value=load(words[s], slot)) if s in draws else s for s in stages]
+            materialized = [new for new, old in zip(stages_with_words, stages, strict=True) if old in keep]
+            done = point_stores(ctx, stages_with_words, unravel(flat, extents), {}, materialized)
+            return tirx.IfThenElse(flat < i64(total), done, None)
 
         tiles = [tirx.AllocBuffer(tile) for tile in words.values()]
-        return seq([*tiles, *point.binds, *made, barrier(), unrolled(WORDS, element)])
+        return seq([*tiles, *writer.binds, *stores, barrier(), unrolled(WORDS, element)])
 
     return launch(-(-counters // threads), threads, block)

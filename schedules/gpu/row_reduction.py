@@ -1,7 +1,9 @@
-"""Row nests: consecutive stages that agree on their first axes as one launch, a team of a warp's threads a row.
+"""Row reductions fused with what follows: softmax, normalization, cross-entropy, argmax in one launch.
 
-Softmax, normalisation, cross-entropy, argmax: a result of a row stays in registers, an intermediate row in shared
-memory, or is worked out again where it is too long for that.
+Taken: consecutive stages that share their first axes (the rows). A group of 2 to 32 threads of one warp takes a row;
+several rows share a block. A result of a row stays in registers, an intermediate row in shared memory; rows too long
+for shared memory are recomputed at each read. The order of a sum is the reduction tree of ``tir.reduction``, whose
+lanes are spread over the threads, so bits equal the CPU's for any number of threads.
 """
 
 from __future__ import annotations
@@ -29,24 +31,26 @@ from ..tir.stages import Stage
 from .threads.launch import THREADS, WARP, barrier, launch, shared
 from .threads.warp_reduce import ThreadGroup, group_reduce, group_size
 
-ROWS, TURNS = 256, 512  # rows, or else turns of a thread, for which one launch is better than several
-BLOCKS = 256  # blocks from which rows share one
-SHARED = 48 * 1024
-FEW = 128  # threads below which a block is not made smaller for its rows to fit into shared memory
+# All chosen, not measured; no bit depends on them, only speed.
+MIN_ROWS = 256  # rows of a fused nest; with so many it fills a GPU whatever the work of a row
+MAX_THREAD_ITERATIONS = 512  # elements of a thread in a nest of fewer rows; beyond, separate launches use more threads
+BLOCKS = 256  # blocks that are wanted before a block takes several rows
+MAX_SHARED_BYTES = 48 * 1024  # of a block, what every target allows
+MIN_THREADS = 128  # of a block that is made smaller so that its rows fit into shared memory
 
 
 def row_reduction_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
-    """How many stages it takes, and the launch; None if no fold of rows comes first."""
-    found = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead), _worth)
-    if found is None or all(s.is_elementwise for s in found.stages):
-        head = stages[0]
-        if not _is_row_fold(ctx, head):
+    """How many stages it takes, and the launch; None if the first is no row reduction."""
+    group = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead), _is_profitable)
+    if group is None or all(s.is_map for s in group.stages):
+        stage = stages[0]
+        if not _is_row_reduction(ctx, stage):
             return None
-        found = single_row_group(head)
-    return len(found.stages), _Nest.make(ctx, found).launch()
+        group = single_row_group(stage)
+    return len(group.stages), _RowNest.make(ctx, group).launch()
 
 
-def _is_row_fold(ctx: NestContext, stage: Stage) -> bool:
+def _is_row_reduction(ctx: NestContext, stage: Stage) -> bool:
     return (
         stage.reduction is not None
         and reduces_along_memory(ctx, stage)
@@ -55,136 +59,147 @@ def _is_row_fold(ctx: NestContext, stage: Stage) -> bool:
 
 
 def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
-    """One result a row; or a map that is written along the row."""
-    if stage.is_elementwise:
-        free = stage.space[lead:]
-        return not free or contiguous_axis([write_of(stage)], stage.space) in free
-    return len(stage.space) == lead and _is_row_fold(ctx, stage)
+    """A reduction with one result a row, or an elementwise stage that is written along the row."""
+    if stage.is_map:
+        row_axes = stage.space[lead:]
+        return not row_axes or contiguous_axis([write_of(stage)], stage.space) in row_axes
+    return len(stage.space) == lead and _is_row_reduction(ctx, stage)
 
 
-def _worth(ctx: NestContext, found: RowGroup) -> bool:
-    """Enough rows to fill a GPU, or little to do in each."""
-    rows = prod(a.extent for a in found.stages[0].space[: found.lead])
-    inside = sum(s.points * s.depth for s in found.stages) // max(rows, 1) // WARP
-    return rows >= ROWS or inside <= TURNS and (rows >= WARP or row_work(ctx, found.stages) < 4 * MIN_PARALLEL_WORK)
+def _is_profitable(ctx: NestContext, group: RowGroup) -> bool:
+    """Are there enough rows to fill a GPU, or is there little work in each?"""
+    rows = prod(a.extent for a in group.stages[0].space[: group.lead])
+    iterations = sum(s.points * s.depth for s in group.stages) // max(rows, 1) // WARP
+    if rows >= MIN_ROWS:
+        return True
+    return iterations <= MAX_THREAD_ITERATIONS and (rows >= WARP or row_work(ctx, group.stages) < 4 * MIN_PARALLEL_WORK)
 
 
 @attrs.frozen(eq=False)
-class _Nest:
-    """``rows`` rows, ``team`` threads each, ``group`` of them a block. ``kept``: what of a row stays in the block,
-    (place of a row's slot or None, buffer)."""
+class _RowNest:
+    """``rows`` rows, ``threads_per_row`` threads each, ``rows_per_block`` of them a block. ``registers`` and
+    ``shared_rows``: buffer -> what holds a row's part of it inside the block."""
 
     ctx: NestContext
-    inner: NestContext  # with rows that are worked out again
-    found: RowGroup
-    team: int
-    group: int
+    inner: NestContext  # as ``ctx``, with the rows that are recomputed inlined
+    group: RowGroup
+    threads_per_row: int
+    rows_per_block: int
     registers: dict[Any, Any]
-    rows_of: dict[Any, Any]
+    shared_rows: dict[Any, Any]
 
     @property
     def rows(self) -> int:
-        return prod(a.extent for a in self.lead)
+        return prod(a.extent for a in self.row_axes)
 
     @property
-    def lead(self) -> Sequence[Any]:
-        return self.found.stages[0].space[: self.found.lead]
+    def row_axes(self) -> Sequence[Any]:
+        return self.group.stages[0].space[: self.group.lead]
 
     @classmethod
-    def make(cls, ctx: NestContext, found: RowGroup) -> _Nest:
-        folds = [s for s in found.stages if s.reduction is not None]
-        team = group_size([(reduction_order(ctx, s), s) for s in folds])
-        rows = prod(a.extent for a in found.stages[0].space[: found.lead])
-        local = local_buffers(ctx, found)
-        registers = {b: scratch([1], str(b.dtype), b.name) for b in found.row_dims if row_length(b, found) == 1}
+    def make(cls, ctx: NestContext, group: RowGroup) -> _RowNest:
+        reductions = [s for s in group.stages if s.reduction is not None]
+        threads_per_row = team_size([(reduction_order(ctx, s), s) for s in reductions])
+        rows = prod(a.extent for a in group.stages[0].space[: group.lead])
+        local = local_buffers(ctx, group)
+        registers = {b: scratch([1], str(b.dtype), b.name) for b in group.places if row_length(b, group) == 1}
         vectors = [b for b in local if b not in registers]
-        group = max(THREADS // team, 1)
-        while group * team > WARP and -(-rows // group) < BLOCKS:
-            group //= 2
-        while group * team > FEW and group * _bytes(vectors, found, team) > SHARED:
-            group //= 2
-        again = _again(found, vectors, SHARED // group, team)
-        inner = _with_virtual(ctx, [s for s in found.stages if s.buffer in again])
-        kept = [b for b in vectors if b not in again]
-        if group * _bytes(kept, found, team) > SHARED:
-            kept = []  # they go to memory
-        rows_of = {b: shared([group * _line(b, found, team)], str(b.dtype), b.name) for b in kept}
-        return cls(ctx, inner, found, team, group, registers, rows_of)
+        rows_per_block = max(THREADS // threads_per_row, 1)
+        while rows_per_block * threads_per_row > WARP and -(-rows // rows_per_block) < BLOCKS:
+            rows_per_block //= 2
+        row_bytes = _row_bytes(vectors, group, threads_per_row)
+        while rows_per_block * threads_per_row > MIN_THREADS and rows_per_block * row_bytes > MAX_SHARED_BYTES:
+            rows_per_block //= 2
+        recomputed = _recomputed_rows(group, vectors, MAX_SHARED_BYTES // rows_per_block, threads_per_row)
+        inner = _with_inlined(ctx, [s for s in group.stages if s.buffer in recomputed])
+        stored_rows = [b for b in vectors if b not in recomputed]
+        if rows_per_block * _row_bytes(stored_rows, group, threads_per_row) > MAX_SHARED_BYTES:
+            stored_rows = []  # they stay in global memory
+        extents = {b: rows_per_block * _pitch(b, group, threads_per_row) for b in stored_rows}
+        shared_rows = {b: shared([extent], str(b.dtype), b.name) for b, extent in extents.items()}
+        return cls(ctx, inner, group, threads_per_row, rows_per_block, registers, shared_rows)
 
     def launch(self) -> Stmt:
-        blocks = -(-self.rows // self.group)
+        blocks = -(-self.rows // self.rows_per_block)
 
         def body(block: Expr, thread: Expr) -> Stmt:
-            slot = tirx.floordiv(thread, i64(self.team))
-            row = block * self.group + slot
-            whole = blocks * self.group == self.rows
-            live = None if whole else row < i64(self.rows)
-            places = unravel(row if whole else tirx.Min(row, i64(self.rows - 1)), [a.extent for a in self.lead])
-            team = ThreadGroup(self.team, tirx.floormod(thread, i64(self.team)))
-            makes = [tirx.AllocBuffer(b) for b in (*self.registers.values(), *self.rows_of.values())]
-            stages = [s for s in self.found.stages if s.buffer not in self.inner.virtual.stages]
-            return seq([*makes, *(part for s in stages for part in self._stage(s, places, team, slot, live))])
+            slot = tirx.floordiv(thread, i64(self.threads_per_row))
+            row = block * self.rows_per_block + slot
+            is_exact = blocks * self.rows_per_block == self.rows
+            in_bounds = None if is_exact else row < i64(self.rows)
+            # threads beyond the last row take part in shuffles and barriers, on its values, and store nothing
+            clamped = row if is_exact else tirx.Min(row, i64(self.rows - 1))
+            row_index = unravel(clamped, [a.extent for a in self.row_axes])
+            team = Team(self.threads_per_row, tirx.floormod(thread, i64(self.threads_per_row)))
+            allocations = [tirx.AllocBuffer(b) for b in (*self.registers.values(), *self.shared_rows.values())]
+            stages = [s for s in self.group.stages if s.buffer not in self.inner.virtual.stages]
+            parts = (part for s in stages for part in self._stage(s, row_index, team, slot, in_bounds))
+            return seq([*allocations, *parts])
 
-        return launch(blocks, self.group * self.team, body)
+        return launch(blocks, self.rows_per_block * self.threads_per_row, body)
 
     def _stage(
-        self, stage: Stage, places: Sequence[Expr], team: ThreadGroup, slot: Expr, live: Expr | None
+        self, stage: Stage, row_index: Sequence[Expr], team: Team, slot: Expr, in_bounds: Expr | None
     ) -> list[Stmt]:
         if stage.reduction is not None:
-            put = lambda value: self._result(stage, places, team, live, value)  # noqa: E731
-            here = index_of(stage.space, places)
+            write = lambda value: self._result(stage, row_index, team, in_bounds, value)  # noqa: E731
+            index = index_of(stage.space, row_index)
             order = reduction_order(self.ctx, stage)
-            return [self._local(group_reduce(self.inner, stage, order, here, team, put), slot), *self._seen(stage)]
-        free = [a.extent for a in stage.space[len(places) :]]
+            reduction = team_fold(self.inner, stage, order, index, team, write)
+            return [self._local(reduction, slot), *self._barrier_after(stage)]
+        free_extents = [a.extent for a in stage.space[len(row_index) :]]
         if stage.buffer in self.registers:
-            point = ScalarWriter(self.inner.virtual)
-            value = point.bind(point.write(stage.value, index_of(stage.space, places)))
-            done = bind_in_buffers(seq([*point.binds, self._result(stage, places, team, live, value)]))
-            return [self._local(done, slot)]
+            writer = ScalarWriter(self.inner.virtual)
+            value = writer.bind(writer.write(stage.value, index_of(stage.space, row_index)))
+            body = bind_in_buffers(seq([*writer.binds, self._result(stage, row_index, team, in_bounds, value)]))
+            return [self._local(body, slot)]
 
-        def one(f: Expr) -> Stmt:
-            stmt = point_stores(self.inner, [stage], [*places, *unravel(f, free)], {}, [stage])
-            return stmt if live is None or stage.buffer in self.rows_of else tirx.IfThenElse(live, stmt, None)
+        def element(f: Expr) -> Stmt:
+            stmt = point_stores(self.inner, [stage], [*row_index, *unravel(f, free_extents)], {}, [stage])
+            if in_bounds is None or stage.buffer in self.shared_rows:
+                return stmt
+            return tirx.IfThenElse(in_bounds, stmt, None)
 
-        done = self._local(seq(team.each(prod(free), one)), slot)
-        return [done, *self._seen(stage)]
+        body = self._local(seq(team.each(prod(free_extents), element)), slot)
+        return [body, *self._barrier_after(stage)]
 
-    def _result(self, stage: Stage, places: Sequence[Expr], team: ThreadGroup, live: Expr | None, value: Expr) -> Stmt:
-        """One value a row: in a register of each thread, and in memory if it is needed there."""
+    def _result(self, stage: Stage, row_index: Sequence[Expr], team: Team, in_bounds: Expr | None, value: Expr) -> Stmt:
+        """Store one value a row: in a register of each thread, and by the first in memory if it is read there."""
         register = self.registers.get(stage.buffer)
-        if register is not None and stage.buffer in local_buffers(self.ctx, self.found):
+        if register is not None and stage.buffer in local_buffers(self.ctx, self.group):
             return store(register, value, i64(0))
-        point = ScalarWriter(self.inner.virtual)
-        indices = point.indices(stage.indices, index_of(stage.space, places))
-        first = team.lane < 1 if live is None else tirx.And(team.lane < 1, live)
-        held = value if register is None else load(register, i64(0))
-        put = tirx.IfThenElse(first, bind_in_buffers(seq([*point.binds, _direct(stage.buffer, held, indices)])), None)
-        return seq([*([] if register is None else [store(register, value, i64(0))]), put])
+        writer = ScalarWriter(self.inner.virtual)
+        indices = writer.indices(stage.indices, index_of(stage.space, row_index))
+        is_writer = team.lane < 1 if in_bounds is None else tirx.And(team.lane < 1, in_bounds)
+        result = value if register is None else load(register, i64(0))
+        done = bind_in_buffers(seq([*writer.binds, _direct(stage.buffer, result, indices)]))
+        write = tirx.IfThenElse(is_writer, done, None)
+        return seq([*([] if register is None else [store(register, value, i64(0))]), write])
 
-    def _seen(self, stage: Stage) -> list[Stmt]:
-        """What is not in registers may be read by another thread, as a row from its end is."""
-        inside = any(x.source.same_as(stage.buffer) for s in self.found.stages for x in s.reads)
-        return [barrier()] if inside and stage.buffer not in self.registers else []
+    def _barrier_after(self, stage: Stage) -> list[Stmt]:
+        """A barrier if the nest reads the result from memory: another thread may read it (a reversed row)."""
+        is_read = any(x.source.same_as(stage.buffer) for s in self.group.stages for x in s.reads)
+        return [barrier()] if is_read and stage.buffer not in self.registers else []
 
     def _local(self, stmt: Stmt, slot: Expr) -> Stmt:
-        """Accesses of registers and of rows in shared memory."""
+        """``stmt`` with its accesses of the row's buffers redirected to registers and to shared memory."""
 
-        def place(buffer: Any, indices: Sequence[Expr]) -> Expr:
-            spots = self.found.row_dims[buffer]
+        def offset(buffer: Any, indices: Sequence[Expr]) -> Expr:
+            row_dims = self.group.places[buffer]
             flat: Expr = i64(0)
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
-                flat = flat if d in spots else flat * extent + index
-            return slot * _line(buffer, self.found, self.team) + flat
+                flat = flat if d in row_dims else flat * extent + index
+            return slot * _pitch(buffer, self.group, self.threads_per_row) + flat
 
         def read(node: Any) -> Expr:
             if node.source in self.registers:
                 return load(self.registers[node.source], i64(0))
-            held = self.rows_of.get(node.source)
-            return node if held is None else load(held, place(node.source, node.indices))
+            shared_row = self.shared_rows.get(node.source)
+            return node if shared_row is None else load(shared_row, offset(node.source, node.indices))
 
         def write(node: Any) -> Stmt:
-            held = self.rows_of.get(node.buffer)
-            return node if held is None else store(held, node.value, place(node.buffer, node.indices))
+            shared_row = self.shared_rows.get(node.buffer)
+            return node if shared_row is None else store(shared_row, node.value, offset(node.buffer, node.indices))
 
         return rewrite(stmt, [(Load, read), (tirx.BufferStore, write)])
 
@@ -193,26 +208,28 @@ def _direct(buffer: Any, value: Expr, indices: Sequence[Expr]) -> Stmt:
     return store(buffer, value, *indices)
 
 
-def _line(buffer: Any, found: RowGroup, team: int) -> int:
-    """Elements from one row to the next in shared memory, an odd multiple of ``team``: what the teams of a warp take
-    together lies in different banks."""
-    length = row_length(buffer, found)
-    return length if team == WARP else (-(-(length - team) // (2 * team)) * 2 + 1) * team
+def _pitch(buffer: Any, group: RowGroup, threads_per_row: int) -> int:
+    """Elements from row to row in shared memory. With several rows a warp, an odd multiple of ``threads_per_row``: the
+    threads of a warp then read different banks. 100 elements, 8 threads a row: pitch 104, 8 banks on for each row."""
+    length = row_length(buffer, group)
+    if threads_per_row == WARP:
+        return length
+    return (-(-(length - threads_per_row) // (2 * threads_per_row)) * 2 + 1) * threads_per_row
 
 
-def _bytes(buffers: Sequence[Any], found: RowGroup, team: int) -> int:
-    return sum(_line(b, found, team) * tvm.DataType(str(b.dtype)).itemsize for b in buffers)
+def _row_bytes(buffers: Sequence[Any], group: RowGroup, threads_per_row: int) -> int:
+    return sum(_pitch(b, group, threads_per_row) * tvm.DataType(str(b.dtype)).itemsize for b in buffers)
 
 
-def _again(found: RowGroup, vectors: Sequence[Any], room: int, team: int) -> list[Any]:
-    """The rows to work out again where they are read: all, if they do not fit into ``room`` bytes together."""
-    if _bytes(vectors, found, team) <= room:
+def _recomputed_rows(group: RowGroup, vectors: Sequence[Any], max_bytes: int, threads_per_row: int) -> list[Any]:
+    """The rows to recompute at each read: all that can be, if together they take more than ``max_bytes`` bytes."""
+    if _row_bytes(vectors, group, threads_per_row) <= max_bytes:
         return []
-    stages = [s for s in found.stages if s.is_elementwise and is_plain_store(s) and not isinstance(s.value, tirx.Let)]
+    stages = [s for s in group.stages if s.is_map and is_plain_store(s) and not isinstance(s.value, tirx.Let)]
     return [s.buffer for s in stages if s.buffer in vectors]
 
 
-def _with_virtual(ctx: NestContext, stages: Sequence[Stage]) -> NestContext:
+def _with_inlined(ctx: NestContext, stages: Sequence[Stage]) -> NestContext:
     virtual = copy.copy(ctx.virtual)
     virtual.stages = ctx.virtual.stages | {s.buffer: s for s in stages}
     return attrs.evolve(ctx, virtual=virtual)

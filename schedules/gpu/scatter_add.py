@@ -1,8 +1,11 @@
-"""Sums at computed places, each in the order of the indices that name it, without atomics.
+"""Deterministic scatter-add by rank sort, without atomics.
 
-The indices are put in order once: each chunk of them by counting, in shared memory, who comes before whom; then each by
-its place in every other chunk. A thread a column of each place that occurs adds what belongs there. For n indices, of
-chunks of 1024: 1024 n comparisons and n (n / 1024) searches of 11 steps; for a table of v rows and d columns its v d
+Atomic additions come in any order, and floating-point sums depend on it. Here every sum is in the order of the input:
+(1) each chunk of 1024 indices is rank-sorted in shared memory: an index's rank is the number of those before it;
+(2) the chunks are merged: binary search in every other chunk gives each index its rank among all;
+(3) one thread for each (first occurrence of a row, column) adds the row's segment, which is in input order.
+
+Cost for n indices: 1024 n comparisons and n (n / 1024) searches of 11 steps; for a table of v rows and d columns, v d
 elements written once and the n d of the updates read once. 8192 indices into 50,000 rows of 768 columns: 8.4 million
 comparisons, 0.7 million steps, and 180 MB moved, which is most of it.
 """
@@ -16,77 +19,79 @@ import attrs
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store
-from .loop_programs import Known, function, known, sizes, wrapped_sum
-from .threads.launch import barrier, launch, launch_per_point, registers, shared, threads_per_block, unrolled
+from .loop_programs import LoopProgram, function, read_loop_program, static_shape, wrapped_sum
+from .threads.launch import barrier, launch, over, registers, shared, spread, unrolled
 
-CHUNK = 1024  # indices that one block orders, a thread each
-AHEAD = 8  # additions whose terms are read at once
-KEY = "int32"
+CHUNK = 1024  # indices that one block sorts, a thread each: the most threads that a block may have
+PREFETCH = 8  # terms loaded at once before they are added; chosen, not measured, and of no effect on bits
+KEY_DTYPE = "int32"
 
 
 @attrs.frozen(eq=False)
-class Places:
-    """``count`` indices, each of ``columns`` terms.
+class ScatterAdd:
+    """``updates`` indices, each with ``columns`` terms.
 
-    rows:    places, of ``columns`` sums each
-    key:     number of an index -> its place, or ``rows`` for one that is dropped
-    term:    (number of an index, column) -> what it adds
-    start:   (place, column) -> what the sum begins with
-    at:      (place, column) -> the element of the result
+    rows:     rows of the result, of ``columns`` sums each
+    row_of:   position of an index -> its row, or ``rows`` for one that is dropped
+    update:   (position of an index, column) -> the term that it adds
+    initial:  (row, column) -> what the sum begins with
+    index_of: (row, column) -> the element of the result
     """
 
-    count: int
+    updates: int
     rows: int
     columns: int
-    key: Callable[[Expr], Expr]
-    term: Callable[[Expr, Expr], Expr]
-    start: Callable[[Expr, Expr], Expr]
-    at: Callable[[Expr, Expr], tuple[Expr, ...]]
+    row_of: Callable[[Expr], Expr]
+    update: Callable[[Expr, Expr], Expr]
+    initial: Callable[[Expr, Expr], Expr]
+    index_of: Callable[[Expr, Expr], tuple[Expr, ...]]
 
 
 @attrs.frozen
-class SumsAtPlaces:
-    """scatter-add, scatter-rows, and scatter-along where all columns have the same indices."""
+class SortedScatterAdd:
+    """scatter-add, scatter-rows, and scatter-along where all columns share their indices."""
 
     name: str = "places"
 
     def apply(self, func: Any, target: Any) -> Any:
-        program = known(func)
-        places = None if program is None else _places(program)
-        if program is None or places is None or max(places.rows + 1, places.count) >= 2**31:
+        program = read_loop_program(func)
+        scatter = None if program is None else _read_scatter(program)
+        if program is None or scatter is None or max(scatter.rows + 1, scatter.updates) >= 2**31:
             return None
-        return _build(func, places, program.out)
+        return _launches(func, scatter, program.output)
 
 
-def _places(program: Known) -> Places | None:
-    y = program.out
+def _read_scatter(program: LoopProgram) -> ScatterAdd | None:
+    y = program.output
     zero = tirx.const(0, str(y.dtype))
     if program.name == "scatter_add":
-        base, ids, updates = program.ins
-        rows, columns = sizes(y)
+        base, ids, updates = program.inputs
+        rows, columns = static_shape(y)
 
-        def key(t: Expr) -> Expr:
+        def row_of(t: Expr) -> Expr:
             i = load(ids, t).astype("int64")
             return tirx.Select(tirx.all(i >= 0, i < rows), i, i64(rows))
 
-        term = lambda t, c: load(updates, t, c)  # noqa: E731
-        return Places(sizes(ids)[0], rows, columns, key, term, lambda r, c: load(base, r, c), lambda r, c: (r, c))
+        update = lambda t, c: load(updates, t, c)  # noqa: E731
+        return ScatterAdd(
+            static_shape(ids)[0], rows, columns, row_of, update, lambda r, c: load(base, r, c), lambda r, c: (r, c)
+        )
     if program.name == "scatter_rows":
-        updates, ids = program.ins
-        rows, columns = sizes(y)
-        term = lambda t, c: load(updates, t, c)  # noqa: E731
-        key = lambda t: _clamped(load(ids, t), rows)  # noqa: E731
-        return Places(sizes(ids)[0], rows, columns, key, term, lambda r, c: zero, lambda r, c: (r, c))
-    return _along(program, zero) if program.name == "scatter_along" else None
+        updates, ids = program.inputs
+        rows, columns = static_shape(y)
+        update = lambda t, c: load(updates, t, c)  # noqa: E731
+        row_of = lambda t: _clamped(load(ids, t), rows)  # noqa: E731
+        return ScatterAdd(static_shape(ids)[0], rows, columns, row_of, update, lambda r, c: zero, lambda r, c: (r, c))
+    return _read_scatter_along(program, zero) if program.name == "scatter_along" else None
 
 
-def _along(program: Known, zero: Expr) -> Places | None:
-    (dy, ids), (outer, n, inner) = program.ins, sizes(program.out)
-    id_outer, many, id_inner = sizes(ids)
+def _read_scatter_along(program: LoopProgram, zero: Expr) -> ScatterAdd | None:
+    (dy, ids), (outer, n, inner) = program.inputs, static_shape(program.output)
+    id_outer, count, id_inner = static_shape(ids)
     if id_outer != 1 or id_inner != 1:
         return None
-    return Places(
-        many, n, outer * inner,
+    return ScatterAdd(
+        count, n, outer * inner,
         lambda t: _clamped(load(ids, i64(0), t, i64(0)), n),
         lambda t, c: load(dy, c // inner, t, c % inner),
         lambda r, c: zero,
@@ -98,136 +103,141 @@ def _clamped(i: Expr, n: int) -> Expr:
     return tirx.max(tirx.min(i.astype("int64"), i64(n - 1)), i64(0))
 
 
-def _build(func: Any, places: Places, y: Any) -> Any:
-    chunks = -(-places.count // CHUNK)
-    keys, order = (scratch([places.count], KEY, name) for name in ("keys", "order"))
-    launches, between = [_order_chunks(places, keys, order)], [keys, order]
+def _launches(func: Any, scatter: ScatterAdd, y: Any) -> Any:
+    chunks = -(-scatter.updates // CHUNK)
+    keys, order = (scratch([scatter.updates], KEY_DTYPE, name) for name in ("keys", "order"))
+    launches, intermediates = [_rank_sort_chunks(scatter, keys, order)], [keys, order]
     if chunks > 1:
-        merged = [scratch([places.count], KEY, name) for name in ("merged_keys", "merged_order")]
-        launches.append(_merge(places, (keys, order), merged))
+        merged = [scratch([scatter.updates], KEY_DTYPE, name) for name in ("merged_keys", "merged_order")]
+        launches.append(_merge_chunks(scatter, (keys, order), merged))
         keys, order = merged
-        between += merged
-    launches += [_begin(places, y), _add(places, keys, order, y)]
-    return function(func, launches, between)
+        intermediates += merged
+    launches += [_initialize(scatter, y), _add_segments(scatter, keys, order, y)]
+    return function(func, launches, intermediates)
 
 
-def _order_chunks(places: Places, keys: Any, order: Any) -> Stmt:
-    """Each chunk of the indices in the order of their places, equal ones as they came."""
-    threads = min(CHUNK, -(-places.count // 32) * 32)
-    chunk, (mine, rank) = shared([threads], KEY, "chunk"), (registers([1], KEY, name) for name in ("mine", "rank"))
+def _rank_sort_chunks(scatter: ScatterAdd, keys: Any, order: Any) -> Stmt:
+    """Rank sort of each chunk by row, stable: among equal rows the position decides, which keeps the input's order."""
+    threads = min(CHUNK, -(-scatter.updates // 32) * 32)
+    chunk = shared([threads], KEY_DTYPE, "chunk")
+    own_key, rank = (registers([1], KEY_DTYPE, name) for name in ("mine", "rank"))
 
     def block(b: Expr, t: Expr) -> Stmt:
-        number = b * threads + t
-        there = number < i64(places.count)
-        key = tirx.if_then_else(there, places.key(number).astype(KEY), tirx.const(2**31 - 1, KEY))  # none: last
+        position = b * threads + t
+        in_bounds = position < i64(scatter.updates)
+        padding = tirx.const(2**31 - 1, KEY_DTYPE)  # sorts last
+        key = tirx.if_then_else(in_bounds, scatter.row_of(position).astype(KEY_DTYPE), padding)
 
-        def count(s: Expr) -> Stmt:
-            other, own = load(chunk, s), load(mine, i64(0))
-            before = tirx.any(other < own, tirx.all(tirx.EQ(other, own), s < t))
-            return store(rank, load(rank, i64(0)) + before.astype(KEY), i64(0))
+        def count_before(s: Expr) -> Stmt:
+            other, own = load(chunk, s), load(own_key, i64(0))
+            is_before = tirx.any(other < own, tirx.all(tirx.EQ(other, own), s < t))
+            return store(rank, load(rank, i64(0)) + is_before.astype(KEY_DTYPE), i64(0))
 
-        at = b * threads + load(rank, i64(0)).astype("int64")
-        found = seq([store(keys, load(mine, i64(0)), at), store(order, number.astype(KEY), at)])
+        target = b * threads + load(rank, i64(0)).astype("int64")
+        write = seq([store(keys, load(own_key, i64(0)), target), store(order, position.astype(KEY_DTYPE), target)])
         return seq([
-            *(tirx.AllocBuffer(x) for x in (chunk, mine, rank)),
-            store(mine, key, i64(0)), store(chunk, load(mine, i64(0)), t), store(rank, tirx.const(0, KEY), i64(0)),
+            *(tirx.AllocBuffer(x) for x in (chunk, own_key, rank)),
+            store(own_key, key, i64(0)), store(chunk, load(own_key, i64(0)), t),
+            store(rank, tirx.const(0, KEY_DTYPE), i64(0)),
             barrier(),
-            loop(threads, count),
-            tirx.IfThenElse(there, found, None),
+            loop(threads, count_before),
+            tirx.IfThenElse(in_bounds, write, None),
         ])  # fmt: skip
 
-    return launch(-(-places.count // threads), threads, block)
+    return launch(-(-scatter.updates // threads), threads, block)
 
 
-def _merge(places: Places, chunked: tuple[Any, Any], merged: list[Any]) -> Stmt:
-    """Each index to its place among all: behind those of its chunk that are before it, behind all of an earlier chunk
-    that are not greater, and behind all of a later one that are less."""
+def _merge_chunks(scatter: ScatterAdd, chunked: tuple[Any, Any], merged: list[Any]) -> Stmt:
+    """Each index to its rank among all: its rank in its chunk, plus the number of indices in every earlier chunk that
+    are not greater, plus the number in every later chunk that are less. So equal rows keep the input's order."""
     keys, order = chunked
-    count = places.count
+    count = scatter.updates
 
-    def one(number: Expr) -> Stmt:
-        own, at, low = (registers([1], "int64", name) for name in ("own", "at", "low"))
-        mine, zero = number // CHUNK, i64(0)
+    def merge(position: Expr) -> Stmt:
+        key, rank, low = (registers([1], "int64", name) for name in ("own", "at", "low"))
+        own_chunk, zero = position // CHUNK, i64(0)
 
         def chunk(b: Expr) -> Stmt:
             size = tirx.min(i64(count) - b * CHUNK, i64(CHUNK))
-            bound = load(own, zero) + (b < mine).astype("int64")
+            # in an earlier chunk equal keys come before this one, in a later chunk behind it
+            limit = load(key, zero) + (b < own_chunk).astype("int64")
 
-            def halve(u: Expr) -> Stmt:
-                next = load(low, zero) + (i64(CHUNK) >> u)
-                less = load(keys, b * CHUNK + next - 1).astype("int64") < bound
-                inside = tirx.if_then_else(next <= size, less, False)
-                return tirx.IfThenElse(inside, store(low, next, zero), None)
+            def bisect(u: Expr) -> Stmt:
+                candidate = load(low, zero) + (i64(CHUNK) >> u)
+                is_less = load(keys, b * CHUNK + candidate - 1).astype("int64") < limit
+                advance = tirx.if_then_else(candidate <= size, is_less, False)
+                return tirx.IfThenElse(advance, store(low, candidate, zero), None)
 
             search = seq([
                 store(low, zero, zero),
-                loop(CHUNK.bit_length(), halve),
-                store(at, load(at, zero) + load(low, zero), zero),
+                loop(CHUNK.bit_length(), bisect),
+                store(rank, load(rank, zero) + load(low, zero), zero),
             ])  # fmt: skip
-            return tirx.IfThenElse(tirx.NE(b, mine), search, None)
+            return tirx.IfThenElse(tirx.NE(b, own_chunk), search, None)
 
-        to = load(at, zero)
+        target = load(rank, zero)
         return seq([
-            *(tirx.AllocBuffer(x) for x in (own, at, low)),
-            store(own, load(keys, number).astype("int64"), zero), store(at, number % CHUNK, zero),
+            *(tirx.AllocBuffer(x) for x in (key, rank, low)),
+            store(key, load(keys, position).astype("int64"), zero), store(rank, position % CHUNK, zero),
             loop(-(-count // CHUNK), chunk),
-            store(merged[0], load(keys, number), to), store(merged[1], load(order, number), to),
+            store(merged[0], load(keys, position), target), store(merged[1], load(order, position), target),
         ])  # fmt: skip
 
-    return launch_per_point(count, one)
+    return over(count, merge)
 
 
-def _begin(places: Places, y: Any) -> Stmt:
-    def one(flat: Expr) -> Stmt:
-        r, c = flat // places.columns, flat % places.columns
-        return store(y, places.start(r, c), *places.at(r, c))
+def _initialize(scatter: ScatterAdd, y: Any) -> Stmt:
+    def element(flat: Expr) -> Stmt:
+        r, c = flat // scatter.columns, flat % scatter.columns
+        return store(y, scatter.initial(r, c), *scatter.index_of(r, c))
 
-    return launch_per_point(places.rows * places.columns, one)
+    return over(scatter.rows * scatter.columns, element)
 
 
-def _add(places: Places, keys: Any, order: Any, y: Any) -> Stmt:
-    """The first index of each place, a thread a column, adds the terms of all that have its place."""
-    count, columns, zero = places.count, places.columns, i64(0)
+def _add_segments(scatter: ScatterAdd, keys: Any, order: Any, y: Any) -> Stmt:
+    """One thread for each (first occurrence of a row, column) adds the terms of all indices with that row, in order."""
+    count, columns, zero = scatter.updates, scatter.columns, i64(0)
 
-    def one(flat: Expr) -> Stmt:
+    def segment(flat: Expr) -> Stmt:
         k, c = flat // columns, flat % columns
-        acc, at = registers([1], str(y.dtype), "acc"), registers([1], "int64", "at")
+        acc, cursor = registers([1], str(y.dtype), "acc"), registers([1], "int64", "at")
         key = load(keys, k)
         row = key.astype("int64")
 
         def add(n: Expr) -> Stmt:
-            t = load(order, load(at, zero) + n).astype("int64")
-            return store(acc, wrapped_sum(load(acc, zero), places.term(t, c)), zero)
+            t = load(order, load(cursor, zero) + n).astype("int64")
+            return store(acc, wrapped_sum(load(acc, zero), scatter.update(t, c)), zero)
 
-        def while_there(many: int) -> Stmt:
-            last = load(at, zero) + (many - 1)
+        def while_same_row(terms: int) -> Stmt:
+            last = load(cursor, zero) + (terms - 1)
             test = tirx.if_then_else(last < i64(count), tirx.EQ(load(keys, last), key), False)
-            return tirx.While(test, seq([unrolled(many, add), store(at, load(at, zero) + many, zero)]))
+            return tirx.While(test, seq([unrolled(terms, add), store(cursor, load(cursor, zero) + terms, zero)]))
 
+        # only the first index of a segment works: no two threads write one element, so no atomics are needed
         first = tirx.if_then_else(k > 0, tirx.NE(load(keys, tirx.max(k - 1, zero)), key), True)
         work = seq([
-            tirx.AllocBuffer(acc), tirx.AllocBuffer(at),
-            store(acc, places.start(row, c), zero), store(at, k, zero),
-            while_there(AHEAD), while_there(1),
-            store(y, load(acc, zero), *places.at(row, c)),
+            tirx.AllocBuffer(acc), tirx.AllocBuffer(cursor),
+            store(acc, scatter.initial(row, c), zero), store(cursor, k, zero),
+            while_same_row(PREFETCH), while_same_row(1),
+            store(y, load(acc, zero), *scatter.index_of(row, c)),
         ])  # fmt: skip
-        return tirx.IfThenElse(tirx.all(first, row < i64(places.rows)), work, None)
+        return tirx.IfThenElse(tirx.all(first, row < i64(scatter.rows)), work, None)
 
-    return launch_per_point(count * columns, one)
+    return over(count * columns, segment)
 
 
 @attrs.frozen
-class SumsAlong:
-    """scatter-along with indices of each column's own: a thread a column, as a CPU's does it."""
+class ScatterAddAlongColumns:
+    """scatter-along where each column has indices of its own: a thread a column, in the order of the CPU's loop."""
 
     name: str = "along"
 
     def apply(self, func: Any, target: Any) -> Any:
-        program = known(func)
+        program = read_loop_program(func)
         if program is None or program.name != "scatter_along":
             return None
-        (dy, ids), y = program.ins, program.out
-        (outer, n, inner), (id_outer, many, id_inner) = sizes(y), sizes(ids)
+        (dy, ids), y = program.inputs, program.output
+        (outer, n, inner), (id_outer, terms, id_inner) = static_shape(y), static_shape(ids)
 
         def begin(flat: Expr) -> Stmt:
             o, rest = flat // (n * inner), flat % (n * inner)
@@ -236,12 +246,12 @@ class SumsAlong:
         def column(flat: Expr) -> Stmt:
             o, c = flat // inner, flat % inner
 
-            def one(j: Expr) -> Stmt:
+            def add_term(j: Expr) -> Stmt:
                 id = load(ids, o if id_outer > 1 else i64(0), j, c if id_inner > 1 else i64(0))
-                at = (o, _clamped(id, n), c)
-                return store(y, wrapped_sum(load(y, *at), load(dy, o, j, c)), *at)
+                index = (o, _clamped(id, n), c)
+                return store(y, wrapped_sum(load(y, *index), load(dy, o, j, c)), *index)
 
-            return loop(many, one)
+            return loop(terms, add_term)
 
         return function(
             func,

@@ -1,6 +1,8 @@
-"""Where the extremum of a long row stands: first in pieces of it, then among the pieces' answers.
+"""Split argmax and argmin of long rows: first within pieces, then among the winners of the pieces.
 
-Which order keys are compared in changes no answer, so that this is for GPUs alone: a CPU walks the row once.
+Taken: rows of at least two pieces, where there are few rows, so that one warp a row would leave the GPU idle. The
+result, the first index of the extremum, does not depend on the order of comparisons; so unlike a split sum this one
+needs no counterpart on the CPU, which walks a row once.
 """
 
 from __future__ import annotations
@@ -17,50 +19,57 @@ from ..tir.inline import InlinedStages
 from ..tir.reduction import reduces_along_memory
 from ..tir.stages import Axis, Program, Stage, substitute
 
-PIECE, DOWN = 2048, 256  # elements of a piece: which a warp walks along, or a thread goes down
-MANY = 1024  # results from which nothing is cut
+# Elements of a piece: of a contiguous row, which a warp reads together, and of a column, which one thread walks down.
+# Chosen, not measured; only speed depends on them.
+ROW_PIECE, COLUMN_PIECE = 2048, 256
+MAX_SPLIT_RESULTS = 1024  # rows; as many or more fill the GPU without splitting
 
 
 def split_long_argmax(program: Program) -> Program:
-    """The program with every long row cut that has few others beside it."""
+    """``program`` with every argmax over long rows split, where there are few rows."""
     ctx, stages = NestContext(program, InlinedStages(program, ()), 1, 1), []
     for stage in program.stages:
-        size = PIECE if not is_argmax(stage) or reduces_along_memory(ctx, stage) else DOWN
-        long = is_argmax(stage) and stage.depth >= 2 * size and stage.points < MANY
-        stages += _cut(stage, size) if long else [stage]
+        size = ROW_PIECE if not is_argmax(stage) or reduces_along_memory(ctx, stage) else COLUMN_PIECE
+        is_long = is_argmax(stage) and stage.depth >= 2 * size and stage.points < MAX_SPLIT_RESULTS
+        stages += _split(stage, size) if is_long else [stage]
     return attrs.evolve(program, stages=tuple(stages))
 
 
-def _cut(stage: Stage, size: int) -> list[Stage]:
-    """Places within pieces, the piece whose answer is the answer, and that answer."""
+def _split(stage: Stage, size: int) -> list[Stage]:
+    """Three stages: the argmax within each piece, the piece with the best element, and its index in the whole row."""
     (axis,), extents = stage.reduce, [a.extent for a in stage.space]
-    dtype, count = str(axis.var.ty.dtype), -(-axis.extent // size)
-    places = scratch([*extents, count], "int32", f"{stage.name}_places")
-    best = scratch(extents or [1], "int32", f"{stage.name}_piece")
-    c, k, d = (tirx.Var(name, dtype) for name in ("c", "k", "d"))
-    number = lambda value: tirx.IntImm(dtype, value)  # noqa: E731
+    dtype, pieces = str(axis.var.ty.dtype), -(-axis.extent // size)
+    local_argmax = scratch([*extents, pieces], "int32", f"{stage.name}_places")
+    best_piece = scratch(extents or [1], "int32", f"{stage.name}_piece")
+    piece_var, within_var, best_var = (tirx.Var(name, dtype) for name in ("c", "k", "d"))
+    constant = lambda value: tirx.IntImm(dtype, value)  # noqa: E731
 
-    def axes() -> tuple[tuple[Axis, ...], dict[Any, Expr], list[Any]]:
-        """A stage's own axes, which of the given one's they are, and their variables."""
-        own = tuple(Axis(tirx.Var(a.var.name, str(a.var.ty.dtype)), a.extent) for a in stage.space)
-        names = [a.var for a in own]
-        return own, dict(zip([a.var for a in stage.space], names, strict=True)), names
+    def renamed_axes() -> tuple[tuple[Axis, ...], dict[Any, Expr], list[Any]]:
+        """New axes for a stage, the given stage's variables -> theirs, and their variables."""
+        space = tuple(Axis(tirx.Var(a.var.name, str(a.var.ty.dtype)), a.extent) for a in stage.space)
+        axis_vars = [a.var for a in space]
+        return space, dict(zip([a.var for a in stage.space], axis_vars, strict=True)), axis_vars
 
-    # past the end stands the last element again, which the first of equals never is
-    space, at, names = axes()
-    inside = tirx.Min(c * number(size) + k, number(axis.extent - 1))
-    first = Stage(
-        stage.name, (*space, Axis(c, count)), (Axis(k, size),), places, (*names, c),
-        substitute(stage.value, at | {axis.var: inside}), stage.reduction,
+    # past the end the last element is repeated; of equal elements the first wins, so a repetition never does
+    space, renamed, axis_vars = renamed_axes()
+    clamped = tirx.Min(piece_var * constant(size) + within_var, constant(axis.extent - 1))
+    within_pieces = Stage(
+        stage.name, (*space, Axis(piece_var, pieces)), (Axis(within_var, size),), local_argmax, (*axis_vars, piece_var),
+        substitute(stage.value, renamed | {axis.var: clamped}), stage.reduction,
     )  # fmt: skip
-    space, at, names = axes()
-    there = d * number(size) + tirx.Cast(dtype, load(places, *names, d))
-    second = Stage(
-        f"{stage.name}_best", space, (Axis(d, count),), best, tuple(names) or (tirx.IntImm("int64", 0),),
-        substitute(stage.value, at | {axis.var: there}), stage.reduction,
+    space, renamed, axis_vars = renamed_axes()
+    candidate = best_var * constant(size) + tirx.Cast(dtype, load(local_argmax, *axis_vars, best_var))
+    across_pieces = Stage(
+        f"{stage.name}_best", space, (Axis(best_var, pieces),), best_piece,
+        tuple(axis_vars) or (tirx.IntImm("int64", 0),),
+        substitute(stage.value, renamed | {axis.var: candidate}), stage.reduction,
     )  # fmt: skip
-    names = [a.var for a in stage.space]
-    piece = load(best, *(names or [tirx.IntImm("int64", 0)]))
-    place = piece * size + load(places, *names, piece)
-    value = place if str(stage.buffer.dtype) == "int32" else tirx.Cast(str(stage.buffer.dtype), place)
-    return [first, second, Stage(f"{stage.name}_place", stage.space, (), stage.buffer, stage.indices, value)]
+    axis_vars = [a.var for a in stage.space]
+    piece = load(best_piece, *(axis_vars or [tirx.IntImm("int64", 0)]))
+    argmax_index = piece * size + load(local_argmax, *axis_vars, piece)
+    value = argmax_index if str(stage.buffer.dtype) == "int32" else tirx.Cast(str(stage.buffer.dtype), argmax_index)
+    return [
+        within_pieces,
+        across_pieces,
+        Stage(f"{stage.name}_place", stage.space, (), stage.buffer, stage.indices, value),
+    ]

@@ -1,4 +1,8 @@
-"""A thread a result: what no other nest takes. Right, and slow where results are few or their reads far apart."""
+"""The nest of last resort: a thread a result, for stages that no other nest takes.
+
+Each thread computes its result in the CPU's order. Correct for every stage, and slow where results are few (idle
+multiprocessors) or neighbouring threads read addresses far apart (loads that are not coalesced).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from .threads.launch import launch_per_point
 
 
 def thread_per_result_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt]:
-    """One stage: its launch."""
+    """1, since it takes one stage, and the launch."""
     stage = stages[0]
     extents = [a.extent for a in stage.space]
 

@@ -1,8 +1,9 @@
-"""Maps that read along another axis than they write (transposes, batched or not): through tiles of shared memory.
+"""Transposes, batched or not, fused with elementwise stages: through 32 x 32 tiles in shared memory.
 
-A block brings in a tile of what is read that way with neighbouring threads along the axis that is read, and writes with
-neighbouring threads along the last one. A tile's lines are a word of 4 bytes longer than a warp's elements, so that no
-two threads of one meet in a bank.
+Taken: elementwise stages that read some tensor along another axis than the last, along which they write. A block loads
+a tile with neighbouring threads along the axis that is read, then writes with neighbouring threads along the last axis:
+both are coalesced. Rows of a tile are padded by one 4-byte word, so that a warp reads a column without bank conflicts.
+There are no sums here, so nothing depends on an order.
 """
 
 from __future__ import annotations
@@ -24,116 +25,118 @@ from ..tir.point_writer import common_accesses, is_materialized, point_stores
 from ..tir.stages import Axis, Stage, variables
 from .threads.launch import WARP, barrier, launch, shared, unrolled
 
-LINES = 8  # lines of a tile that a block takes at once, a warp each
-WORD = 4  # bytes that a bank gives at once
-LEAST = 16  # places along both axes from which a tile pays
-MOST = 40 * 1024  # bytes of shared memory
+WARPS = 8  # of a block: each takes a row of the tile, so 32 rows are 4 iterations. Chosen, as in CUDA's sample
+BANK_BYTES = 4  # width of a bank of shared memory
+MIN_EXTENT = 16  # extent of both axes; below half a tile most threads would idle. Chosen, not measured
+MAX_SHARED_BYTES = 40 * 1024  # of a block's 48 KiB, for the tiles of all tensors that are read transposed
 
 
 @attrs.frozen(eq=False)
-class Turned:
-    """``reads`` walk along the axis number ``axis`` of ``axes``; what is written walks along the last."""
+class Transpose:
+    """``reads`` are contiguous along ``axes[axis]``; the stores are contiguous along the last axis."""
 
     axes: tuple[Axis, ...]
     axis: int
     reads: tuple[Access, ...]
 
 
-def find_turned(ctx: NestContext, stages: Sequence[Stage]) -> Turned | None:
-    """None for maps that read as they write, take conditions (what is brought in may then not be there), or read a
-    tensor in several ways."""
+def find_transpose(ctx: NestContext, stages: Sequence[Stage]) -> Transpose | None:
+    """None for stages that read as they write, that read under a condition (a tile is loaded without it, and could
+    leave the tensor), or that read one tensor at several indices (a tile holds one element a point)."""
     axes = stages[0].space
     box = Box((0,) * len(axes), tuple(a.extent for a in axes), True)
     if any(conditions(ctx, stage, box) for stage in stages):
         return None
     accesses = common_accesses(ctx, stages, box)
     axis = transposed_axis(axes, accesses)
-    if axis is None or min(axes[axis].extent, axes[-1].extent) < LEAST:
+    if axis is None or min(axes[axis].extent, axes[-1].extent) < MIN_EXTENT:
         return None
     reads: dict[Any, Access] = {}
     for access in accesses:
-        alike = reads.setdefault(access.buffer, access)
-        if not same_indices(alike.indices, access.indices):
+        first = reads.setdefault(access.buffer, access)
+        if not same_indices(first.indices, access.indices):
             return None
     written = [stage.buffer for stage in stages]
-    found = tuple(a for b, a in reads.items() if b not in written and _is_turned(a, axes, axis))
-    most = MOST // max((WARP * _pitch(a.buffer) * _width(a.buffer) for a in found), default=1)
-    return Turned(tuple(axes), axis, found) if 0 < len(found) <= most else None
+    transposed = tuple(a for b, a in reads.items() if b not in written and _is_transposed(a, axes, axis))
+    tile_bytes = max((WARP * _pitch(a.buffer) * _element_bytes(a.buffer) for a in transposed), default=1)
+    max_tiles = MAX_SHARED_BYTES // tile_bytes
+    return Transpose(tuple(axes), axis, transposed) if 0 < len(transposed) <= max_tiles else None
 
 
-def _is_turned(access: Access, axes: Sequence[Axis], axis: int) -> bool:
-    places = access.dimensions()
-    if not places or not places[-1][0].same_as(axes[axis].var):
+def _is_transposed(access: Access, axes: Sequence[Axis], axis: int) -> bool:
+    placed = access.places()
+    if not placed or not placed[-1][0].same_as(axes[axis].var):
         return False
-    return axes[-1].var in variables([index for index, _ in places[:-1]])
+    return axes[-1].var in variables([index for index, _ in placed[:-1]])
 
 
-def _width(buffer: Any) -> int:
+def _element_bytes(buffer: Any) -> int:
     """Bytes of an element."""
     bits = "".join(c for c in str(buffer.dtype) if c.isdigit())
     return int(bits or 8) // 8
 
 
 def _pitch(buffer: Any) -> int:
-    """Elements from line to line of a tile: an axis of its own TVM would shorten to what is used."""
-    return WARP + max(1, WORD // _width(buffer))
+    """Elements from row to row of a tile. Flat, because TVM would shrink a padded axis to the extent that is used."""
+    return WARP + max(1, BANK_BYTES // _element_bytes(buffer))
 
 
-def _kept_as(buffer: Any) -> str:
+def _storage_dtype(buffer: Any) -> str:
     return "uint16" if str(buffer.dtype) == BF16 else str(buffer.dtype)
 
 
-def turned_launch(ctx: NestContext, stages: Sequence[Stage], turned: Turned) -> Stmt:
-    """The launch: a block a tile of WARP by WARP places."""
-    axes, deep = turned.axes, turned.axis
-    others = [n for n in range(len(axes) - 1) if n != deep]
-    down, across = (-(-axes[n].extent // WARP) for n in (deep, -1))
-    grid = [*(axes[n].extent for n in others), down, across]
-    keep = [s for s in stages if is_materialized(ctx, s, stages)]
-    tiles = {a.buffer: shared([WARP * _pitch(a.buffer)], _kept_as(a.buffer), "tile") for a in turned.reads}
+def transpose_launch(ctx: NestContext, stages: Sequence[Stage], transpose: Transpose) -> Stmt:
+    """The launch: a block a tile of WARP by WARP points."""
+    axes, read_axis = transpose.axes, transpose.axis
+    batch_axes = [n for n in range(len(axes) - 1) if n != read_axis]
+    tile_rows, tile_columns = (-(-axes[n].extent // WARP) for n in (read_axis, -1))
+    grid = [*(axes[n].extent for n in batch_axes), tile_rows, tile_columns]
+    materialized = [s for s in stages if is_materialized(ctx, s, stages)]
+    tiles = {a.buffer: shared([WARP * _pitch(a.buffer)], _storage_dtype(a.buffer), "tile") for a in transpose.reads}
 
     def block(b: Expr, t: Expr) -> Stmt:
-        *head, i, j = unravel(b, grid)
-        line, lane = t // WARP, t % WARP
+        *batch, i, j = unravel(b, grid)
+        warp, lane = t // WARP, t % WARP
 
-        def at(d: Expr, w: Expr) -> tuple[list[Expr], Expr]:
-            """The place of row ``d`` and column ``w`` of the tile, and whether it is there."""
-            places: list[Any] = [None] * len(axes)
-            for n, place in zip(others, head, strict=True):
-                places[n] = place
-            places[deep], places[-1] = i * WARP + d, j * WARP + w
-            return places, tirx.all(places[deep] < i64(axes[deep].extent), places[-1] < i64(axes[-1].extent))
+        def tile_index(row: Expr, column: Expr) -> tuple[list[Expr], Expr]:
+            """The point at ``row`` and ``column`` of the tile, and whether it is in bounds."""
+            index: list[Any] = [None] * len(axes)
+            for n, batch_index in zip(batch_axes, batch, strict=True):
+                index[n] = batch_index
+            index[read_axis], index[-1] = i * WARP + row, j * WARP + column
+            return index, tirx.all(index[read_axis] < i64(axes[read_axis].extent), index[-1] < i64(axes[-1].extent))
 
-        def bring(u: Expr) -> Stmt:
-            w = u * LINES + line
-            places, there = at(lane, w)
-            to = lambda buffer: (tiles[buffer], w * _pitch(buffer) + lane)  # noqa: E731
-            brought = [_bring(ctx, a, axes, places, *to(a.buffer)) for a in turned.reads]
-            return tirx.IfThenElse(there, seq(brought), None)
+        def load_tile(u: Expr) -> Stmt:
+            column = u * WARPS + warp
+            index, in_bounds = tile_index(lane, column)
+            slot = lambda buffer: (tiles[buffer], column * _pitch(buffer) + lane)  # noqa: E731
+            loads = [_store_shared(ctx, a, axes, index, *slot(a.buffer)) for a in transpose.reads]
+            return tirx.IfThenElse(in_bounds, seq(loads), None)
 
-        def write(u: Expr) -> Stmt:
-            d = u * LINES + line
-            places, there = at(d, lane)
-            known = {
-                b: (lambda _, tile=tile, b=b: _taken(b, load(tile, lane * _pitch(b) + d))) for b, tile in tiles.items()
+        def write_tile(u: Expr) -> Stmt:
+            row = u * WARPS + warp
+            index, in_bounds = tile_index(row, lane)
+            provided = {
+                b: (lambda _, tile=tile, b=b: _load_shared(b, load(tile, lane * _pitch(b) + row)))
+                for b, tile in tiles.items()
             }
-            return tirx.IfThenElse(there, point_stores(ctx, stages, places, known, keep), None)
+            return tirx.IfThenElse(in_bounds, point_stores(ctx, stages, index, provided, materialized), None)
 
-        lines = WARP // LINES
-        made = [tirx.AllocBuffer(tile) for tile in tiles.values()]
-        return seq([*made, unrolled(lines, bring), barrier(), unrolled(lines, write)])
+        iterations = WARP // WARPS
+        allocations = [tirx.AllocBuffer(tile) for tile in tiles.values()]
+        return seq([*allocations, unrolled(iterations, load_tile), barrier(), unrolled(iterations, write_tile)])
 
-    return launch(prod(grid), WARP * LINES, block)
-
-
-def _bring(
-    ctx: NestContext, access: Access, axes: Sequence[Axis], places: Sequence[Expr], tile: Any, at: Expr
-) -> Stmt:  # fmt: skip
-    point = ScalarWriter(ctx.virtual)
-    here = {axis.var: place.astype(str(axis.var.ty.dtype)) for axis, place in zip(axes, places, strict=True)}
-    value = load(access.buffer, *point.indices(access.indices, here))
-    return store(tile, bits16(value) if is_bf16(value) else value, at)
+    return launch(prod(grid), WARP * WARPS, block)
 
 
-def _taken(buffer: Any, value: Expr) -> Expr:
+def _store_shared(
+    ctx: NestContext, access: Access, axes: Sequence[Axis], index: Sequence[Expr], tile: Any, slot: Expr
+) -> Stmt:
+    writer = ScalarWriter(ctx.virtual)
+    index_of_axis = {a.var: position.astype(str(a.var.ty.dtype)) for a, position in zip(axes, index, strict=True)}
+    value = load(access.buffer, *writer.indices(access.indices, index_of_axis))
+    return store(tile, bits16(value) if is_bf16(value) else value, slot)
+
+
+def _load_shared(buffer: Any, value: Expr) -> Expr:
     return from_bits16(value) if str(buffer.dtype) == BF16 else value

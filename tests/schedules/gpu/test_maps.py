@@ -85,7 +85,7 @@ def test_what_is_read_under_a_condition_stays_out_of_tiles() -> None:
 
 @pytest.mark.parametrize("points", [2048, 2049, 5000])
 def test_a_thread_takes_several_points_of_many(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elementwise, "MANY", 2048)
+    monkeypatch.setattr(elementwise, "MIN_POINTS_UNROLLED", 2048)
     a, b = numbers(points), numbers(points, seed=1)
     func = program(lambda a, b: te.compute((points,), lambda i: a[i] * b[i] + a[i]), *(((points,), "float32"),) * 2)
     same(func, a, b)

@@ -60,7 +60,7 @@ def test_what_is_made_of_the_sums_is_made_in_the_same_launch() -> None:
 
 def test_more_tensors_than_a_kernel_has_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, pointers, most in (("elements", 9, 4), ("sums", 5, 3)):  # two tensors a launch; four
-        monkeypatch.setattr("schedules.gpu.multi_tensor.POINTERS", pointers)
+        monkeypatch.setattr("schedules.gpu.multi_tensor.MAX_KERNEL_POINTERS", pointers)
         form, inputs = FORMS[name]
         func = many(form, inputs=inputs)
         same(func, *given(inputs=inputs), rule="pieces")

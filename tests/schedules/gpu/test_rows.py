@@ -106,7 +106,7 @@ def test_rows_that_do_not_fit_are_worked_out_again(monkeypatch: pytest.MonkeyPat
     (kept,), (again,) = audit(scheduled(short)), audit(scheduled(long))
     assert kept.shared == kept.threads // 32 * 4000 and again.shared == 0
     assert again.flops / 20_000 > kept.flops / 1000
-    monkeypatch.setattr("schedules.gpu.row_reduction.SHARED", 1000)
+    monkeypatch.setattr("schedules.gpu.row_reduction.MAX_SHARED_BYTES", 1000)
     func = one(lambda emit, x: R.nn.softmax(x, -1), (40, 300))
     same(func, numbers(40, 300), rule="rows")
     assert audit(scheduled(func))[0].shared == 0
