@@ -1,19 +1,16 @@
-"""A machine that kernels are scheduled for: its rates, a GPU's limits, and the rules that answer for it."""
+"""Types of a target machine: its code generator, nominal rates, a GPU's limits, and its schedule rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import attrs
 from tvm import tirx
 
-if TYPE_CHECKING:
-    pass
-
 
 class Rule(Protocol):
-    """A way to schedule some kernels. ``apply`` answers None for a kernel that is not of its kind."""
+    """A way to schedule some kernels. ``apply`` returns None for a kernel that is not of its kind."""
 
     @property
     def name(self) -> str: ...
@@ -23,7 +20,7 @@ class Rule(Protocol):
 
 @attrs.frozen
 class Rates:
-    """What a nominal machine of the target does. It has two threads: no artifact's bytes depend on the builder's.
+    """Rates of a nominal machine of the target, the same on every builder, so that no artifact's bytes depend on it.
 
     ``flops``    multiplications and additions a second, of one thread, in our best products
     ``bytes``    a second that a kernel of one thread reads and writes, of tensors in the cache
@@ -80,7 +77,7 @@ class Gpu:
         return int(self.arch.removeprefix("sm_"))
 
 
-@attrs.frozen(eq=False)  # one of a name, or evolved from one: it is a key of what was worked out for it
+@attrs.frozen(eq=False)  # compared by identity, as it is a key of memoized plans
 class Target:
     """One kind of machine.
 
@@ -111,5 +108,5 @@ LEVELS = ("cuda-sm_75", "cuda-sm_80")
 
 
 def level(capability: int) -> str:
-    """The schedule set of a compute capability."""
+    """The schedule set of a compute capability: the highest level that it reaches."""
     return next(name for name in reversed(LEVELS) if capability >= int(name.rpartition("_")[2]))

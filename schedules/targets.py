@@ -1,5 +1,7 @@
-"""The machines a library can be made for: CPUs by instruction set level, GPUs by card or compute capability. Never the
-builder's own machine."""
+"""The table of targets: CPUs by instruction set level, GPUs by card or compute capability.
+
+Never the builder's own machine: a target and all its figures are fixed here, so bytes are equal on every builder.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def _cards() -> tuple[Target, ...]:
 
 
 def _capability(capability: int, cards: tuple[Target, ...]) -> Target:
-    """Any card of a compute capability. The cost model reckons with the least of its named ones, else of all."""
+    """Any card of a compute capability, with the rates of its slowest named card, or else of the slowest of all."""
     arch = f"sm_{capability}"
     like = [t for t in cards if t.gpu is not None and t.gpu.arch == arch] or list(cards)
     rates = min((t.rates for t in like), key=lambda r: r.far)
@@ -88,7 +90,7 @@ def _gpus() -> tuple[Target, ...]:
 
 
 _CPUS = (_x86("v4", FLAGS_V4, 16, 32, _V4), _x86("v3", FLAGS_V3, 8, 16, _V3), _aarch64())
-# Of one machine, the one to prefer first.
+# Name -> target. Of several that a machine can load, the first is preferred.
 TARGETS: dict[str, Target] = {target.name: target for target in (*_gpus(), *_CPUS)}
 
 
@@ -107,9 +109,9 @@ class Library:
     def archs(self) -> tuple[str, ...]:
         """What its kernels are compiled for: sm_90 is a cubin, compute_80 the PTX for GPUs that no cubin fits; () where
         they run on the CPU."""
-        found = sorted({t.gpu.capability for t in self.of if t.gpu is not None}, reverse=True)
-        least = self.target.gpu
-        return (*(f"sm_{n}" for n in found), f"compute_{least.capability}") if least is not None else ()
+        capabilities = sorted({t.gpu.capability for t in self.of if t.gpu is not None}, reverse=True)
+        lowest = self.target.gpu
+        return (*(f"sm_{n}" for n in capabilities), f"compute_{lowest.capability}") if lowest is not None else ()
 
 
 def default(machine: str = platform.machine()) -> tuple[Target, ...]:

@@ -1,5 +1,8 @@
-"""NVIDIA's run-time compiler, from its wheel: CUDA text to a cubin or PTX. A machine needs no GPU for it, and if it has
-CUDA, nothing of that is used."""
+"""Bindings of NVRTC, NVIDIA's run-time compiler: CUDA text to a cubin or PTX, without a GPU.
+
+The library and headers come from pinned wheels, found by path; a CUDA toolkit on the machine is ignored, since its
+version would change the bytes of an artifact.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +27,26 @@ class CompileFault(RuntimeError):
     """NVRTC refused the text: our bug. The message ends with its log."""
 
 
-def lacking() -> str | None:
-    """What is missing of PACKAGES, or of another version, in words; None where all is there."""
+def missing_package() -> str | None:
+    """The first of PACKAGES that is missing or of another version, in words; None if all are installed."""
     for package, wanted in PACKAGES.items():
         try:
-            found = version(package)
+            installed = version(package)
         except PackageNotFoundError:
             return f"{package} {wanted}"
-        if found != wanted:
-            return f"{package} {wanted}, and {found} is installed"
+        if installed != wanted:
+            return f"{package} {wanted}, and {installed} is installed"
     return None
 
 
-def _place(package: str, path: str) -> str:
+def _path_in_wheel(package: str, path: str) -> str:
     return str(distribution(package).locate_file(path))
 
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """The wheel's library by its path, whichever else the machine has."""
-    library = ctypes.CDLL(_place(*LIBRARY))
+    """The wheel's library, loaded by its path. Raises CompileFault if it is of another release."""
+    library = ctypes.CDLL(_path_in_wheel(*LIBRARY))
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -53,23 +56,23 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def supported() -> tuple[int, ...]:
-    """The compute capabilities that it compiles for, 90 for 9.0."""
+    """The compute capabilities that NVRTC compiles for, 90 for 9.0."""
     library, count = _nvrtc(), ctypes.c_int()
     _check(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), b"")
-    found = (ctypes.c_int * count.value)()
-    _check(library.nvrtcGetSupportedArchs(found), b"")
-    return tuple(found)
+    archs = (ctypes.c_int * count.value)()
+    _check(library.nvrtcGetSupportedArchs(archs), b"")
+    return tuple(archs)
 
 
 def compile(text: str, name: str, options: tuple[str, ...], is_cubin: bool) -> bytes:
     """The cubin or the PTX of ``text``, which is called ``name`` in messages. Raises CompileFault."""
     library, program = _nvrtc(), ctypes.c_void_p()
-    given = (*options, *(f"-I{_place(*include)}" for include in INCLUDES))
-    words = (ctypes.c_char_p * len(given))(*(option.encode() for option in given))
-    made = library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
-    _check(made, b"")
+    arguments = (*options, *(f"-I{_path_in_wheel(*include)}" for include in INCLUDES))
+    argv = (ctypes.c_char_p * len(arguments))(*(option.encode() for option in arguments))
+    status = library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
+    _check(status, b"")
     try:
-        status = library.nvrtcCompileProgram(program, len(given), words)
+        status = library.nvrtcCompileProgram(program, len(arguments), argv)
         _check(status, _output(program, "ProgramLog") if status else b"")
         return _output(program, "CUBIN") if is_cubin else _output(program, "PTX").rstrip(b"\0")
     finally:

@@ -1,4 +1,8 @@
-"""What a compiled kernel takes, and the digest of what it writes: in this process, or on a node of TVM's RPC."""
+"""Time of a compiled kernel and digest of its outputs: in this process, or on a machine of TVM's RPC.
+
+The time is the median of a few rounds of ``time_evaluator``. The digest is the sha256 of all that the kernel writes for
+fixed inputs: two schedules are exchangeable only if their digests are equal.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ import tvm
 
 from ..tir.stages import stored
 
-PATIENCE = 60  # seconds that a kernel may take in all, before it is given up
-ANSWER = 10  # seconds in which a tracker takes a connection
-REPEATS, LEAST = 5, 10  # rounds of a measurement, and the milliseconds that each lasts at least
-SHIFT = 31  # of a word of 32 bits, at most
-FILLS = 2  # sets of inputs whose outputs are digested: numbers of both signs, and numbers that no root or log refuses
+MAX_KERNEL_SECONDS = 60  # for one kernel with all its rounds; a slower one counts as failed
+TRACKER_TIMEOUT = 10  # seconds to connect to a tracker; beyond it is reported as absent
+REPEATS, MIN_ROUND_MS = 5, 10  # rounds, and their least length: 10 ms hide the clock's resolution. Chosen
+MAX_SHIFT = 31  # of a 32-bit word: a shift by 32 or more is undefined in C and in LLVM
+FILLS = 2  # sets of inputs: numbers of both signs, and numbers in 0.5 .. 1.5, for which roots and logs are finite
 
 
 class MeasureFault(RuntimeError):
@@ -54,93 +58,94 @@ def arguments(func: Any) -> Arguments:
     return Arguments(params, tuple(n for n, p in enumerate(func.params) if any(p.same_as(b) for b in writes)))
 
 
-def inputs(wanted: Arguments, fill: int) -> list[np.ndarray]:
-    """The same numbers wherever they are made. An index may be anything: programs clamp or test theirs. One unsigned
-    number is what a draw shifts its words by: from 32 on nothing would be left of them, and of the kernel's work."""
-    return [_numbers(np.random.default_rng((fill, n)), *param, fill) for n, param in enumerate(wanted.params)]
+def inputs(signature: Arguments, fill: int) -> list[np.ndarray]:
+    """The same numbers on every machine. Signed integers may be any index: programs clamp or test theirs. An unsigned
+    scalar is the count by which a draw shifts its words, so it stays below the width of a word."""
+    return [_numbers(np.random.default_rng((fill, n)), *param, fill) for n, param in enumerate(signature.params)]
 
 
-def _numbers(draw: np.random.Generator, shape: Sequence[int], dtype: str, fill: int) -> np.ndarray:
+def _numbers(rng: np.random.Generator, shape: Sequence[int], dtype: str, fill: int) -> np.ndarray:
     if dtype == "bool":
-        return draw.integers(0, 2, shape).astype("bool")
+        return rng.integers(0, 2, shape).astype("bool")
     if dtype.startswith("uint"):
-        return draw.integers(0, np.iinfo(dtype).max if shape else SHIFT, shape, dtype, endpoint=True)
+        return rng.integers(0, np.iinfo(dtype).max if shape else MAX_SHIFT, shape, dtype, endpoint=True)
     if dtype.startswith("int"):
-        return draw.integers(-2, 67, shape).astype(dtype)
-    floats = draw.standard_normal(shape, "float32") if fill == 0 else draw.uniform(0.5, 1.5, shape)
+        return rng.integers(-2, 67, shape).astype(dtype)
+    floats = rng.standard_normal(shape, "float32") if fill == 0 else rng.uniform(0.5, 1.5, shape)
     return np.asarray(floats).astype(np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else dtype)
 
 
 def digest(outputs: Sequence[np.ndarray]) -> str:
-    """Of the bits; any NaN is as good as another."""
-    made = hashlib.sha256()
+    """sha256 of the bits, in hex. All NaNs count as equal, since their payload depends on the order of operands."""
+    hasher = hashlib.sha256()
     for out in outputs:
         if out.dtype.kind == "f" or out.dtype == ml_dtypes.bfloat16:
             out = np.where(np.isnan(out), np.asarray(np.nan, out.dtype), out)
-        made.update(np.ascontiguousarray(out).tobytes())
-    return made.hexdigest()
+        hasher.update(np.ascontiguousarray(out).tobytes())
+    return hasher.hexdigest()
 
 
-def measured(module: Any, device: Any, wanted: Arguments) -> Measured:
-    """What ``module``'s function ``main`` does on ``device``, which may be another machine's."""
-    made = []
+def measured(module: Any, device: Any, signature: Arguments) -> Measured:
+    """Run and time ``module``'s function ``main`` on ``device``, which may be another machine's."""
+    outputs = []
     tensors: list[Any] = []
     for fill in range(FILLS):
-        tensors = [tvm.runtime.tensor(x, device) for x in inputs(wanted, fill)]
+        tensors = [tvm.runtime.tensor(x, device) for x in inputs(signature, fill)]
         module["main"](*tensors)
-        made += [tensors[n].numpy() for n in wanted.written]
-    timer = module.time_evaluator("main", device, number=1, repeat=REPEATS, min_repeat_ms=LEAST)
-    return Measured(statistics.median(timer(*tensors).results), digest(made))
+        outputs += [tensors[n].numpy() for n in signature.written]
+    timer = module.time_evaluator("main", device, number=1, repeat=REPEATS, min_repeat_ms=MIN_ROUND_MS)
+    return Measured(statistics.median(timer(*tensors).results), digest(outputs))
 
 
-def here(library: bytes, wanted: Arguments, threads: int | None) -> Measured:
-    """On this machine's CPU and in this process, which may be lost by it. ``threads`` counts at the first call: the
-    runtime reads it, as a run's does, where it starts its own; by default one for each core."""
+def measure_in_process(library: bytes, signature: Arguments, threads: int | None) -> Measured:
+    """On this machine's CPU, in this process, which a faulty kernel may bring down. ``threads``: by default one a core;
+    only the first call's counts, since TVM's runtime reads it once, when it starts its threads."""
     if threads is not None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.so"
         path.write_bytes(library)
-        return measured(tvm.runtime.load_module(str(path)), tvm.cpu(), wanted)
+        return measured(tvm.runtime.load_module(str(path)), tvm.cpu(), signature)
 
 
 class Nodes:
-    """Machines that run ``python -m tvm.exec.rpc_server`` for ``key``, asked for one by one of a tracker."""
+    """Machines that run ``python -m tvm.exec.rpc_server`` for ``key``, requested from a tracker one at a time."""
 
     def __init__(self, host: str, port: int, key: str, device: str) -> None:
         """``device`` is cpu or cuda. Raises MeasureFault."""
         self._device, self._key = device, key
-        self._place = f"{host}:{port}"
+        self._address = f"{host}:{port}"
         try:
-            socket.create_connection((host, port), timeout=ANSWER).close()  # TVM would try for a minute, and log it
+            # TVM itself would retry for a minute, and log each time
+            socket.create_connection((host, port), timeout=TRACKER_TIMEOUT).close()
             from tvm import rpc
 
             self._tracker = rpc.connect_tracker(host, port)
         except ImportError as fault:
             raise MeasureFault(f"{fault.name} is not installed") from None
         except (OSError, RuntimeError) as fault:
-            raise MeasureFault(f"no tracker answers at {self._place}: {_line(fault)}") from None
+            raise MeasureFault(f"no tracker answers at {self._address}: {_one_line(fault)}") from None
         self._need_server()
 
     def _need_server(self) -> None:
-        """Asked for a key that no server has, a tracker lets one wait without end."""
+        """A tracker blocks for ever on a request for a key that no server has, so that is tested first."""
         try:
-            there = self._tracker.summary()["server_info"]
+            servers = self._tracker.summary()["server_info"]
         except (OSError, RuntimeError) as fault:
-            raise MeasureFault(f"the tracker at {self._place} is gone: {_line(fault)}") from None
-        if not any(str(one["key"]).partition(":")[2] == self._key for one in there):
-            raise MeasureFault(f"the tracker at {self._place} has no server for the key {self._key}")
+            raise MeasureFault(f"the tracker at {self._address} is gone: {_one_line(fault)}") from None
+        if not any(str(server["key"]).partition(":")[2] == self._key for server in servers):
+            raise MeasureFault(f"the tracker at {self._address} has no server for the key {self._key}")
 
-    def __call__(self, library: bytes, wanted: Arguments) -> Measured:
+    def __call__(self, library: bytes, signature: Arguments) -> Measured:
         """A node's error is the kernel's, as a kernel may bring a session down; no node at all is a MeasureFault."""
         self._need_server()
         try:
-            session = self._tracker.request(self._key, session_timeout=PATIENCE)
+            session = self._tracker.request(self._key, session_timeout=MAX_KERNEL_SECONDS)
             session.upload(bytearray(library), "kernel.so")
-            return measured(session.load_module("kernel.so"), session.device(self._device, 0), wanted)
+            return measured(session.load_module("kernel.so"), session.device(self._device, 0), signature)
         except (OSError, RuntimeError, ValueError) as fault:
-            return Measured(error=_line(fault))
+            return Measured(error=_one_line(fault))
 
 
-def _line(fault: Exception) -> str:
+def _one_line(fault: Exception) -> str:
     return " ".join(str(fault).split())[-200:] or type(fault).__name__

@@ -1,7 +1,8 @@
-"""Decisions of tuning, as text that a build replays: no search and no clock. docs/tuning.md says what is promised.
+"""Tuning records: schedule traces that a build replays, without search or clock. docs/tuning.md says what is promised.
 
-A record belongs to one program by its key, the sha256 of the program with its names taken away, so that it is found by
-content and by nothing else. Its trace is MetaSchedule's list of instructions and the decisions taken in them.
+A record belongs to one program by its key, the sha256 of the program with canonical variable names, so it is found by
+content alone. Its trace is MetaSchedule's: a list of instructions and the decisions taken in them. Traces with an
+instruction that could change the order of a sum are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ FORMAT = 1
 FILE = "records.jsonl"
 _UNFINISHED = re.compile(r"\.records[a-z0-9_]{8}")
 SHIPPED = Path(__file__).parents[1] / "records"  # those of the examples, see docs/tuning.md
-SAID = ("s_tir", "tirx.noalias", "in_place")  # a program's attributes that say what it is
+KEPT_ATTRIBUTES = (
+    "s_tir",
+    "tirx.noalias",
+    "in_place",
+)  # attributes that are part of a program's identity; the rest is dropped from the key
 # Instructions that leave the order of every sum as it is. Others of MetaSchedule's do not (RFactor), or change what is
 # computed with (Tensorize, SetScope), so a record that has one is refused.
 _KEEP_BITS = """
@@ -78,8 +83,8 @@ class Records:
 
 
 @attrs.frozen
-class Tuned:
-    """The rule that comes before all others where a build has records."""
+class TunedRule:
+    """The rule that replays records; a build with records tries it before all others."""
 
     records: Mapping[str, Record]
     name: str = "tuned"
@@ -90,7 +95,7 @@ class Tuned:
 
 
 def set_of(target: Any) -> str:
-    """Whose records are a target's: all GPUs of a level share one library, and so its schedules."""
+    """The schedule set whose records ``target`` uses: GPUs of a level share one library, and so its schedules."""
     return target.gpu.level if target.gpu is not None else target.name
 
 
@@ -99,10 +104,10 @@ def compiler() -> str:
     return f"apache-tvm {version('apache-tvm')}"
 
 
-def plain(func: Any) -> Any:
-    """``func`` with v0, v1 ... for the names of its variables, which come from the graph around it, and without what
-    the lowering notes on it."""
-    for key in [key for key in map(str, dict(func.attrs)) if key not in SAID]:
+def canonical(func: Any) -> Any:
+    """``func`` with variables named v0, v1, ... (their own names come from the graph around it), and without the
+    attributes that lowering adds."""
+    for key in [key for key in map(str, dict(func.attrs)) if key not in KEPT_ATTRIBUTES]:
         func = func.without_attr(key)
     func = func.with_attr("global_symbol", "main")
     graph = json.loads(tvm.ir.save_json(func))
@@ -115,24 +120,24 @@ def plain(func: Any) -> Any:
 
 def key_of(func: tirx.PrimFunc) -> str:
     """The sha256 of the program's content, in hex."""
-    graph = json.loads(tvm.ir.save_json(plain(func)))
+    graph = json.loads(tvm.ir.save_json(canonical(func)))
     return hashlib.sha256(_json([graph["root_index"], graph["nodes"]]).encode()).hexdigest()
 
 
-def prepared(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
-    """``func`` for a schedule by MetaSchedule: each sum of products adds by the fused operation that the rules name, so
-    that any order of loops but that of the sum has the same bits."""
+def with_fma(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
+    """``func`` for MetaSchedule, with the multiply-adds of contractions written as the FMA that our rules use: so any
+    order of loops that keeps the order of the sum gives the same bits."""
 
     def fuse(store: Any) -> Any:
         value = store.value
         if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul) or not _is_float(value):
             return store
-        old = value.a
-        if getattr(old, "source", None) is None or not old.source.same_as(store.buffer):
+        accumulator = value.a
+        if getattr(accumulator, "source", None) is None or not accumulator.source.same_as(store.buffer):
             return store
-        return tirx.BufferStore(store.buffer, fma(value.b.a, value.b.b, old), store.indices)
+        return tirx.BufferStore(store.buffer, fma(value.b.a, value.b.b, accumulator), store.indices)
 
-    func = plain(func)
+    func = canonical(func)
     body = rewrite(func.body, [(tirx.BufferStore, fuse)])
     return func.with_body(body if target.gpu is None else rewrite(body, [(Call, fused_as_c)]))
 
@@ -143,7 +148,7 @@ def _is_float(value: Any) -> bool:
 
 def scheduled(func: tirx.PrimFunc, trace: Any, target: Any) -> tirx.PrimFunc:
     """``func`` as ``trace`` schedules it. Raises what TVM raises where the trace is not of this program."""
-    schedule = s_tir.Schedule(tvm.IRModule({"main": prepared(func, target)}))
+    schedule = s_tir.Schedule(tvm.IRModule({"main": with_fma(func, target)}))
     s_tir.schedule.Trace.apply_json_to_schedule(trace, schedule)
     return schedule.mod["main"]
 
@@ -151,17 +156,17 @@ def scheduled(func: tirx.PrimFunc, trace: Any, target: Any) -> tirx.PrimFunc:
 def trace_of(schedule: s_tir.Schedule) -> Any:
     """The trace of a schedule, without what has no effect, as plain JSON."""
     trace: Any = schedule.trace
-    return _plain(trace.simplified(False).as_json())
+    return _plain_json(trace.simplified(False).as_json())
 
 
-def _plain(value: Any) -> Any:
+def _plain_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
         return str(value)
     if isinstance(value, tirx.IntImm | tirx.FloatImm):
         return value.value
-    return [_plain(item) for item in value]
+    return [_plain_json(item) for item in value]
 
 
 def _json(value: Any) -> str:
@@ -180,7 +185,7 @@ def _digest(body: str) -> str:
 
 
 def write(folder: Path, target: str, records: Iterable[Record]) -> Path:
-    """Replace ``folder``/TARGET/records.jsonl, never by half."""
+    """Replace ``folder``/TARGET/records.jsonl atomically."""
     path = folder / target / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.sweep(str(path.parent), _UNFINISHED)
@@ -212,18 +217,18 @@ def load(folder: Path, target: str) -> Records:
         raise RecordsFault(f"{path} was changed: its lines do not have the sha256 of its head")
     if head.get("compiler") != compiler():
         return Records(target, {}, f"made with {head.get('compiler')}, and this is {compiler()}")
-    found = [_record(path, n, _parsed(path, n, line)) for n, line in enumerate(lines[1:], 2)]
-    return Records(target, {record.key: record for record in found})
+    records = [_record(path, n, _parsed(path, n, line)) for n, line in enumerate(lines[1:], 2)]
+    return Records(target, {record.key: record for record in records})
 
 
 def _parsed(path: Path, n: int, line: str) -> dict[str, Any]:
     try:
-        made = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
-        made = None
-    if not isinstance(made, dict):
+        value = None
+    if not isinstance(value, dict):
         raise RecordsFault(f"{path}:{n} is not a record")
-    return made
+    return value
 
 
 def _record(path: Path, n: int, row: dict[str, Any]) -> Record:

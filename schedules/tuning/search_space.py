@@ -1,7 +1,8 @@
-"""Where tuning looks: MetaSchedule's spaces, without what would change the order of a sum.
+"""MetaSchedule's search spaces and evolutionary search, without what would change the order of a sum.
 
-Left out of TVM's own lists: AddRFactor and CrossThreadReduction, which share a sum out, and all that is tensorised,
-whose intrinsics take most of a minute to load. The context is made by its constructor for the same reason.
+Left out of TVM's own lists: AddRFactor and CrossThreadReduction, which split a sum, and tensorization, whose intrinsics
+take most of a minute to load (the context is made by its constructor to avoid the same load). A search is a function of
+program, seed and measured times.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ from tvm.s_tir.meta_schedule.logging import get_logging_func
 
 from ..tir.context import MIN_PARALLEL_WORK
 from ..tir.rewrite import collect
-from .records import prepared
+from .records import with_fma
 
-ROUND = 4  # candidates that are made at once: the next ones are bred from what these measured
-CORES = 2  # of a nominal machine: spaces are cut for so many tasks, whatever machine tunes
-JOBS = 16  # tasks a core, at most
-SEEDS = 2**31 - 2  # that TVM's generator of random numbers tells apart
-LANES = 64  # elements of a vector, at most, and of the innermost tile
-QUIET = logging.getLogger(f"{__name__}.quiet")
-QUIET.setLevel(logging.CRITICAL)
+ROUND_SIZE = 4  # candidates a generation; the next is bred from their times. Small, since few trials are made
+NOMINAL_CORES = 2  # of the machine that spaces are made for, whatever machine tunes: a record must not depend on it
+MAX_TASKS_PER_CORE = 16  # parallel tasks; MetaSchedule's own default
+SEED_COUNT = 2**31 - 2  # distinct seeds of TVM's linear congruential generator
+MAX_VECTOR_LANES = 64  # elements of a vector and of the innermost tile; MetaSchedule's own default
+SILENT_LOG = logging.getLogger(f"{__name__}.quiet")
+SILENT_LOG.setLevel(logging.CRITICAL)
 
 
-def _cpu(jobs: int) -> Any:
-    """``jobs`` of a core at most; -1 for none that are shared out."""
+def _cpu(max_tasks: int) -> Any:
+    """Rules, postprocessors and mutators of a CPU; ``max_tasks`` parallel tasks a core, -1 for no parallel loops."""
     rules = [
         sr.InlineConstantScalars(),
         sr.AutoInline(False, True, True, True, True, True, ["tirx.exp"]),
-        sr.MultiLevelTiling("SSRSRS", None, LANES, None, None, sr.ReuseType("may", [1, 2], "global")),
-        sr.ParallelizeVectorizeUnroll(jobs, LANES, [0, 16, 64, 512], True),
+        sr.MultiLevelTiling("SSRSRS", None, MAX_VECTOR_LANES, None, None, sr.ReuseType("may", [1, 2], "global")),
+        sr.ParallelizeVectorizeUnroll(max_tasks, MAX_VECTOR_LANES, [0, 16, 64, 512], True),
         sr.RandomComputeLocation(),
     ]
-    after = [pp.DisallowDynamicLoop(), pp.RewriteParallelVectorizeUnroll(), pp.RewriteReductionBlock()]
-    change = {mu.MutateTileSize(): 0.92, mu.MutateComputeLocation(): 0.05, mu.MutateUnroll(): 0.03}
-    return rules, after, change | ({mu.MutateParallel(jobs): 0.02} if jobs > 0 else {})
+    postprocs = [pp.DisallowDynamicLoop(), pp.RewriteParallelVectorizeUnroll(), pp.RewriteReductionBlock()]
+    mutators = {mu.MutateTileSize(): 0.92, mu.MutateComputeLocation(): 0.05, mu.MutateUnroll(): 0.03}
+    return rules, postprocs, mutators | ({mu.MutateParallel(max_tasks): 0.02} if max_tasks > 0 else {})
 
 
-def _work(func: Any) -> int:
-    """Elements that its largest block goes through."""
+def _largest_block_points(func: Any) -> int:
+    """Points of the iteration domain of the largest block."""
     blocks = collect(func.body, s_tir.SBlock)
     return max((prod(int(axis.dom.extent) for axis in block.iter_vars) for block in blocks), default=0)
 
@@ -58,7 +59,7 @@ def _cuda() -> Any:
         sr.MultiLevelTiling(
             "SSSRRSRS",
             ["blockIdx.x", "vthread.x", "threadIdx.x"],
-            LANES,
+            MAX_VECTOR_LANES,
             [1, 2, 4],
             sr.ReuseType("must", [4], "shared"),
             sr.ReuseType("must", [3], "local"),
@@ -68,7 +69,7 @@ def _cuda() -> Any:
         sr.ParallelizeVectorizeUnroll(-1, -1, [0, 16, 64, 256], True),
         sr.AutoBind(256, [32, 64, 128, 256, 512, 1024]),
     ]
-    after = [
+    postprocs = [
         pp.DisallowDynamicLoop(),
         pp.RewriteCooperativeFetch(),
         pp.RewriteUnboundBlock(256),
@@ -76,23 +77,25 @@ def _cuda() -> Any:
         pp.RewriteReductionBlock(),
         pp.VerifyGPUCode(),
     ]
-    change = {mu.MutateTileSize(): 0.9, mu.MutateUnroll(): 0.08, mu.MutateThreadBinding(): 0.02}
-    return rules, after, change
+    mutators = {mu.MutateTileSize(): 0.9, mu.MutateUnroll(): 0.08, mu.MutateThreadBinding(): 0.02}
+    return rules, postprocs, mutators
 
 
 class Search:
-    """Candidates for one program in rounds: an evolutionary search with a seed of its own and one thread, so that they
-    follow from the program, the seed (any number from 0 on) and the times that were told."""
+    """Candidates for one program in rounds: an evolutionary search on one thread, so that candidates are a function of
+    the program, the seed (any number from 0 on) and the times passed to ``tell``."""
 
     def __init__(self, func: Any, target: Any, trials: int, seed: int) -> None:
-        seed = 1 + (seed - 1) % SEEDS
-        aim = dict(target.tvm) if target.gpu is not None else {**target.tvm, "num-cores": CORES}
-        self._target = tvm.target.Target(aim)
-        self._module = tvm.IRModule({"main": prepared(func, target)})
-        rules, after, change = (
-            _cuda() if target.gpu is not None else _cpu(JOBS if _work(func) >= MIN_PARALLEL_WORK else -1)
+        seed = 1 + (seed - 1) % SEED_COUNT
+        target_config = dict(target.tvm) if target.gpu is not None else {**target.tvm, "num-cores": NOMINAL_CORES}
+        self._target = tvm.target.Target(target_config)
+        self._module = tvm.IRModule({"main": with_fma(func, target)})
+        rules, postprocs, mutators = (
+            _cuda()
+            if target.gpu is not None
+            else _cpu(MAX_TASKS_PER_CORE if _largest_block_points(func) >= MIN_PARALLEL_WORK else -1)
         )
-        space = ms.space_generator.PostOrderApply(None, rules, after, change)
+        space = ms.space_generator.PostOrderApply(None, rules, postprocs, mutators)
         search = ms.search_strategy.EvolutionarySearch(
             population_size=32,
             init_measured_ratio=0.5,
@@ -101,14 +104,14 @@ class Search:
             genetic_num_iters=1,
             eps_greedy=0.25,
         )
-        log = get_logging_func(QUIET)
+        log = get_logging_func(SILENT_LOG)
         with self._target:
             self._context = _ffi_api.TuneContext(self._module, self._target, space, search, "main", 1, seed, log)
             _ffi_api.TuneContextInitialize(self._context)
             spaces = self._context.generate_design_space()
-            self._seen = ms.database.MemoryDatabase()
-            self._of = self._seen.commit_workload(self._module)
-            self._context.pre_tuning(trials, ROUND, spaces, self._seen, ms.cost_model.RandomModel(seed=seed))
+            self._database = ms.database.MemoryDatabase()
+            self._workload = self._database.commit_workload(self._module)
+            self._context.pre_tuning(trials, ROUND_SIZE, spaces, self._database, ms.cost_model.RandomModel(seed=seed))
 
     def next(self) -> Sequence[Any]:
         """The candidates of the next round, whose ``sch`` is a schedule; none when the search is over."""
@@ -117,9 +120,11 @@ class Search:
 
     def tell(self, candidates: Sequence[Any], seconds: Sequence[float | None]) -> None:
         """What the last round's candidates took; None for one that is of no use."""
-        for one, took in zip(candidates, seconds, strict=True):
-            if took is not None:
-                record = ms.database.TuningRecord(one.sch.trace, self._of, [took], self._target, one.args_info)
-                self._seen.commit_tuning_record(record)
-        told = [ms.runner.RunnerResult([1e10 if s is None else s], None) for s in seconds]
-        self._context.notify_runner_results(candidates, told)
+        for candidate, elapsed in zip(candidates, seconds, strict=True):
+            if elapsed is not None:
+                record = ms.database.TuningRecord(
+                    candidate.sch.trace, self._workload, [elapsed], self._target, candidate.args_info
+                )
+                self._database.commit_tuning_record(record)
+        results = [ms.runner.RunnerResult([1e10 if s is None else s], None) for s in seconds]
+        self._context.notify_runner_results(candidates, results)

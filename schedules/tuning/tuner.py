@@ -1,8 +1,8 @@
-"""Tuning: for each program, candidates of MetaSchedule's are measured against the rules' own schedule.
+"""Autotuning: for each program, MetaSchedule's candidates are measured against the schedule of our own rules.
 
-A candidate must write the very bits that the rules' kernel writes, and the best must be faster than it by MARGIN and by
-LEAST in a last comparison, the two in turns; else the rules' schedule stays. What was measured is kept in a log as it
-comes, so that a search which is started again is told the same times and makes the same candidates.
+A candidate must write exactly the bits of the rules' kernel, and the best must be faster by MIN_SPEEDUP and by MIN_GAIN
+in a final comparison in which the two alternate; else the rules' schedule stays. Each measurement is logged at once, so
+a search that is restarted gets the same times and makes the same candidates.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .measure import Arguments, Measured, arguments
 from .records import Record
 from .search_space import Search
 
-MARGIN = 0.05  # of the rules' time, and
-LEAST = 0.2e-6  # seconds, half of what a launch costs: less is not worth a record
-DUELS = 3  # measurements of each in the last comparison
-LOG = "trials.jsonl"
-BITS = "candidates have other bits: "
-LANES = "the rules sum in lanes that meet at the end, and candidates one element after the other"
-ROUNDED = "they round at other places"
+MIN_SPEEDUP = 0.05  # of the rules' time: above the noise of a median of a few rounds. Chosen
+MIN_GAIN = 0.2e-6  # seconds, half of what a launch costs; for less a record is not worth keeping
+COMPARISONS = 3  # measurements of each in the final comparison, of which the median counts
+LOG_FILE = "trials.jsonl"
+OTHER_BITS = "candidates have other bits: "
+SPLIT_SUMS = "the rules sum in lanes that meet at the end, and candidates one element after the other"
+OTHER_ROUNDING = "they round at other places"
 
 Compile = Callable[[tirx.PrimFunc], bytes]  # a scheduled program to a library with the function "main"
 Measure = Callable[[bytes, Arguments], Measured]
@@ -50,7 +50,7 @@ class Effort:
 
 @attrs.frozen
 class Tools:
-    """What tuning is lent.
+    """What the caller provides.
 
     compile: raises whatever a compiler raises, for a candidate that cannot be compiled
     measure: raises MeasureFault where nothing can be measured at all
@@ -64,7 +64,7 @@ class Tools:
 
 @attrs.frozen
 class Outcome:
-    """What was found for a program: its record, and for the user the rules' and the best candidate's seconds, how many
+    """The result for a program: its record, and for the user the rules' and the best candidate's seconds, how many
     candidates were measured, how many had other bits, how many failed."""
 
     record: Record
@@ -80,26 +80,28 @@ class Log:
     and one of another compiler's."""
 
     def __init__(self, path: Path) -> None:
-        self._known: dict[str, Measured] = {}
+        self._measurements: dict[str, Measured] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
             compiler, what, measured = _read(line)
             if compiler == records.compiler():
-                self._known[what] = measured
-        text = "".join(_line(what, m) for what, m in self._known.items())
+                self._measurements[what] = measured
+        text = "".join(_line(what, m) for what, m in self._measurements.items())
         if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
-            new = path.with_name(f"{path.name}.new")  # whatever ends the process, the old or the new file is there
-            new.write_text(text, encoding="utf-8")
-            new.replace(path)
+            replacement = path.with_name(
+                f"{path.name}.new"
+            )  # whatever ends the process, the old or the new file is there
+            replacement.write_text(text, encoding="utf-8")
+            replacement.replace(path)
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def get(self, what: str, measure: Callable[[], Measured]) -> Measured:
         """What was measured of ``what`` before, or now."""
-        if what not in self._known:
-            self._known[what] = found = measure()
-            self._file.write(_line(what, found))
+        if what not in self._measurements:
+            self._measurements[what] = measurement = measure()
+            self._file.write(_line(what, measurement))
             self._file.flush()
-        return self._known[what]
+        return self._measurements[what]
 
     def close(self) -> None:
         self._file.close()
@@ -119,8 +121,8 @@ def _read(line: bytes) -> tuple[str, str, Measured]:
 
 
 def _line(what: str, measured: Measured) -> str:
-    found = {"compiler": records.compiler(), "what": what, **attrs.asdict(measured)}
-    return json.dumps(found, sort_keys=True, allow_nan=False) + "\n"
+    row = {"compiler": records.compiler(), "what": what, **attrs.asdict(measured)}
+    return json.dumps(row, sort_keys=True, allow_nan=False) + "\n"
 
 
 def tune(
@@ -138,14 +140,14 @@ def tune(
     """
     name_of_set = records.set_of(target)
     done = dict(records.load(folder, name_of_set).by_key)
-    log = Log(folder / name_of_set / LOG)
+    log = Log(folder / name_of_set / LOG_FILE)
     try:
         for n, (name, func) in enumerate(programs.items(), 1):
             tools.check()
             key = records.key_of(func)
-            known = done.get(key)
-            outcome = Outcome(known) if known else tune_one(name, func, target, effort, tools, log)
-            if known is None:
+            record = done.get(key)
+            outcome = Outcome(record) if record else tune_one(name, func, target, effort, tools, log)
+            if record is None:
                 done[key] = outcome.record
                 records.write(folder, name_of_set, done.values())
             tell(n, len(programs), name, outcome)
@@ -155,29 +157,30 @@ def tune(
 
 
 def tune_one(name: str, func: tirx.PrimFunc, target: Any, effort: Effort, tools: Tools, log: Log) -> Outcome:
-    """What is best for one program."""
+    """Search, compare and decide for one program."""
     key = records.key_of(func)
-    unfit = unfitness(func, target)
-    if unfit:
-        return Outcome(Record(key, name, why=unfit))
+    reason = unsuitable_reason(func, target)
+    if reason:
+        return Outcome(Record(key, name, why=reason))
     trial = _Trial(key, func, target, effort, tools, log)
-    rule = trial.measured("rule", trial.of_rules)
+    rule = trial.measured("rule", trial.rules_schedule)
     if rule.error:
         return Outcome(Record(key, name, why=f"the rules' kernel was not measured: {rule.error}"))
     try:
-        found = trial.search(rule.digest)
-    except _NoSpace:
+        result = trial.search(rule.digest)
+    except _NoCandidates:
         return Outcome(Record(key, name, why="there are no candidates"), rule.seconds)
-    if found.best is None:
-        why = BITS + (LANES if sums_in_lanes(func) else ROUNDED) if found.wrong else "no candidate runs"
-        return Outcome(Record(key, name, why=why), rule.seconds, None, found.trials, found.wrong, found.failed)
-    mine, theirs = trial.duel(found.best, rule.digest)
-    faster = theirs < min((1 - MARGIN) * mine, mine - LEAST)
-    record = Record(key, name, found.best) if faster else Record(key, name, why="no candidate is faster")
-    return Outcome(record, mine, theirs, found.trials, found.wrong, found.failed)
+    if result.best is None:
+        cause = SPLIT_SUMS if has_split_sums(func) else OTHER_ROUNDING
+        why = OTHER_BITS + cause if result.wrong else "no candidate runs"
+        return Outcome(Record(key, name, why=why), rule.seconds, None, result.trials, result.wrong, result.failed)
+    rule_seconds, candidate_seconds = trial.compare(result.best, rule.digest)
+    is_faster = candidate_seconds < min((1 - MIN_SPEEDUP) * rule_seconds, rule_seconds - MIN_GAIN)
+    record = Record(key, name, result.best) if is_faster else Record(key, name, why="no candidate is faster")
+    return Outcome(record, rule_seconds, candidate_seconds, result.trials, result.wrong, result.failed)
 
 
-def unfitness(func: tirx.PrimFunc, target: Any) -> str:
+def unsuitable_reason(func: tirx.PrimFunc, target: Any) -> str:
     """Why a program is not offered to MetaSchedule; "" where it is."""
     if "in_place" in (func.attrs or {}):
         return "it works in place"
@@ -187,10 +190,10 @@ def unfitness(func: tirx.PrimFunc, target: Any) -> str:
     return f"the rules write {' '.join(written)} out step by step" if written else ""
 
 
-def sums_in_lanes(func: tirx.PrimFunc) -> bool:
-    """Has a program sums, beside products, that are long enough for the rules to share them out to lanes?"""
+def has_split_sums(func: tirx.PrimFunc) -> bool:
+    """Has a program sums, contractions aside, that are long enough for the rules to split them over lanes?"""
     try:
-        program = read_program(records.plain(func))
+        program = read_program(records.canonical(func))
     except NotStaged:
         return False
     products = contractions_of(program)
@@ -201,12 +204,12 @@ def sums_in_lanes(func: tirx.PrimFunc) -> bool:
     )
 
 
-class _NoSpace(Exception):
-    """MetaSchedule makes nothing of a program."""
+class _NoCandidates(Exception):
+    """MetaSchedule offers no candidate for a program."""
 
 
 @attrs.define
-class _Found:
+class _SearchResult:
     best: Any = None
     seconds: float = float("inf")
     trials: int = 0
@@ -226,75 +229,76 @@ class _Trial:
     log: Log
     libraries: dict[str, bytes] = attrs.field(factory=dict)
 
-    def of_rules(self) -> tirx.PrimFunc:
-        """By the rules. Raises LookupError where none takes the program."""
-        done = first(records.plain(self.func), self.target)
+    def rules_schedule(self) -> tirx.PrimFunc:
+        """The program as the rules schedule it. Raises LookupError where none takes it."""
+        done = first(records.canonical(self.func), self.target)
         if done.func is None:
             raise LookupError("no schedule rule took it")
         return done.func
 
-    def of_trace(self, trace: Any) -> Callable[[], tirx.PrimFunc]:
+    def trace_schedule(self, trace: Any) -> Callable[[], tirx.PrimFunc]:
         return lambda: records.scheduled(self.func, trace, self.target)
 
     def measured(self, what: str, schedule: Callable[[], tirx.PrimFunc]) -> Measured:
         """What ``schedule()`` takes and writes; ``what`` names it, and what follows a space there says which time."""
-        return self.log.get(f"{self.key} {what}", lambda: self._now(what.partition(" ")[0], schedule))
+        return self.log.get(f"{self.key} {what}", lambda: self._measure_now(what.partition(" ")[0], schedule))
 
-    def _now(self, what: str, schedule: Callable[[], tirx.PrimFunc]) -> Measured:
+    def _measure_now(self, what: str, schedule: Callable[[], tirx.PrimFunc]) -> Measured:
         self.tools.check()
         try:
             if what not in self.libraries:
                 self.libraries[what] = self.tools.compile(schedule())
-        except Exception as fault:  # a candidate that cannot be compiled is one that is of no use
+        except Exception as fault:  # a candidate that does not compile counts as failed, it does not end the search
             self.tools.check()
             return Measured(error=" ".join(f"{type(fault).__name__}: {fault}".split())[:200])
         return self.tools.measure(self.libraries[what], arguments(self.func))
 
-    def search(self, bits: str) -> _Found:
-        """The fastest of the candidates that write ``bits``. One round in which none does is the last: the order of
-        sums is the same for all of them."""
+    def search(self, bits: str) -> _SearchResult:
+        """The fastest candidate that writes ``bits``. After a first round in which none does the search ends: all
+        candidates sum in one order, so none will."""
         try:
             search = Search(self.func, self.target, self.effort.trials, self.effort.seed)
             batch = search.next()
         except Exception as fault:
             self.tools.check()
-            raise _NoSpace from fault
-        found = _Found()
+            raise _NoCandidates from fault
+        result = _SearchResult()
         while batch:
-            told = [self._one(one, bits, found) for one in batch]
-            if found.best is None and found.wrong == found.trials:
+            seconds = [self._try_candidate(candidate, bits, result) for candidate in batch]
+            if result.best is None and result.wrong == result.trials:
                 break
-            search.tell(batch, told)
+            search.tell(batch, seconds)
             batch = search.next()
-        if not found.trials:
-            raise _NoSpace
-        return found
+        if not result.trials:
+            raise _NoCandidates
+        return result
 
-    def _one(self, candidate: Any, bits: str, found: _Found) -> float | None:
+    def _try_candidate(self, candidate: Any, bits: str, result: _SearchResult) -> float | None:
         trace = records.trace_of(candidate.sch)
-        made = self.measured(_name(trace), self.of_trace(trace))
-        found.trials += 1
-        if made.error:
-            found.failed += 1
+        measured = self.measured(_trace_name(trace), self.trace_schedule(trace))
+        result.trials += 1
+        if measured.error:
+            result.failed += 1
             return None
-        if made.digest != bits:
-            found.wrong += 1
+        if measured.digest != bits:
+            result.wrong += 1
             return None
-        if made.seconds < found.seconds:
-            found.best, found.seconds = trace, made.seconds
-        return made.seconds
+        if measured.seconds < result.seconds:
+            result.best, result.seconds = trace, measured.seconds
+        return measured.seconds
 
-    def duel(self, trace: Any, bits: str) -> tuple[float, float]:
+    def compare(self, trace: Any, bits: str) -> tuple[float, float]:
         """Median seconds of the rules' kernel and of the candidate's, measured in turns; infinite for one that does not
         write ``bits`` each time."""
-        mine, theirs = [], []
-        for n in range(DUELS):
-            mine.append(self.measured(f"rule again {n}", self.of_rules))
-            theirs.append(self.measured(f"{_name(trace)} again {n}", self.of_trace(trace)))
-        steady = all(made.digest == bits for made in theirs)
-        ours = statistics.median(made.seconds for made in mine)
-        return ours, statistics.median(made.seconds for made in theirs) if steady else float("inf")
+        rule_runs, candidate_runs = [], []
+        for n in range(COMPARISONS):
+            rule_runs.append(self.measured(f"rule again {n}", self.rules_schedule))
+            candidate_runs.append(self.measured(f"{_trace_name(trace)} again {n}", self.trace_schedule(trace)))
+        is_deterministic = all(run.digest == bits for run in candidate_runs)
+        rule_seconds = statistics.median(run.seconds for run in rule_runs)
+        candidate_seconds = statistics.median(run.seconds for run in candidate_runs)
+        return rule_seconds, candidate_seconds if is_deterministic else float("inf")
 
 
-def _name(trace: Any) -> str:
+def _trace_name(trace: Any) -> str:
     return hashlib.sha256(json.dumps(trace).encode()).hexdigest()[:16]

@@ -35,7 +35,7 @@ def need_cuda(targets: Sequence[Any]) -> None:
     from schedules.cuda import nvrtc
 
     gpus = [t.name for t in targets if t.gpu is not None]
-    lacking = nvrtc.lacking() if gpus else None
+    lacking = nvrtc.missing_package() if gpus else None
     if lacking:
         hint = "pip install 'sexpgpu[cuda]'"
         raise UserError(codes.ENV_MISSING, None, f"building for {gpus[0]} needs {lacking}", hint=hint)
@@ -69,7 +69,7 @@ def targets() -> dict[str, dict[str, Any]]:
     from schedules import TARGETS, default
     from schedules.cuda import nvrtc
 
-    lacking = nvrtc.lacking()
+    lacking = nvrtc.missing_package()
     return {"cpu": default_row(default()), **{name: row(t, lacking) for name, t in TARGETS.items()}}
 
 

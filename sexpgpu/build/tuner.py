@@ -177,8 +177,7 @@ def compiler(target: Any, call: Callable[..., Any]) -> Callable[[Any], bytes]:
 def measurer(target: Any, options: argparse.Namespace, call: Callable[..., Any]) -> Callable[..., Any]:
     """How kernels are measured: by servers of a tracker, or on this machine's CPU."""
     from lowering.codegen.workers import WorkerDied
-    from schedules.tuning.measure import PATIENCE as MOST
-    from schedules.tuning.measure import Measured, Nodes, here
+    from schedules.tuning.measure import MAX_KERNEL_SECONDS, Measured, Nodes, measure_in_process
 
     from .compile import cores
 
@@ -189,7 +188,7 @@ def measurer(target: Any, options: argparse.Namespace, call: Callable[..., Any])
 
     def measure(library: bytes, wanted: Any) -> Measured:
         try:
-            return call(MOST, here, library, wanted, options.threads or cores())
+            return call(MAX_KERNEL_SECONDS, measure_in_process, library, wanted, options.threads or cores())
         except (WorkerDied, RuntimeError) as fault:
             return Measured(error=" ".join(str(fault).split())[:200])
 

@@ -83,9 +83,9 @@ def replaying(target: Any, records: Mapping[str, Any] | None) -> Any:
     """The schedules' ``target`` with ``records`` before its rules."""
     if not records:
         return target
-    from schedules.tuning.records import Tuned
+    from schedules.tuning.records import TunedRule
 
-    return evolve(target, rules=(Tuned(records), *target.rules))
+    return evolve(target, rules=(TunedRule(records), *target.rules))
 
 
 def check_fit(uses: Mapping[str, Use], compiled: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ RUNS = Path(__file__).parents[1] / "runs"
 ROOT = EXAMPLES.parent
 pytestmark = [
     pytest.mark.build,
-    pytest.mark.skipif(nvrtc.lacking() is not None, reason="needs the extra `cuda`"),
+    pytest.mark.skipif(nvrtc.missing_package() is not None, reason="needs the extra `cuda`"),
 ]
 NAMES = "cpu-x86-64-v3,nvidia-h100,cuda-sm_75,nvidia-a100"
 

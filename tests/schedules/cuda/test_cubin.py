@@ -19,7 +19,7 @@ from schedules.cuda import cubin, nvrtc
 
 pytestmark = [
     pytest.mark.build,
-    pytest.mark.skipif(nvrtc.lacking() is not None, reason="needs the extra `cuda`"),
+    pytest.mark.skipif(nvrtc.missing_package() is not None, reason="needs the extra `cuda`"),
 ]
 ROOT = Path(__file__).parents[3]
 TEXT = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] = x[threadIdx.x] * 3.0f + 1.0f; }\n'
@@ -218,12 +218,12 @@ def test_the_extra_and_the_targets_are_what_this_compiler_is() -> None:
 
 def test_another_release_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "version", lambda package: "13.4.0" if package == "nvidia-cuda-crt" else "13.5.37")
-    assert nvrtc.lacking() == "nvidia-cuda-crt 13.5.37, and 13.4.0 is installed"
+    assert nvrtc.missing_package() == "nvidia-cuda-crt 13.5.37, and 13.4.0 is installed"
 
 
 def test_so_is_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "PACKAGES", {**nvrtc.PACKAGES, "no-such-package": "1"})
-    assert nvrtc.lacking() == "no-such-package 1"
+    assert nvrtc.missing_package() == "no-such-package 1"
 
 
 def test_a_text_has_one_result_wherever_the_compiler_has_its_memory() -> None:

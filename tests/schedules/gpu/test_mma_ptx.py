@@ -22,7 +22,7 @@ from .test_head_units import attend
 
 pytestmark = [
     pytest.mark.build,
-    pytest.mark.skipif(nvrtc.lacking() is not None, reason="needs the extra `cuda`"),
+    pytest.mark.skipif(nvrtc.missing_package() is not None, reason="needs the extra `cuda`"),
 ]
 PRODUCT = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32"
 MATRICES = "ldmatrix.sync.aligned.m8n8.x4{}.shared.b16"
@@ -89,7 +89,7 @@ def told(source: str, arch: str) -> str:
     """What the assembler says of the kernels of ``source``."""
     library, program = nvrtc._nvrtc(), ctypes.c_void_p()
     options = (*cubin.OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v")
-    given = [*options, *(f"-I{nvrtc._place(*include)}" for include in nvrtc.INCLUDES)]
+    given = [*options, *(f"-I{nvrtc._path_in_wheel(*include)}" for include in nvrtc.INCLUDES)]
     words = (ctypes.c_char_p * len(given))(*(option.encode() for option in given))
     made = library.nvrtcCreateProgram(ctypes.byref(program), cubin._text(source).encode(), b"k.cu", 0, None, None)
     assert not made and not library.nvrtcCompileProgram(program, len(given), words)

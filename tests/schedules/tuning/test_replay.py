@@ -22,9 +22,10 @@ from schedules.tuning import records
 from schedules.tuning.measure import Measured
 from schedules.tuning.records import Record, RecordsFault
 from schedules.tuning.search_space import Search
-from schedules.tuning.tuner import Log, sums_in_lanes
-from tests.schedules.gpu.folds import fold
-from tests.schedules.kernels import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
+from schedules.tuning.tuner import Log, has_split_sums
+
+from .gpu.folds import fold
+from .kernels import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
 
 pytestmark = pytest.mark.build
 
@@ -89,7 +90,7 @@ def test_why_no_candidate_has_the_bits_is_told() -> None:
         (fold("max", (8, 40), (1,)), False),
         (product(), False),
     ):
-        assert sums_in_lanes(func) == lanes
+        assert has_split_sums(func) == lanes
 
 
 def test_a_trace_is_plain_json_and_gives_the_same_schedule_each_time() -> None:
@@ -126,7 +127,7 @@ def test_a_key_is_of_the_content_and_of_no_name() -> None:
 def test_a_record_comes_before_the_rules_and_only_for_its_program() -> None:
     func, other = product(), CASES["transpose"]()
     trace = traces(func, 1)[0]
-    tuned = records.Tuned({records.key_of(func): Record(records.key_of(func), "product", trace)})
+    tuned = records.TunedRule({records.key_of(func): Record(records.key_of(func), "product", trace)})
     target = attrs.evolve(TARGET, rules=(tuned, *TARGET.rules))
     assert schedules.first(func, target).rule == "tuned"
     assert schedules.first(other, target).rule == "elementwise"
@@ -134,13 +135,14 @@ def test_a_record_comes_before_the_rules_and_only_for_its_program() -> None:
 
 def test_a_record_without_a_trace_leaves_the_rules_their_kernel() -> None:
     func = product()
-    tuned = records.Tuned({records.key_of(func): Record(records.key_of(func), "product", why="no candidate is faster")})
+    record = Record(records.key_of(func), "product", why="no candidate is faster")
+    tuned = records.TunedRule({record.key: record})
     assert schedules.first(func, attrs.evolve(TARGET, rules=(tuned, *TARGET.rules))).rule == "matmul"
 
 
 def test_a_trace_of_another_program_is_a_failure_that_is_told() -> None:
     func, other = product(), CASES["sum of rows"]()
-    tuned = records.Tuned({records.key_of(other): Record(records.key_of(other), "sum", traces(func, 1)[0])})
+    tuned = records.TunedRule({records.key_of(other): Record(records.key_of(other), "sum", traces(func, 1)[0])})
     done = schedules.first(other, attrs.evolve(TARGET, rules=(tuned, *TARGET.rules)))
     assert done.rule == "columns" and done.failures[0].startswith("tuned: ")
 
