@@ -125,13 +125,13 @@ def _elementwise(group: TensorGroup) -> Stmt:
 def _reductions(group: TensorGroup) -> Stmt:
     """A warp a piece, with the lanes of ``lanes_fold`` in tir/reduction.py, so that bits equal the CPU's."""
 
-    def reduce(stage: Stage, task: Expr, begin: Expr, count: Expr, team: Team) -> Stmt:
+    def reduce(stage: Stage, task: Expr, begin: Expr, count: Expr, thread_group: Team) -> Stmt:
         index = lambda k: index_of(stage.reduce, [begin + k])  # noqa: E731
-        write = lambda value: tirx.IfThenElse(team.lane < 1, store(group.partial[stage], value, task), None)  # noqa: E731
-        return strided_reduction(group, stage, 4 * TREE_WIDTH, count, index, team, write)
+        write = lambda value: tirx.IfThenElse(thread_group.lane < 1, store(group.partial[stage], value, task), None)  # noqa: E731
+        return strided_reduction(group, stage, 4 * TREE_WIDTH, count, index, thread_group, write)
 
-    def work(task: Expr, begin: Expr, count: Expr, team: Team) -> list[Stmt]:
-        return [reduce(stage, task, begin, count, team) for stage in group.partial]
+    def work(task: Expr, begin: Expr, count: Expr, thread_group: Team) -> list[Stmt]:
+        return [reduce(stage, task, begin, count, thread_group) for stage in group.partial]
 
     def body(b: Expr, t: Expr) -> Stmt:
         return _with_member(group, b, lambda begin, count: work(b, begin, count, Team(WARP, t)))
@@ -140,18 +140,18 @@ def _reductions(group: TensorGroup) -> Stmt:
 
 
 def strided_reduction(
-    group: TensorGroup, stage: Stage, width: int, count: Expr, index: Any, team: Team, write: Any
+    group: TensorGroup, stage: Stage, width: int, count: Expr, index: Any, thread_group: Team, write: Any
 ) -> Stmt:
     """A reduction of ``count`` elements (known at run time only) in ``width`` lanes, lane l taking l, l + width, ...;
     ``index(k)``: the axes' values at element k; ``write(value)``: what is done with the result."""
-    slots = width // team.size
+    slots = width // thread_group.size
     acc, unroll = accumulator(stage, slots + 1), UNROLL // slots
     unrolled_steps, full_steps = tirx.floordiv(count, i64(width * unroll)), tirx.floordiv(count, i64(width))
     add = lambda k, s: acc.add(group.ctx, index(k), i64(s))  # noqa: E731
-    step = lambda k: seq([add(k * width + (team.lane + s * team.size), s) for s in range(slots)])  # noqa: E731
+    step = lambda k: seq([add(k * width + (thread_group.lane + s * thread_group.size), s) for s in range(slots)])  # noqa: E731
 
     def remainder(s: int) -> Stmt:
-        k = full_steps * width + (team.lane + s * team.size)
+        k = full_steps * width + (thread_group.lane + s * thread_group.size)
         return tirx.IfThenElse(k < count, bind_in_buffers(add(k, s)), None)
 
     k_loop = [
@@ -160,7 +160,7 @@ def strided_reduction(
         *(remainder(s) for s in range(slots)),
     ]
     start = [acc.start(i64(s), i64(0)) for s in range(slots)]
-    return block([*start, *k_loop, *halve(acc, slots, team), write(acc.result(i64(0)))], acc.buffers)
+    return block([*start, *k_loop, *halve(acc, slots, thread_group), write(acc.result(i64(0)))], acc.buffers)
 
 
 def _finish(program: Program, tensors: Members, groups: Sequence[TensorGroup]) -> list[Stmt]:
@@ -209,8 +209,8 @@ def _reduce_members(group: TensorGroup, stage: Stage, shared_sums: Any, thread: 
             acc = accumulator(end, 1)
             k_loop = dynamic_loop(pieces, lambda k: acc.add(group.ctx, index(k), i64(0)), "k")
             return block([acc.start(i64(0), i64(0)), k_loop, write(acc.result(i64(0)))], acc.buffers)
-        team = Team(min(width, WARP), tirx.floormod(thread, i64(min(width, WARP))))
-        return strided_reduction(group, end, width, pieces, index, team, write)
+        thread_group = Team(min(width, WARP), tirx.floormod(thread, i64(min(width, WARP))))
+        return strided_reduction(group, end, width, pieces, index, thread_group, write)
 
     def member_of_warp(iteration: Expr) -> Stmt:
         member = iteration * MEMBER_WARPS + tirx.floordiv(thread, i64(WARP))

@@ -130,28 +130,28 @@ class _RowNest:
             # threads beyond the last row take part in shuffles and barriers, on its values, and store nothing
             clamped = row if is_exact else tirx.Min(row, i64(self.rows - 1))
             row_index = unravel(clamped, [a.extent for a in self.row_axes])
-            team = Team(self.threads_per_row, tirx.floormod(thread, i64(self.threads_per_row)))
+            thread_group = Team(self.threads_per_row, tirx.floormod(thread, i64(self.threads_per_row)))
             allocations = [tirx.AllocBuffer(b) for b in (*self.registers.values(), *self.shared_rows.values())]
             stages = [s for s in self.group.stages if s.buffer not in self.inner.virtual.stages]
-            parts = (part for s in stages for part in self._stage(s, row_index, team, slot, in_bounds))
+            parts = (part for s in stages for part in self._stage(s, row_index, thread_group, slot, in_bounds))
             return seq([*allocations, *parts])
 
         return launch(blocks, self.rows_per_block * self.threads_per_row, body)
 
     def _stage(
-        self, stage: Stage, row_index: Sequence[Expr], team: Team, slot: Expr, in_bounds: Expr | None
+        self, stage: Stage, row_index: Sequence[Expr], thread_group: Team, slot: Expr, in_bounds: Expr | None
     ) -> list[Stmt]:
         if stage.reduction is not None:
-            write = lambda value: self._result(stage, row_index, team, in_bounds, value)  # noqa: E731
+            write = lambda value: self._result(stage, row_index, thread_group, in_bounds, value)  # noqa: E731
             index = index_of(stage.space, row_index)
             order = reduction_order(self.ctx, stage)
-            reduction = team_fold(self.inner, stage, order, index, team, write)
+            reduction = team_fold(self.inner, stage, order, index, thread_group, write)
             return [self._local(reduction, slot), *self._barrier_after(stage)]
         free_extents = [a.extent for a in stage.space[len(row_index) :]]
         if stage.buffer in self.registers:
             writer = ScalarWriter(self.inner.virtual)
             value = writer.bind(writer.write(stage.value, index_of(stage.space, row_index)))
-            body = bind_in_buffers(seq([*writer.binds, self._result(stage, row_index, team, in_bounds, value)]))
+            body = bind_in_buffers(seq([*writer.binds, self._result(stage, row_index, thread_group, in_bounds, value)]))
             return [self._local(body, slot)]
 
         def element(f: Expr) -> Stmt:
@@ -160,17 +160,19 @@ class _RowNest:
                 return stmt
             return tirx.IfThenElse(in_bounds, stmt, None)
 
-        body = self._local(seq(team.each(prod(free_extents), element)), slot)
+        body = self._local(seq(thread_group.each(prod(free_extents), element)), slot)
         return [body, *self._barrier_after(stage)]
 
-    def _result(self, stage: Stage, row_index: Sequence[Expr], team: Team, in_bounds: Expr | None, value: Expr) -> Stmt:
+    def _result(
+        self, stage: Stage, row_index: Sequence[Expr], thread_group: Team, in_bounds: Expr | None, value: Expr
+    ) -> Stmt:
         """Store one value a row: in a register of each thread, and by the first in memory if it is read there."""
         register = self.registers.get(stage.buffer)
         if register is not None and stage.buffer in local_buffers(self.ctx, self.group):
             return store(register, value, i64(0))
         writer = ScalarWriter(self.inner.virtual)
         indices = writer.indices(stage.indices, index_of(stage.space, row_index))
-        is_writer = team.lane < 1 if in_bounds is None else tirx.And(team.lane < 1, in_bounds)
+        is_writer = thread_group.lane < 1 if in_bounds is None else tirx.And(thread_group.lane < 1, in_bounds)
         result = value if register is None else load(register, i64(0))
         done = bind_in_buffers(seq([*writer.binds, _direct(stage.buffer, result, indices)]))
         write = tirx.IfThenElse(is_writer, done, None)
