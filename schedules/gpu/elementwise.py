@@ -43,8 +43,8 @@ def elementwise_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, St
 
 
 def _over_points(points: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """As ``over``, with several points a thread, a block's threads apart. Only the last block tests bounds, so that in
-    the others the loads of a thread do not wait for a condition and overlap."""
+    """As ``over``, with several points a thread, a block's threads apart. Only the last block tests
+    bounds, so that in the others the loads of a thread do not wait for a condition and overlap."""
     if points < MIN_POINTS_UNROLLED:
         return over(points, body)
     points_per_block = POINTS_PER_THREAD * THREADS
