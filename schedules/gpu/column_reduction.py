@@ -79,7 +79,7 @@ class _ColumnReduction:
         def column(flat: Expr) -> Stmt:
             acc, result_index = accumulator(self.reduction, 1), self._result_index(flat)
             add = lambda r: acc.add(self.ctx, result_index | self._row_index(r), i64(0))  # noqa: E731
-            k_loop = turns(self.reduction.depth, add, UNROLL)
+            k_loop = partially_unrolled(self.reduction.depth, add, UNROLL)
             write = store_result(self.ctx, self.reduction, result_index, acc.result(i64(0)), self.epilogue)
             return block([acc.start(i64(0), i64(0)), k_loop, write], acc.buffers)
 
@@ -89,7 +89,7 @@ class _ColumnReduction:
         """Software pipeline: all threads prefetch tile p + 1 into registers, the first ``width`` threads add tile p."""
         width = self._width()
         rows_at_once = THREADS // width
-        parts, dtype = parts_of(self.ctx, self.reduction), partial_type(self.reduction)
+        parts, dtype = operand_count(self.ctx, self.reduction), partial_type(self.reduction)
         rows_per_thread = STAGING_BYTES // (THREADS * parts * tvm.DataType(dtype).itemsize)
         rows_per_thread = max(1, min(UNROLL, rows_per_thread, -(-self.reduction.depth // rows_at_once)))
         staged_registers = [scratch([rows_per_thread], dtype, "held") for _ in range(parts)]
@@ -144,17 +144,17 @@ class _StagedTile:
         def load_row(u: Expr) -> Stmt:
             row = number * (self.rows_at_once * self.rows_per_thread) + (u * self.rows_at_once + self.row_lane)
             index = self.result_index | self.nest._row_index(row)
-            read = read_parts(self.nest.ctx, self.nest.reduction, index, self.staged_registers, u)
+            read = load_operands(self.nest.ctx, self.nest.reduction, index, self.staged_registers, u)
             return tirx.IfThenElse(row < i64(self.nest.reduction.depth), read, None)
 
-        return written_out(self.rows_per_thread, load_row)
+        return fully_unrolled(self.rows_per_thread, load_row)
 
     def store_shared(self) -> Stmt:
         def store_row(u: Expr) -> Stmt:
             slot = u * THREADS + self.thread
             return seq([store(r, load(h, u), slot) for h, r in zip(self.staged_registers, self.tiles, strict=True)])
 
-        return written_out(self.rows_per_thread, store_row)
+        return fully_unrolled(self.rows_per_thread, store_row)
 
     def add(self, number: Expr, acc: Any, width: int) -> Stmt:
         rows = self.rows_at_once * self.rows_per_thread
@@ -162,6 +162,6 @@ class _StagedTile:
 
         def add_row(r: Expr) -> Stmt:
             parts = [load(b, r * width + self.thread) for b in self.tiles]
-            return store(acc, joined(self.nest.reduction, load(acc, i64(0)), parts), i64(0))
+            return store(acc, accumulate(self.nest.reduction, load(acc, i64(0)), parts), i64(0))
 
         return dynamic_loop(count, add_row, "r")

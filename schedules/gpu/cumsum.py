@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, loop, seq, store
 from .loop_programs import LoopProgram, function, read_loop_program, static_shape, wrapped_sum
-from .threads.launch import THREADS, barrier, launch, over, registers, shared, spread, unrolled
+from .threads.launch import THREADS, barrier, launch, launch_per_point, registers, shared, threads_per_block, unrolled
 
 MIN_WIDE_ROWS = 4096  # sums from which a block takes 32 of them instead of 8, so that fewer threads idle; chosen
 

@@ -16,7 +16,7 @@ from ..tir.builder import Expr, Stmt, i64, unravel
 from ..tir.context import NestContext
 from ..tir.point_writer import elementwise_group, is_materialized, point_stores
 from ..tir.stages import Stage
-from .threads.launch import THREADS, launch, over, unrolled
+from .threads.launch import THREADS, launch, launch_per_point, unrolled
 from .transpose import find_transpose, transpose_launch
 
 # Points from which a thread takes several: one load under way in each thread does not fill the memory's bandwidth.
@@ -27,7 +27,7 @@ POINTS_PER_THREAD = 4
 
 def elementwise_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is not elementwise."""
-    if not stages[0].is_map:
+    if not stages[0].is_elementwise:
         return None
     group = elementwise_group(ctx, stages)
     transpose = find_transpose(ctx, group)
@@ -43,10 +43,10 @@ def elementwise_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, St
 
 
 def _over_points(points: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """As ``over``, with several points a thread, a block's threads apart. Only the last block tests
+    """As ``launch_per_point``, with several points a thread, a block's threads apart. Only the last block tests
     bounds, so that in the others the loads of a thread do not wait for a condition and overlap."""
     if points < MIN_POINTS_UNROLLED:
-        return over(points, body)
+        return launch_per_point(points, body)
     points_per_block = POINTS_PER_THREAD * THREADS
     full_blocks, rest = divmod(points, points_per_block)
 

@@ -54,7 +54,9 @@ def _launches(stmt: Any) -> Any:
     if isinstance(stmt, tirx.For) and is_int(stmt.extent):
         extent = value_of(stmt.extent)
         if stmt.kind == tirx.ForKind.PARALLEL:
-            return for_device(over(extent, lambda p: rewrite(stmt.body, [(tvm.ir.Var, _substitution(stmt, p))]), WARP))
+            return for_device(
+                launch_per_point(extent, lambda p: rewrite(stmt.body, [(tvm.ir.Var, _substitution(stmt, p))]), WARP)
+            )
         if stmt.kind == tirx.ForKind.SERIAL and extent == 1:
             zero = tirx.IntImm(str(stmt.loop_var.ty.dtype), 0)
             return _launches(rewrite(stmt.body, [(tvm.ir.Var, _substitution(stmt, zero))]))

@@ -125,22 +125,22 @@ def _elementwise(group: TensorGroup) -> Stmt:
 def _reductions(group: TensorGroup) -> Stmt:
     """A warp a piece, with the lanes of ``lanes_fold`` in tir/reduction.py, so that bits equal the CPU's."""
 
-    def reduce(stage: Stage, task: Expr, begin: Expr, count: Expr, thread_group: Team) -> Stmt:
+    def reduce(stage: Stage, task: Expr, begin: Expr, count: Expr, thread_group: ThreadGroup) -> Stmt:
         index = lambda k: index_of(stage.reduce, [begin + k])  # noqa: E731
         write = lambda value: tirx.IfThenElse(thread_group.lane < 1, store(group.partial[stage], value, task), None)  # noqa: E731
         return strided_reduction(group, stage, 4 * TREE_WIDTH, count, index, thread_group, write)
 
-    def work(task: Expr, begin: Expr, count: Expr, thread_group: Team) -> list[Stmt]:
+    def work(task: Expr, begin: Expr, count: Expr, thread_group: ThreadGroup) -> list[Stmt]:
         return [reduce(stage, task, begin, count, thread_group) for stage in group.partial]
 
     def body(b: Expr, t: Expr) -> Stmt:
-        return _with_member(group, b, lambda begin, count: work(b, begin, count, Team(WARP, t)))
+        return _with_member(group, b, lambda begin, count: work(b, begin, count, ThreadGroup(WARP, t)))
 
     return launch(group.tasks, WARP, body)
 
 
 def strided_reduction(
-    group: TensorGroup, stage: Stage, width: int, count: Expr, index: Any, thread_group: Team, write: Any
+    group: TensorGroup, stage: Stage, width: int, count: Expr, index: Any, thread_group: ThreadGroup, write: Any
 ) -> Stmt:
     """A reduction of ``count`` elements (known at run time only) in ``width`` lanes, lane l taking l, l + width, ...;
     ``index(k)``: the axes' values at element k; ``write(value)``: what is done with the result."""
@@ -155,12 +155,12 @@ def strided_reduction(
         return tirx.IfThenElse(k < count, bind_in_buffers(add(k, s)), None)
 
     k_loop = [
-        dynamic_loop(unrolled_steps, lambda k: written_out(unroll, lambda u: step(k * unroll + u)), "k"),
+        dynamic_loop(unrolled_steps, lambda k: fully_unrolled(unroll, lambda u: step(k * unroll + u)), "k"),
         dynamic_loop(full_steps - unrolled_steps * unroll, lambda k: step(unrolled_steps * unroll + k), "k"),
         *(remainder(s) for s in range(slots)),
     ]
     start = [acc.start(i64(s), i64(0)) for s in range(slots)]
-    return block([*start, *k_loop, *halve(acc, slots, thread_group), write(acc.result(i64(0)))], acc.buffers)
+    return block([*start, *k_loop, *tree_reduce(acc, slots, thread_group), write(acc.result(i64(0)))], acc.buffers)
 
 
 def _finish(program: Program, tensors: Members, groups: Sequence[TensorGroup]) -> list[Stmt]:
@@ -209,7 +209,7 @@ def _reduce_members(group: TensorGroup, stage: Stage, shared_sums: Any, thread: 
             acc = accumulator(end, 1)
             k_loop = dynamic_loop(pieces, lambda k: acc.add(group.ctx, index(k), i64(0)), "k")
             return block([acc.start(i64(0), i64(0)), k_loop, write(acc.result(i64(0)))], acc.buffers)
-        thread_group = Team(min(width, WARP), tirx.floormod(thread, i64(min(width, WARP))))
+        thread_group = ThreadGroup(min(width, WARP), tirx.floormod(thread, i64(min(width, WARP))))
         return strided_reduction(group, end, width, pieces, index, thread_group, write)
 
     def member_of_warp(iteration: Expr) -> Stmt:

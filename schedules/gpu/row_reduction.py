@@ -42,7 +42,7 @@ MIN_THREADS = 128  # of a block that is made smaller so that its rows fit into s
 def row_reduction_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is no row reduction."""
     group = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead), _is_profitable)
-    if group is None or all(s.is_map for s in group.stages):
+    if group is None or all(s.is_elementwise for s in group.stages):
         stage = stages[0]
         if not _is_row_reduction(ctx, stage):
             return None
@@ -60,7 +60,7 @@ def _is_row_reduction(ctx: NestContext, stage: Stage) -> bool:
 
 def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
     """A reduction with one result a row, or an elementwise stage that is written along the row."""
-    if stage.is_map:
+    if stage.is_elementwise:
         row_axes = stage.space[lead:]
         return not row_axes or contiguous_axis([write_of(stage)], stage.space) in row_axes
     return len(stage.space) == lead and _is_row_reduction(ctx, stage)
@@ -99,10 +99,10 @@ class _RowNest:
     @classmethod
     def make(cls, ctx: NestContext, group: RowGroup) -> _RowNest:
         reductions = [s for s in group.stages if s.reduction is not None]
-        threads_per_row = team_size([(reduction_order(ctx, s), s) for s in reductions])
+        threads_per_row = group_size([(reduction_order(ctx, s), s) for s in reductions])
         rows = prod(a.extent for a in group.stages[0].space[: group.lead])
         local = local_buffers(ctx, group)
-        registers = {b: scratch([1], str(b.dtype), b.name) for b in group.places if row_length(b, group) == 1}
+        registers = {b: scratch([1], str(b.dtype), b.name) for b in group.row_dims if row_length(b, group) == 1}
         vectors = [b for b in local if b not in registers]
         rows_per_block = max(THREADS // threads_per_row, 1)
         while rows_per_block * threads_per_row > WARP and -(-rows // rows_per_block) < BLOCKS:
@@ -130,7 +130,7 @@ class _RowNest:
             # threads beyond the last row take part in shuffles and barriers, on its values, and store nothing
             clamped = row if is_exact else tirx.Min(row, i64(self.rows - 1))
             row_index = unravel(clamped, [a.extent for a in self.row_axes])
-            thread_group = Team(self.threads_per_row, tirx.floormod(thread, i64(self.threads_per_row)))
+            thread_group = ThreadGroup(self.threads_per_row, tirx.floormod(thread, i64(self.threads_per_row)))
             allocations = [tirx.AllocBuffer(b) for b in (*self.registers.values(), *self.shared_rows.values())]
             stages = [s for s in self.group.stages if s.buffer not in self.inner.virtual.stages]
             parts = (part for s in stages for part in self._stage(s, row_index, thread_group, slot, in_bounds))
@@ -139,13 +139,13 @@ class _RowNest:
         return launch(blocks, self.rows_per_block * self.threads_per_row, body)
 
     def _stage(
-        self, stage: Stage, row_index: Sequence[Expr], thread_group: Team, slot: Expr, in_bounds: Expr | None
+        self, stage: Stage, row_index: Sequence[Expr], thread_group: ThreadGroup, slot: Expr, in_bounds: Expr | None
     ) -> list[Stmt]:
         if stage.reduction is not None:
             write = lambda value: self._result(stage, row_index, thread_group, in_bounds, value)  # noqa: E731
             index = index_of(stage.space, row_index)
             order = reduction_order(self.ctx, stage)
-            reduction = team_fold(self.inner, stage, order, index, thread_group, write)
+            reduction = group_reduce(self.inner, stage, order, index, thread_group, write)
             return [self._local(reduction, slot), *self._barrier_after(stage)]
         free_extents = [a.extent for a in stage.space[len(row_index) :]]
         if stage.buffer in self.registers:
@@ -164,7 +164,7 @@ class _RowNest:
         return [body, *self._barrier_after(stage)]
 
     def _result(
-        self, stage: Stage, row_index: Sequence[Expr], thread_group: Team, in_bounds: Expr | None, value: Expr
+        self, stage: Stage, row_index: Sequence[Expr], thread_group: ThreadGroup, in_bounds: Expr | None, value: Expr
     ) -> Stmt:
         """Store one value a row: in a register of each thread, and by the first in memory if it is read there."""
         register = self.registers.get(stage.buffer)
@@ -187,7 +187,7 @@ class _RowNest:
         """``stmt`` with its accesses of the row's buffers redirected to registers and to shared memory."""
 
         def offset(buffer: Any, indices: Sequence[Expr]) -> Expr:
-            row_dims = self.group.places[buffer]
+            row_dims = self.group.row_dims[buffer]
             flat: Expr = i64(0)
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
                 flat = flat if d in row_dims else flat * extent + index
@@ -227,7 +227,7 @@ def _recomputed_rows(group: RowGroup, vectors: Sequence[Any], max_bytes: int, th
     """The rows to recompute at each read: all that can be, if together they take more than ``max_bytes`` bytes."""
     if _row_bytes(vectors, group, threads_per_row) <= max_bytes:
         return []
-    stages = [s for s in group.stages if s.is_map and is_plain_store(s) and not isinstance(s.value, tirx.Let)]
+    stages = [s for s in group.stages if s.is_elementwise and is_plain_store(s) and not isinstance(s.value, tirx.Let)]
     return [s.buffer for s in stages if s.buffer in vectors]
 
 

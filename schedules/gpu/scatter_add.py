@@ -20,7 +20,7 @@ from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store
 from .loop_programs import LoopProgram, function, read_loop_program, static_shape, wrapped_sum
-from .threads.launch import barrier, launch, over, registers, shared, spread, unrolled
+from .threads.launch import barrier, launch, launch_per_point, registers, shared, threads_per_block, unrolled
 
 CHUNK = 1024  # indices that one block sorts, a thread each: the most threads that a block may have
 PREFETCH = 8  # terms loaded at once before they are added; chosen, not measured, and of no effect on bits
@@ -183,7 +183,7 @@ def _merge_chunks(scatter: ScatterAdd, chunked: tuple[Any, Any], merged: list[An
             store(merged[0], load(keys, position), target), store(merged[1], load(order, position), target),
         ])  # fmt: skip
 
-    return over(count, merge)
+    return launch_per_point(count, merge)
 
 
 def _initialize(scatter: ScatterAdd, y: Any) -> Stmt:
@@ -191,7 +191,7 @@ def _initialize(scatter: ScatterAdd, y: Any) -> Stmt:
         r, c = flat // scatter.columns, flat % scatter.columns
         return store(y, scatter.initial(r, c), *scatter.index_of(r, c))
 
-    return over(scatter.rows * scatter.columns, element)
+    return launch_per_point(scatter.rows * scatter.columns, element)
 
 
 def _add_segments(scatter: ScatterAdd, keys: Any, order: Any, y: Any) -> Stmt:
@@ -223,7 +223,7 @@ def _add_segments(scatter: ScatterAdd, keys: Any, order: Any, y: Any) -> Stmt:
         ])  # fmt: skip
         return tirx.IfThenElse(tirx.all(first, row < i64(scatter.rows)), work, None)
 
-    return over(count * columns, segment)
+    return launch_per_point(count * columns, segment)
 
 
 @attrs.frozen

@@ -64,10 +64,10 @@ def find_transpose(ctx: NestContext, stages: Sequence[Stage]) -> Transpose | Non
 
 
 def _is_transposed(access: Access, axes: Sequence[Axis], axis: int) -> bool:
-    placed = access.places()
-    if not placed or not placed[-1][0].same_as(axes[axis].var):
+    dimensions = access.dimensions()
+    if not dimensions or not dimensions[-1][0].same_as(axes[axis].var):
         return False
-    return axes[-1].var in variables([index for index, _ in placed[:-1]])
+    return axes[-1].var in variables([index for index, _ in dimensions[:-1]])
 
 
 def _element_bytes(buffer: Any) -> int:
