@@ -1,8 +1,8 @@
-"""Attention whose rows are too long to lie in a block: their columns come some at a time.
+"""Attention by K/V tiles, for rows that do not fit into shared memory: scores are recomputed once a pass.
 
-A block has some rows of one head. What it makes of COLUMNS of their scores lies in shared memory and is added to the
-sums that it is for, in the order of the columns and in the lanes of the CPU's tree. A sum that needs another one, as
-a softmax's needs its largest score, is a pass of its own, for which the scores are made again.
+A block has some rows of one head and 64 score columns at a time in shared memory (a FlashAttention without the online
+softmax). A reduction that needs another one, as a softmax's sum needs the row max, is a pass of its own. Columns are
+added in ascending order, in the lanes of the CPU's reduction tree: the bits are the CPU's.
 """
 
 from __future__ import annotations
@@ -24,300 +24,323 @@ from ...tir.reduction import LONG_ROW
 from ...tir.row_group import RowGroup
 from ...tir.stages import Stage, variables
 from ..threads.launch import barrier, launch, shared
-from .row_matmul import Strip
-from .row_reduction import Fold
-from .row_stages import Rows, copy_rows, result
+from .row_matmul import RowMatmul
+from .row_reduction import RowReduction
+from .row_stages import RowBlock, copy_a_to_shared, store_element
 from .shared_memory import (  # fmt: skip
     COLUMNS,
-    ITEM,
-    ROOM,
-    SKEW,
+    ELEMENT_BYTES,
+    MAX_SHARED_BYTES,
     THREADS,
+    TILE_PADDING,
     Memory,
     Product,
-    lies_there,
-    lines_of,
-    padded,
+    assign_regions,
+    is_a_in_shared,
+    padded_length,
+    reads_at_column,
     row_counts,
-    skew,
-    skewed,
-    stands_at,
+    row_padding,
+    with_padding,
 )
 
-PIECE = 64  # columns of the scores that are made at once: as many as the most lanes of a fold
-ACROSS = 4  # columns, of neighbouring rows, that neighbouring threads have where memory runs along the rows
+TILE_COLUMNS = (
+    64  # score columns of a K/V tile: as many as the most lanes of a reduction, so that tiles change no order
+)
+TRANSPOSED_WIDTH = 4  # columns a row for neighbouring threads where memory runs along rows. Chosen, not measured
 
 
 @attrs.frozen(eq=False)
 class Pass:
-    """``steps``: what is done with some columns, in order; ``sinks``: the folds and last products among them, none of
-    which needs another. But a softmax's in one pass (``head_softmax``): ``top``, the largest score so far, and
-    ``whole``, by which sums of weights are divided at the end."""
+    """``steps``: stages for each tile, in order. ``results``: the reductions and output products among them, none of
+    which needs another; but for an online softmax, with its ``row_max`` and ``row_sum``."""
 
     steps: tuple[Stage, ...]
-    sinks: tuple[Stage, ...]
-    top: Stage | None = None
-    whole: Stage | None = None
+    results: tuple[Stage, ...]
+    row_max: Stage | None = None
+    row_sum: Stage | None = None
 
     @property
-    def chain(self) -> list[Stage]:
-        """What of the scores the sinks need."""
-        return [s for s in self.steps if s not in self.sinks]
+    def score_stages(self) -> list[Stage]:
+        """The score stages that the results need."""
+        return [s for s in self.steps if s not in self.results]
 
 
 @attrs.frozen(eq=False)
-class Stream:
-    """``passes`` over ``extent`` columns, ``after``: the maps on each last product. ``memory``: as of rows that lie in
-    a block, with PIECE elements a line, and as many more as make it a pitch (``head_memory.skew``)."""
+class KvTiledPlan:
+    """``passes`` over ``extent`` columns. ``epilogues``: elementwise stages on each output product. ``memory``: regions
+    of TILE_COLUMNS elements a row, plus padding."""
 
     ctx: NestContext
-    found: RowGroup
+    fused: RowGroup
     products: Mapping[Any, Product]
     extent: int
     passes: tuple[Pass, ...]
-    after: Mapping[Any, tuple[Stage, ...]]
+    epilogues: Mapping[Any, tuple[Stage, ...]]
     memory: Memory
 
     @property
-    def chain(self) -> list[Stage]:
-        return [s for s in self.found.stages if any(s in p.chain for p in self.passes)]
+    def score_stages(self) -> list[Stage]:
+        return [s for s in self.fused.stages if any(s in p.score_stages for p in self.passes)]
 
     @property
-    def price(self) -> int:
-        """Multiplications of a row: scores are made once a pass."""
+    def cost(self) -> int:
+        """Multiply-adds of a row: scores are made once a pass."""
         made = [s for p in self.passes for s in p.steps if s in self.products]
         return sum(self.products[s].n * s.depth for s in made)
 
-    def wide(self, product: Product) -> int:
-        """Columns of a product that are made side by side: all of a last one's."""
-        return PIECE if product.one.stage.buffer in self.memory.lines else min(c for c in COLUMNS if c >= product.n)
+    def tile_n(self, product: Product) -> int:
+        """Columns of a matmul that are made at once: all of an output product's."""
+        return (
+            TILE_COLUMNS
+            if product.contraction.stage.buffer in self.memory.regions
+            else min(c for c in COLUMNS if c >= product.n)
+        )
 
-    def is_turned(self, stage: Stage) -> bool:
-        """Is it a map that reads memory along rows, as a mask of scores that are made turned?"""
-        row, column = (stage.space[self.found.lead + d].var for d in (-1, 0))
-        places = [
-            r.dimensions()
-            for r in reads_of(self.ctx, stage)
-            if stage.is_elementwise and r.buffer not in self.memory.lines
-        ]
-        return any(p and p[-1][0].same_as(row) and column in variables([i for i, _ in p[:-1]]) for p in places)
+    def reads_transposed(self, stage: Stage) -> bool:
+        """Does an elementwise stage read memory along rows, as the mask of transposed scores does?"""
+        row, column = (stage.space[self.fused.lead + d].var for d in (-1, 0))
+        reads = [r.places() for r in reads_of(self.ctx, stage) if stage.is_map and r.buffer not in self.memory.regions]
+        return any(p and p[-1][0].same_as(row) and column in variables([i for i, _ in p[:-1]]) for p in reads)
 
     @property
-    def skew(self) -> int:
-        """Elements from the end of a line to the next."""
-        if any(self.is_turned(s) for s in self.chain):
-            return ACROSS
-        return skew(PIECE) if self.extent < LONG_ROW else 0
+    def padding(self) -> int:
+        """Elements between the end of a row and the next, against bank conflicts."""
+        if any(self.reads_transposed(s) for s in self.score_stages):
+            return TRANSPOSED_WIDTH
+        return row_padding(TILE_COLUMNS) if self.extent < LONG_ROW else 0
 
-    def bytes(self, rows: int, lines: Mapping[Any, tuple[int, int]]) -> int:
-        lefts = sum(padded(self.products[s].one.k) for s in self.chain if s in self.products)
-        kept = sum(dict(lines.values()).values()) + lefts
-        wides = [self.wide(p) for p in self.products.values()]
-        return ITEM * (rows * kept + max(2 * self.memory.deep(w) * (w + SKEW) for w in wides))
+    def shared_bytes(self, rows: int, regions: Mapping[Any, tuple[int, int]]) -> int:
+        a_copies = sum(padded_length(self.products[s].contraction.k) for s in self.score_stages if s in self.products)
+        elements = sum(dict(regions.values()).values()) + a_copies
+        widths = [self.tile_n(p) for p in self.products.values()]
+        return ELEMENT_BYTES * (rows * elements + max(2 * self.memory.tile_k(w) * (w + TILE_PADDING) for w in widths))
 
 
-def plan_stream(
-    ctx: NestContext, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int
-) -> Stream | None:
+def plan_kv_tiled(
+    ctx: NestContext, fused: RowGroup, products: Mapping[Any, Product], heads: int, rows: int
+) -> KvTiledPlan | None:
     """None if not all of its stages are of such kinds, or not one row fits."""
-    stream = read_stream(ctx, found, products)
-    if stream is None:
+    kv_plan = read_kv_tiled(ctx, fused, products)
+    if kv_plan is None:
         return None
-    lines = stream.memory.lines
-    kinds = [skewed(lines, dict.fromkeys(lines, stream.skew)), lines]
+    regions = kv_plan.memory.regions
+    layouts = [with_padding(regions, dict.fromkeys(regions, kv_plan.padding)), regions]
     for count in row_counts(heads, rows):
-        fitting = [kind for kind in kinds if stream.bytes(count, kind) <= ROOM]
+        fitting = [layout for layout in layouts if kv_plan.shared_bytes(count, layout) <= MAX_SHARED_BYTES]
         if fitting:
-            return attrs.evolve(stream, memory=Memory(count, PIECE, fitting[0]))
+            return attrs.evolve(kv_plan, memory=Memory(count, TILE_COLUMNS, fitting[0]))
     return None
 
 
-def read_stream(ctx: NestContext, found: RowGroup, products: Mapping[Any, Product]) -> Stream | None:
+def read_kv_tiled(ctx: NestContext, fused: RowGroup, products: Mapping[Any, Product]) -> KvTiledPlan | None:
     """The passes, for blocks of one row; None if not all stages are of such kinds."""
-    first = found.stages[0].space[found.lead :]
-    whole = lines_of(ctx, found)
-    ended = [s for s, p in products.items() if lies_there(found, whole, p)]
-    last = {s: [m for m in found.stages if _follows(ctx, s, m)] for s in ended}
-    ends = {s.buffer for product, maps in last.items() for s in (product, *maps)}
-    lines = {b: (place, PIECE if n > 1 else 1) for b, (place, n) in whole.items() if b not in ends}
-    kinds = _Kinds(ctx, found, products, lines, first[0].extent if len(first) == 1 else 0, last)
-    passes, after = kinds.passes(), kinds.after()
-    if passes is None or after is None:
+    column_axes = fused.stages[0].space[fused.lead :]
+    all_regions = assign_regions(ctx, fused)
+    last_products = [s for s, p in products.items() if is_a_in_shared(fused, all_regions, p)]
+    outputs = {s: [m for m in fused.stages if _is_epilogue(ctx, s, m)] for s in last_products}
+    written = {s.buffer for product, maps in outputs.items() for s in (product, *maps)}
+    regions = {b: (region, TILE_COLUMNS if n > 1 else 1) for b, (region, n) in all_regions.items() if b not in written}
+    kinds = _StageKinds(ctx, fused, products, regions, column_axes[0].extent if len(column_axes) == 1 else 0, outputs)
+    passes, epilogues = kinds.passes(), kinds.epilogues()
+    if passes is None or epilogues is None:
         return None
-    return Stream(ctx, found, products, kinds.extent, passes, after, Memory(1, PIECE, lines))
+    return KvTiledPlan(ctx, fused, products, kinds.extent, passes, epilogues, Memory(1, TILE_COLUMNS, regions))
 
 
 @attrs.frozen(eq=False)
-class _Kinds:
+class _StageKinds:
     """What each stage of a group is."""
 
     ctx: NestContext
-    found: RowGroup
+    fused: RowGroup
     products: Mapping[Any, Product]
-    lines: Mapping[Any, tuple[int, int]]
+    regions: Mapping[Any, tuple[int, int]]
     extent: int
-    last: Mapping[Any, Sequence[Stage]]
+    outputs: Mapping[Any, Sequence[Stage]]
 
-    def is_chain(self, stage: Stage) -> bool:
-        """A matrix of scores, of which an element needs others at its own place alone."""
-        free = stage.space[self.found.lead :]
-        mine = stage.buffer in self.lines and [a.extent for a in free] == [self.extent]
-        return mine and stage not in self.last and (stage in self.products or self._reads_at(stage, free[0].var))
+    def is_score_stage(self, stage: Stage) -> bool:
+        """Does it make a matrix of scores, each element from its own coordinates alone?"""
+        free = stage.space[self.fused.lead :]
+        spans_columns = stage.buffer in self.regions and [a.extent for a in free] == [self.extent]
+        return (
+            spans_columns
+            and stage not in self.outputs
+            and (stage in self.products or self._reads_at(stage, free[0].var))
+        )
 
-    def is_sink(self, stage: Stage) -> bool:
-        if self.is_chain(stage):  # of as many columns as they are deep
+    def is_result(self, stage: Stage) -> bool:
+        if self.is_score_stage(stage):  # of as many columns as they are deep
             return False
-        if stage in self.last:
-            left, product = self.products[stage].left, self.products[stage]
-            maps = any(s.is_elementwise and s.buffer.same_as(left.source) for s in self.found.stages)
-            return maps and product.n <= max(COLUMNS) and stage.depth == self.extent
+        if stage in self.outputs:
+            product = self.products[stage]
+            a_is_elementwise = any(s.is_map and s.buffer.same_as(product.a.source) for s in self.fused.stages)
+            return a_is_elementwise and product.n <= max(COLUMNS) and stage.depth == self.extent
         return stage.reduction is not None and stage.depth == self.extent and self._reads_at(stage, stage.reduce[0].var)
 
     def _reads_at(self, stage: Stage, column: Any) -> bool:
-        """Does it read of matrices the one column alone?"""
-        matrices = [r for r in reads_of(self.ctx, stage) if self.lines.get(r.buffer, (0, 1))[1] > 1]
-        return all(stands_at(self.found, x, column) for x in matrices)
+        """Does it read score matrices at this one column alone?"""
+        matrices = [r for r in reads_of(self.ctx, stage) if self.regions.get(r.buffer, (0, 1))[1] > 1]
+        return all(reads_at_column(self.fused, x, column) for x in matrices)
 
-    def after(self) -> dict[Any, tuple[Stage, ...]] | None:
-        """The maps on each last product; None if there is a stage of no kind."""
-        left = {s for s in self.found.stages if not self.is_chain(s) and not self.is_sink(s)}
-        following = {m for maps in self.last.values() for m in maps}
-        return {s: tuple(maps) for s, maps in self.last.items()} if left == following else None
+    def epilogues(self) -> dict[Any, tuple[Stage, ...]] | None:
+        """The epilogue of each output product; None if a stage is of no kind."""
+        remaining = {s for s in self.fused.stages if not self.is_score_stage(s) and not self.is_result(s)}
+        following = {m for maps in self.outputs.values() for m in maps}
+        return {s: tuple(maps) for s, maps in self.outputs.items()} if remaining == following else None
 
     def passes(self) -> tuple[Pass, ...] | None:
-        """Sinks in order, as many at once as need no other of them."""
+        """Results in order, as many a pass as need no other of the same pass."""
         groups: list[list[Stage]] = []
-        for stage in filter(self.is_sink, self.found.stages):
-            needed = {b for s in (stage, *self._chain(stage)) for b in _sources(self.ctx, s)}
+        for stage in filter(self.is_result, self.fused.stages):
+            needed = {b for s in (stage, *self._score_stages_of(stage)) for b in _buffers_read(self.ctx, s)}
             if groups and not any(s.buffer in needed for s in groups[-1]):
                 groups[-1].append(stage)
             else:
                 groups.append([stage])
-        steps = [{*g, *(s for x in g for s in self._chain(x))} for g in groups]
+        steps = [{*g, *(s for x in g for s in self._score_stages_of(x))} for g in groups]
         made = [
-            Pass(tuple(s for s in self.found.stages if s in m), tuple(g)) for m, g in zip(steps, groups, strict=True)
+            Pass(tuple(s for s in self.fused.stages if s in m), tuple(g)) for m, g in zip(steps, groups, strict=True)
         ]
-        chained = {s for p in made for s in p.chain}
-        return tuple(made) if made and chained == set(filter(self.is_chain, self.found.stages)) else None
+        chained = {s for p in made for s in p.score_stages}
+        return tuple(made) if made and chained == set(filter(self.is_score_stage, self.fused.stages)) else None
 
-    def _chain(self, sink: Stage) -> list[Stage]:
-        makers, todo, needed = {s.buffer: s for s in filter(self.is_chain, self.found.stages)}, [sink], set()
+    def _score_stages_of(self, result: Stage) -> list[Stage]:
+        makers, todo, needed = {s.buffer: s for s in filter(self.is_score_stage, self.fused.stages)}, [result], set()
         while todo:
-            new = {makers[b] for b in _sources(self.ctx, todo.pop()) if b in makers} - needed
+            new = {makers[b] for b in _buffers_read(self.ctx, todo.pop()) if b in makers} - needed
             needed |= new
             todo += new
-        return [s for s in self.found.stages if s in needed]
+        return [s for s in self.fused.stages if s in needed]
 
 
-def _sources(ctx: NestContext, stage: Stage) -> set[Any]:
+def _buffers_read(ctx: NestContext, stage: Stage) -> set[Any]:
     return {r.buffer for r in reads_of(ctx, stage)}
 
 
-def _follows(ctx: NestContext, product: Stage, stage: Stage) -> bool:
-    return (
-        stage.is_elementwise and product.buffer in _sources(ctx, stage) and bool(epilogue_stages(ctx, product, [stage]))
-    )
+def _is_epilogue(ctx: NestContext, product: Stage, stage: Stage) -> bool:
+    return stage.is_map and product.buffer in _buffers_read(ctx, stage) and bool(epilogue_stages(ctx, product, [stage]))
 
 
-def stream_launch(stream: Stream, batch: Sequence[int], whole: int) -> Stmt:
+def kv_tiled_launch(kv_plan: KvTiledPlan, batch: Sequence[int], total_rows: int) -> Stmt:
     """The launch: ``whole`` rows of each of ``batch``."""
-    memory, found = stream.memory, stream.found
-    count, groups = memory.rows, -(-whole // memory.rows)
-    lines = {place: b for b, (place, _) in reversed([*memory.lines.items()])}
-    made = {place: shared([count * memory.lines[b][1]], str(b.dtype), b.name) for place, b in lines.items()}
-    held = {b: made[place] for b, (place, _) in memory.lines.items()}
-    products = [s for s in stream.chain if s in stream.products]
-    lefts = {s: shared([count * padded(stream.products[s].one.k)], "float32", "left") for s in products}
-    wides = [stream.wide(p) for p in stream.products.values()]
-    size = max(memory.deep(w) * (w + SKEW) for w in wides)
+    memory, fused = kv_plan.memory, kv_plan.fused
+    count, groups = memory.rows, -(-total_rows // memory.rows)
+    first_users = {region: b for b, (region, _) in reversed([*memory.regions.items()])}
+    made = {region: shared([count * memory.regions[b][1]], str(b.dtype), b.name) for region, b in first_users.items()}
+    shared_buffers = {b: made[region] for b, (region, _) in memory.regions.items()}
+    products = [s for s in kv_plan.score_stages if s in kv_plan.products]
+    a_copies = {
+        s: shared([count * padded_length(kv_plan.products[s].contraction.k)], "float32", "left") for s in products
+    }
+    widths = [kv_plan.tile_n(p) for p in kv_plan.products.values()]
+    size = max(memory.tile_k(w) * (w + TILE_PADDING) for w in widths)
     tiles = shared([size], "float32", "tile"), shared([size], "float32", "tile")
 
-    def body(place: Expr, thread: Expr) -> Stmt:
-        *heads, group = unravel(place, [*batch, groups])
-        first = group * count
-        rows = Rows(stream.ctx, found, memory, held, heads, first, whole, thread, tiles, None)
-        copies = [part for s in products for part in copy_rows(rows, stream.products[s], lefts[s])]
-        parts = [_Passing(stream, rows, lefts, one).statement() for one in stream.passes]
-        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *lefts.values(), *tiles)]
+    def body(index: Expr, thread: Expr) -> Stmt:
+        *heads, group = unravel(index, [*batch, groups])
+        first_row = group * count
+        rows = RowBlock(kv_plan.ctx, fused, memory, shared_buffers, heads, first_row, total_rows, thread, tiles, None)
+        copies = [part for s in products for part in copy_a_to_shared(rows, kv_plan.products[s], a_copies[s])]
+        parts = [_PassWriter(kv_plan, rows, a_copies, kv_pass).statement() for kv_pass in kv_plan.passes]
+        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *a_copies.values(), *tiles)]
         return seq([*makes, *copies, *parts])
 
     return launch(prod(batch) * groups, THREADS, body)
 
 
 @attrs.frozen(eq=False)
-class _Passing:
-    """The text of one pass."""
+class _PassWriter:
+    """Writes one pass."""
 
-    stream: Stream
-    rows: Rows
-    lefts: Mapping[Any, Any]
-    one: Pass
+    kv_plan: KvTiledPlan
+    rows: RowBlock
+    a_copies: Mapping[Any, Any]
+    kv_pass: Pass
 
     def statement(self) -> Stmt:
-        folds = {s: Fold.make(self.rows, s) for s in self.one.sinks if s not in self.stream.products}
-        strips = {s: self._strip(s) for s in self.one.sinks if s in self.stream.products}
-        starts = [*(fold.start() for fold in folds.values()), *(s.clear() for s in strips.values())]
+        reductions = {
+            s: RowReduction.make(self.rows, s) for s in self.kv_pass.results if s not in self.kv_plan.products
+        }
+        matmuls = {s: self._matmul(s) for s in self.kv_pass.results if s in self.kv_plan.products}
+        starts = [*(reduction.start() for reduction in reductions.values()), *(s.clear() for s in matmuls.values())]
 
-        def piece(c: Expr) -> Stmt:
-            rows = attrs.evolve(self.rows, offset=c * PIECE)
-            parts = [part for s in self.one.chain for part in self._make(rows, s)]
-            ragged = self.stream.extent % PIECE != 0
-            parts += [x for f in folds.values() for x in (f.add(rows, rows.offset, PIECE, ragged), barrier())]
-            count = lambda strip: PIECE // strip.deep  # noqa: E731
-            parts += [s.turns(i64(0), c * PIECE, i64(0), count(s), PIECE) for s in strips.values()]
+        def column_tile(c: Expr) -> Stmt:
+            rows = attrs.evolve(self.rows, column_offset=c * TILE_COLUMNS)
+            parts = [part for s in self.kv_pass.score_stages for part in self._score_stage(rows, s)]
+            ragged = self.kv_plan.extent % TILE_COLUMNS != 0
+            parts += [
+                x
+                for f in reductions.values()
+                for x in (f.add(rows, rows.column_offset, TILE_COLUMNS, ragged), barrier())
+            ]
+            parts += [
+                m.k_loop(i64(0), c * TILE_COLUMNS, i64(0), TILE_COLUMNS // m.tile_k, TILE_COLUMNS)
+                for m in matmuls.values()
+            ]
             return seq(parts)
 
-        pieces = loop(-(-self.stream.extent // PIECE), piece, name="piece")
-        ends = [part for fold in folds.values() for part in fold.end()]
-        ends += [strip.elements(lambda *e, s=s: self._end(s, *e)) for s, strip in strips.items()]
-        made = [*(f.acc.acc for f in folds.values()), *(b for s in strips.values() for b in (s.factor.staging, s.sums))]
-        return block([*starts, pieces, *ends], made)
+        k_v_loop = loop(-(-self.kv_plan.extent // TILE_COLUMNS), column_tile, name="piece")
+        ends = [part for reduction in reductions.values() for part in reduction.finish()]
+        ends += [matmul.for_each_element(lambda *e, s=s: self._store_output(s, *e)) for s, matmul in matmuls.items()]
+        made = [
+            *(f.acc.acc for f in reductions.values()),
+            *(b for s in matmuls.values() for b in (s.b_loader.mine, s.sums)),
+        ]
+        return block([*starts, k_v_loop, *ends], made)
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
 
-    def _make(self, rows: Rows, stage: Stage) -> list[Stmt]:
-        """PIECE columns of a matrix."""
-        if stage in self.stream.products:
-            strip = self._strip(stage)
-            turns = strip.turns(rows.offset, i64(0), i64(0), -(-stage.depth // strip.deep))
-            ends = strip.elements(lambda slot, column, value: self._chained(rows, stage, slot, column, value))
-            return [block([strip.clear(), turns, ends], [strip.factor.staging, strip.sums]), barrier()]
-        across = ACROSS if self.stream.is_turned(stage) else PIECE
-        return [rows.each(PIECE, lambda slot, f: self._mapped(rows, stage, slot, f), across), barrier()]
+    def _score_stage(self, rows: RowBlock, stage: Stage) -> list[Stmt]:
+        """One tile of scores, TILE_COLUMNS wide."""
+        if stage in self.kv_plan.products:
+            matmul = self._matmul(stage)
+            k_loop = matmul.k_loop(rows.column_offset, i64(0), i64(0), -(-stage.depth // matmul.tile_k))
+            ends = matmul.for_each_element(
+                lambda slot, column, value: self._store_score(rows, stage, slot, column, value)
+            )
+            return [block([matmul.clear(), k_loop, ends], [matmul.b_loader.mine, matmul.sums]), barrier()]
+        across = TRANSPOSED_WIDTH if self.kv_plan.reads_transposed(stage) else TILE_COLUMNS
+        return [rows.for_each(TILE_COLUMNS, lambda slot, f: self._elementwise(rows, stage, slot, f), across), barrier()]
 
-    def _chained(
-        self, rows: Rows, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]
+    def _store_score(
+        self, rows: RowBlock, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]
     ) -> Stmt:  # fmt: skip
-        made, inside = value
-        here = index_of(stage.space, [*rows.places(slot), rows.offset + column])
-        return result(rows, stage, here, made, slot, *inside)
+        result, guards = value
+        indices = index_of(stage.space, [*rows.row_indices(slot), rows.column_offset + column])
+        return store_element(rows, stage, indices, result, slot, *guards)
 
-    def _mapped(self, rows: Rows, stage: Stage, slot: Expr, f: Expr) -> Stmt:
-        column = rows.offset + f
-        places = [*rows.places(slot), column]
-        made = rows.stored(stage, point_stores(rows.ctx, [stage], places, {}, [stage]), slot)
-        if self.stream.extent % PIECE == 0:
+    def _elementwise(self, rows: RowBlock, stage: Stage, slot: Expr, f: Expr) -> Stmt:
+        column = rows.column_offset + f
+        coords = [*rows.row_indices(slot), column]
+        made = rows.store_guarded(stage, point_stores(rows.ctx, [stage], coords, {}, [stage]), slot)
+        if self.kv_plan.extent % TILE_COLUMNS == 0:
             return made
         zero = tirx.const(0, str(stage.buffer.dtype))
-        blank = store(rows.held[stage.buffer], zero, slot * rows.line(stage.buffer) + f)
-        return tirx.IfThenElse(column < i64(self.stream.extent), bind_in_buffers(made), blank)
+        zeroed = store(rows.shared_buffers[stage.buffer], zero, slot * rows.pitch(stage.buffer) + f)
+        return tirx.IfThenElse(column < i64(self.kv_plan.extent), bind_in_buffers(made), zeroed)
 
-    # -- last products -----------------------------------------------------------------------------------------------
+    # -- output products -----------------------------------------------------------------------------------------------
 
-    def _strip(self, stage: Stage) -> Strip:
-        product = self.stream.products[stage]
-        left, line = self.lefts.get(stage), padded(product.one.k)
+    def _matmul(self, stage: Stage) -> RowMatmul:
+        product = self.kv_plan.products[stage]
+        left, line = self.a_copies.get(stage), padded_length(product.contraction.k)
         if left is None:
-            left, line = self.rows.held[product.left.source], self.rows.line(product.left.source)
-        return Strip.make(self.rows, product, self.stream.wide(product), left, line)
+            left, line = self.rows.shared_buffers[product.a.source], self.rows.line(product.a.source)
+        return RowMatmul.make(self.rows, product, self.kv_plan.tile_n(product), left, line)
 
-    def _end(self, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]) -> Stmt:
-        """A finished element, and what is done on it."""
-        rows, product = self.rows, self.stream.products[stage]
-        made, inside = value
-        here = index_of(stage.space[: rows.found.lead], rows.places(slot))
-        here |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
-        inside = [*inside, *([rows.first + slot < i64(rows.whole)] if rows.whole % rows.memory.rows else [])]
-        inside += [column < i64(product.n)] if product.n % self.stream.wide(product) else []
-        done = rows.local(bind_in_buffers(store_result(rows.ctx, stage, here, made, self.stream.after[stage])), slot)
-        return tirx.IfThenElse(tirx.all(*inside), done, None) if inside else done
+    def _store_output(self, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]) -> Stmt:
+        """Stores an output element, with its epilogue."""
+        rows, product = self.rows, self.kv_plan.products[stage]
+        result, guards = value
+        indices = index_of(stage.space[: rows.fused.lead], rows.row_indices(slot))
+        indices |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
+        guards = [
+            *guards,
+            *([rows.first_row + slot < i64(rows.total_rows)] if rows.total_rows % rows.memory.rows else []),
+        ]
+        guards += [column < i64(product.n)] if product.n % self.kv_plan.tile_n(product) else []
+        done = rows.to_shared(
+            bind_in_buffers(store_result(rows.ctx, stage, indices, result, self.kv_plan.epilogues[stage])), slot
+        )
+        return tirx.IfThenElse(tirx.all(*guards), done, None) if guards else done

@@ -1,8 +1,8 @@
-"""A softmax in one pass over the columns of its rows.
+"""Online softmax: three passes over the score columns become one.
 
-Powers are of the largest score so far. Where a larger one comes, all that was summed up becomes less by one factor, and
-sums of weights are divided at the end by that of the powers: Milakov and Gimelshein 2018 (arXiv 1805.02867); Dao 2023
-(FlashAttention-2, arXiv 2307.08691).
+Milakov and Gimelshein 2018 (arXiv 1805.02867); Dao 2023 (FlashAttention-2, arXiv 2307.08691). exp is taken of a
+score less the row max so far; when the max grows, what was summed is rescaled, and outputs are divided by the row sum once, at
+the end. It takes a ``KvTiledPlan`` and rewrites its passes; columns are still summed in ascending order.
 """
 
 from __future__ import annotations
@@ -17,86 +17,96 @@ from ...tir.access import reads_of
 from ...tir.builder import Call, Expr, Load, load
 from ...tir.point_writer import index_of
 from ...tir.stages import Stage, substitute
-from .kv_tiled import Pass, Stream
+from .kv_tiled import KvTiledPlan, Pass
 
 
 @attrs.frozen(eq=False)
 class Softmax:
-    """``power``: exp of a score less its row's largest, ``top``; ``whole``: their sum; ``weights``: a power divided by
-    that, and so at most 1, or 0 instead."""
+    """``exp_scores``: exp of a score less its ``row_max``. ``row_sum``: their sum. ``probs``: exp_scores / row_sum, so
+    at most 1, or 0 where masked."""
 
-    top: Stage
-    power: Stage
-    whole: Stage
-    weights: Stage
+    row_max: Stage
+    exp_scores: Stage
+    row_sum: Stage
+    probs: Stage
 
 
-def softmax_of(stream: Stream, weights: Stage) -> Softmax | None:
-    makers = {s.buffer: s for s in stream.found.stages}
+def softmax_of(kv_plan: KvTiledPlan, probs: Stage) -> Softmax | None:
+    makers = {s.buffer: s for s in kv_plan.fused.stages}
     maker = lambda x: makers.get(x.source) if isinstance(x, Load) else None  # noqa: E731
-    value = _unmasked(weights.value)
-    power, whole = (maker(value.a), maker(value.b)) if isinstance(value, tirx.Div) else (None, None)
-    if power is None or whole is None or not isinstance(power.value, Call) or power.value.op.name != "tirx.exp":
-        return None
-    (x,) = power.value.args
-    top = maker(x.b) if isinstance(x, tirx.Sub) else None
+    value = _unmasked(probs.value)
+    exp_scores, row_sum = (maker(value.a), maker(value.b)) if isinstance(value, tirx.Div) else (None, None)
     if (
-        top is None
-        or top.reduction is None
-        or whole.reduction is None
-        or (top.reduction.kind, whole.reduction.kind) != ("max", "sum")
+        exp_scores is None
+        or row_sum is None
+        or not isinstance(exp_scores.value, Call)
+        or exp_scores.value.op.name != "tirx.exp"
     ):
         return None
-    same = maker(whole.value) is power and structural_equal(_as_of(top, power, x.a), top.value)
-    return Softmax(top, power, whole, weights) if same else None
+    (x,) = exp_scores.value.args
+    row_max = maker(x.b) if isinstance(x, tirx.Sub) else None
+    if (
+        row_max is None
+        or row_max.reduction is None
+        or row_sum.reduction is None
+        or (row_max.reduction.kind, row_sum.reduction.kind) != ("max", "sum")
+    ):
+        return None
+    same = maker(row_sum.value) is exp_scores and structural_equal(_as_of(row_max, exp_scores, x.a), row_max.value)
+    return Softmax(row_max, exp_scores, row_sum, probs) if same else None
 
 
-def in_one_pass(stream: Stream) -> Stream:
-    """``stream`` with three passes as one: for a softmax's largest scores, for the sums of its powers, and for sums of
-    its weights; unchanged if they are not that."""
-    if len(stream.passes) < 3:
-        return stream
-    first, second, third, *rest = stream.passes
-    soft = next((x for s in third.chain if (x := softmax_of(stream, s)) is not None), None)
-    if soft is None or (first.sinks, second.sinks) != ((soft.top,), (soft.whole,)):
-        return stream
-    others = [s for s in third.steps if s not in (soft.power, soft.weights)]
-    if not all(_is_linear(stream, soft, s) if s in third.sinks else not _read(stream, soft, s) for s in others):
-        return stream
-    here, before = load(soft.power.buffer, *soft.power.indices), soft.power.value.args[0]
-    score = attrs.evolve(soft.power, value=before.a)
-    top = attrs.evolve(soft.top, value=_as_of(soft.top, soft.power, here))
-    power = attrs.evolve(soft.power, value=tirx.exp(here - before.b))
-    masked, part = soft.weights.value, _unmasked(soft.weights.value).a
-    part = tirx.Select(masked.condition, part, masked.false_value) if isinstance(masked, tirx.Select) else part
-    made = {soft.power: (score, top, power), soft.weights: (attrs.evolve(soft.weights, value=part),)}
-    steps = [x for s in stream.found.stages if s in {*third.steps, soft.whole} for x in made.get(s, (s,))]
-    one = Pass(tuple(steps), (top, soft.whole, *third.sinks), top, soft.whole)
-    return attrs.evolve(stream, passes=(one, *rest))
+def to_online_softmax(kv_plan: KvTiledPlan) -> KvTiledPlan:
+    """The passes for row max, row sum and P @ V as one; unchanged if the first three are not these."""
+    if len(kv_plan.passes) < 3:
+        return kv_plan
+    first, second, third, *rest = kv_plan.passes
+    softmax = next((x for s in third.score_stages if (x := softmax_of(kv_plan, s)) is not None), None)
+    if softmax is None or (first.results, second.results) != ((softmax.row_max,), (softmax.row_sum,)):
+        return kv_plan
+    others = [s for s in third.steps if s not in (softmax.exp_scores, softmax.probs)]
+    if not all(
+        _is_linear(kv_plan, softmax, s) if s in third.results else not _read(kv_plan, softmax, s) for s in others
+    ):
+        return kv_plan
+    score_load, shifted = load(softmax.exp_scores.buffer, *softmax.exp_scores.indices), softmax.exp_scores.value.args[0]
+    score = attrs.evolve(softmax.exp_scores, value=shifted.a)
+    row_max = attrs.evolve(softmax.row_max, value=_as_of(softmax.row_max, softmax.exp_scores, score_load))
+    exp_scores = attrs.evolve(softmax.exp_scores, value=tirx.exp(score_load - shifted.b))
+    masked, unscaled = softmax.probs.value, _unmasked(softmax.probs.value).a
+    if isinstance(masked, tirx.Select):
+        unscaled = tirx.Select(masked.condition, unscaled, masked.false_value)
+    replaced = {
+        softmax.exp_scores: (score, row_max, exp_scores),
+        softmax.probs: (attrs.evolve(softmax.probs, value=unscaled),),
+    }
+    steps = [x for s in kv_plan.fused.stages if s in {*third.steps, softmax.row_sum} for x in replaced.get(s, (s,))]
+    fused_pass = Pass(tuple(steps), (row_max, softmax.row_sum, *third.results), row_max, softmax.row_sum)
+    return attrs.evolve(kv_plan, passes=(fused_pass, *rest))
 
 
-def _is_linear(stream: Stream, soft: Softmax, sink: Stage) -> bool:
-    """Is it a sum of weights, each by a factor that has nothing to do with them?"""
-    if sink in stream.products:
-        return stream.products[sink].left.source.same_as(soft.weights.buffer)
-    terms = (sink.value.a, sink.value.b) if isinstance(sink.value, tirx.Mul) else ()
-    is_sum = sink.reduction is not None and sink.reduction.kind == "sum"
-    a_weight = any(isinstance(x, Load) and x.source.same_as(soft.weights.buffer) for x in terms)
-    return is_sum and a_weight and _read(stream, soft, sink) == [soft.weights.buffer]
+def _is_linear(kv_plan: KvTiledPlan, softmax: Softmax, stage: Stage) -> bool:
+    """Is it linear in probs (a sum of probs times terms without softmax)? Only then may it be rescaled."""
+    if stage in kv_plan.products:
+        return kv_plan.products[stage].a.source.same_as(softmax.probs.buffer)
+    terms = (stage.value.a, stage.value.b) if isinstance(stage.value, tirx.Mul) else ()
+    is_sum = stage.reduction is not None and stage.reduction.kind == "sum"
+    has_probs = any(isinstance(x, Load) and x.source.same_as(softmax.probs.buffer) for x in terms)
+    return is_sum and has_probs and _read(kv_plan, softmax, stage) == [softmax.probs.buffer]
 
 
-def _read(stream: Stream, soft: Softmax, stage: Stage) -> list[Any]:
-    """What of the softmax it reads."""
-    own = {s.buffer for s in (soft.top, soft.power, soft.whole, soft.weights)}
-    return [r.buffer for r in reads_of(stream.ctx, stage) if r.buffer in own]
+def _read(kv_plan: KvTiledPlan, softmax: Softmax, stage: Stage) -> list[Any]:
+    """Buffers of the softmax that it reads."""
+    buffers = {s.buffer for s in (softmax.row_max, softmax.exp_scores, softmax.row_sum, softmax.probs)}
+    return [r.buffer for r in reads_of(kv_plan.ctx, stage) if r.buffer in buffers]
 
 
-def _as_of(top: Stage, power: Stage, x: Expr) -> Expr:
-    """``x`` of a power's place, with the axes of the fold along its row."""
-    return substitute(x, index_of(power.space, [a.var for a in (*top.space, *top.reduce)]))
+def _as_of(row_max: Stage, exp_scores: Stage, x: Expr) -> Expr:
+    """``x``, written for the axes of exp_scores, with those of the row max."""
+    return substitute(x, index_of(exp_scores.space, [a.var for a in (*row_max.space, *row_max.reduce)]))
 
 
 def _unmasked(x: Expr) -> Expr:
-    """What is 0 elsewhere."""
+    """The value under a mask that gives 0 elsewhere."""
     zero = isinstance(x, tirx.Select) and isinstance(x.false_value, tirx.FloatImm) and float(x.false_value.value) == 0
     return x.true_value if zero else x

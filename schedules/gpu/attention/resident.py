@@ -1,7 +1,8 @@
-"""Attention: products and row stages that agree on their batch axes and rows, as one launch that keeps them in a block.
+"""Fused attention with resident scores: one launch keeps all scores of a block's rows in shared memory.
 
-A block has some rows of one head. Scores, weights and what is between them lie in its shared memory, keys and values
-come through it, and no score matrix is written. Every stage is done as it would be alone: sums keep their order.
+It takes matmuls, reductions and elementwise stages that agree on batch axes and rows. A block has some rows of one
+head; K and V come through shared tiles, and no score matrix is written. Every stage is done as it would be alone, so sums
+keep their order. Longer rows go to ``kv_tiled``.
 """
 
 from __future__ import annotations
@@ -21,120 +22,142 @@ from ...tir.contraction import read_contraction
 from ...tir.row_group import RowGroup, local_buffers, row_group, row_length
 from ...tir.stages import Stage
 from ..threads.launch import launch, shared
-from .kv_tiled import Stream, plan_stream, stream_launch
-from .row_reduction import fold_rows
-from .row_stages import Rows, map_rows, product_rows
-from .shared_memory import SKEW, THREADS, Memory, Product, as_product, copied, padded, plan_memory
+from .kv_tiled import KvTiledPlan, kv_tiled_launch, plan_kv_tiled
+from .row_reduction import reduce_rows
+from .row_stages import RowBlock, elementwise_rows, matmul_rows
+from .shared_memory import (
+    THREADS,
+    TILE_PADDING,
+    Memory,
+    Product,
+    as_product,
+    copied_elements,
+    padded_length,
+    plan_memory,
+)
 
-AFAR = 16  # multiplications in the time that an element takes to a block
+LOAD_COST = (
+    16  # multiply-adds in the time of one element's load. Chosen, not measured; larger prefers more rows a block
+)
 
 
 @attrs.frozen(eq=False)
-class Group:
-    """Rows of attention: ``rows`` of each of ``batch``, or, not ``tiled``, each row of ``batch`` for itself."""
+class AttentionGroup:
+    """``rows`` of each of ``batch``; or, not ``is_tiled``, each row of ``batch`` for itself."""
 
-    found: RowGroup
+    fused: RowGroup
     products: dict[Any, Product]
     batch: Sequence[int]
     rows: int
-    tiled: bool
+    is_tiled: bool
 
 
-def heads_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
+def attention_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no product comes first, or too little is done on its rows: with
     ``folds`` there must be one."""
-    group = group_of(ctx, stages, folds)
+    group = read_group(ctx, stages, folds)
     if group is None:
         return None
-    found, products, heads, rows = group.found, group.products, prod(group.batch), group.rows
-    memory = plan_memory(ctx, found, products, heads, rows)
-    stream = plan_stream(ctx, found, products, heads, rows) if group.tiled else None
-    if stream is not None and (memory is None or _is_better(stream, memory)):
-        return len(found.stages), stream_launch(stream, group.batch, rows)
+    fused, products, heads, rows = group.fused, group.products, prod(group.batch), group.rows
+    memory = plan_memory(ctx, fused, products, heads, rows)
+    tiled = plan_kv_tiled(ctx, fused, products, heads, rows) if group.is_tiled else None
+    if tiled is not None and (memory is None or _recompute_pays(tiled, memory)):
+        return len(fused.stages), kv_tiled_launch(tiled, group.batch, rows)
     if memory is None:
         return None
-    return len(found.stages), _launch(ctx, found, products, memory, group.batch, rows)
+    return len(fused.stages), _launch(ctx, fused, products, memory, group.batch, rows)
 
 
-def group_of(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> Group | None:
+def read_group(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> AttentionGroup | None:
     """The stages from the first on that are attention's, as ``heads_nest`` takes them."""
     if read_contraction(ctx.program, stages[0]) is None:
         return None
-    found = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead))
-    if found is None or not found.lead or not _fits(ctx, found):
+    fused = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead))
+    if fused is None or not fused.lead or not _fits(ctx, fused):
         return None
-    products = _products(ctx, found)
-    if (folds and all(s.is_elementwise for s in found.stages if s not in products)) or len(products) < 2:
+    products = _products(ctx, fused)
+    if (folds and all(s.is_map for s in fused.stages if s not in products)) or len(products) < 2:
         return None
-    tiled = any(len(p.one.batch) < found.lead for p in products.values())
-    lead = [a.extent for a in found.stages[0].space[: found.lead]]
-    return Group(found, products, lead[:-1], lead[-1], True) if tiled else Group(found, products, lead, 1, False)
+    is_tiled = any(len(p.contraction.batch) < fused.lead for p in products.values())
+    lead = [a.extent for a in fused.stages[0].space[: fused.lead]]
+    return (
+        AttentionGroup(fused, products, lead[:-1], lead[-1], True)
+        if is_tiled
+        else AttentionGroup(fused, products, lead, 1, False)
+    )
 
 
-def _is_better(stream: Stream, memory: Memory) -> bool:
-    """Is it less to make scores several times, for more rows at once? What all rows of a block read comes from afar, as
-    long as there are few of them."""
-    once = sum(p.n * s.depth for s, p in stream.products.items())
-    return stream.price * (1 + AFAR / stream.memory.rows) < once * (1 + AFAR / memory.rows)
+def _recompute_pays(tiled: KvTiledPlan, memory: Memory) -> bool:
+    """Is it cheaper to recompute scores in each pass, for more rows a block? Both costs are multiply-adds a row; loads
+    of K and V are shared by a block's rows, so each costs LOAD_COST / rows."""
+    resident_cost = sum(p.n * s.depth for s, p in tiled.products.items())
+    return tiled.cost * (1 + LOAD_COST / tiled.memory.rows) < resident_cost * (1 + LOAD_COST / memory.rows)
 
 
-def _products(ctx: NestContext, found: RowGroup) -> dict[Any, Product]:
-    pairs = [(s, read_contraction(ctx.program, s)) for s in found.stages]
-    made = {s: as_product(one, s, found.lead) for s, one in pairs if one is not None}
-    return {s: p for s, p in made.items() if p is not None}
+def _products(ctx: NestContext, fused: RowGroup) -> dict[Any, Product]:
+    pairs = [(s, read_contraction(ctx.program, s)) for s in fused.stages]
+    candidates = {s: as_product(c, s, fused.lead) for s, c in pairs if c is not None}
+    return {s: p for s, p in candidates.items() if p is not None}
 
 
 def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
-    one = read_contraction(ctx.program, stage)
-    if one is not None:
-        return as_product(one, stage, lead) is not None
+    contraction = read_contraction(ctx.program, stage)
+    if contraction is not None:
+        return as_product(contraction, stage, lead) is not None
     if stage.reduction is not None:
-        one_row = len(stage.space) == lead and len(stage.reduce) == 1
-        return one_row and not is_argmax(stage) and str(stage.buffer.dtype) == "float32"
-    return stage.is_elementwise and not isinstance(stage.value, tirx.Let)
+        reduces_a_row = len(stage.space) == lead and len(stage.reduce) == 1
+        return reduces_a_row and not is_argmax(stage) and str(stage.buffer.dtype) == "float32"
+    return stage.is_map and not isinstance(stage.value, tirx.Let)
 
 
-def _fits(ctx: NestContext, found: RowGroup) -> bool:
-    """What stays in a block has elements of at most 4 bytes."""
-    return all(tvm.DataType(str(b.dtype)).itemsize <= 4 for b in local_buffers(ctx, found))
+def _fits(ctx: NestContext, fused: RowGroup) -> bool:
+    """Do all intermediates have elements of at most 4 bytes?"""
+    return all(tvm.DataType(str(b.dtype)).itemsize <= 4 for b in local_buffers(ctx, fused))
 
 
 def _launch(
-    ctx: NestContext, found: RowGroup, products: dict[Any, Product], memory: Memory, batch: Sequence[int], whole: int
+    ctx: NestContext,
+    fused: RowGroup,
+    products: dict[Any, Product],
+    memory: Memory,
+    batch: Sequence[int],
+    total_rows: int,
 ) -> Stmt:
-    lines = {place: b for b, (place, _) in reversed([*memory.lines.items()])}
-    made = {p: shared([memory.rows * memory.lines[b][1]], str(b.dtype), b.name) for p, b in lines.items()}
-    held = {b: made[place] for b, (place, _) in memory.lines.items()}
-    wides = [memory.wide(p.n) for p in products.values()]
-    size = max(memory.deep(w) * (w + SKEW) for w in wides)
+    first_users = {region: b for b, (region, _) in reversed([*memory.regions.items()])}
+    made = {r: shared([memory.rows * memory.regions[b][1]], str(b.dtype), b.name) for r, b in first_users.items()}
+    shared_buffers = {b: made[region] for b, (region, _) in memory.regions.items()}
+    widths = [memory.tile_n(p.n) for p in products.values()]
+    size = max(memory.tile_k(w) * (w + TILE_PADDING) for w in widths)
     tiles = shared([size], "float32", "tile"), shared([size], "float32", "tile")
-    left = shared([memory.rows * copied(found, memory.lines, products)], "float32", "left")
-    groups = -(-whole // memory.rows)
+    a_copy = shared([memory.rows * copied_elements(fused, memory.regions, products)], "float32", "left")
+    groups = -(-total_rows // memory.rows)
 
-    def body(place: Expr, thread: Expr) -> Stmt:
-        *heads, group = unravel(place, [*batch, groups])
-        rows = Rows(ctx, found, memory, held, heads, group * memory.rows, whole, thread, tiles, left)
-        parts = [part for s in found.stages for part in _stage(rows, s, products)]
-        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *tiles, left)]
-        return seq([*makes, *_blank(rows), *parts])
+    def body(index: Expr, thread: Expr) -> Stmt:
+        *heads, group = unravel(index, [*batch, groups])
+        rows = RowBlock(
+            ctx, fused, memory, shared_buffers, heads, group * memory.rows, total_rows, thread, tiles, a_copy
+        )
+        parts = [part for s in fused.stages for part in _stage(rows, s, products)]
+        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *tiles, a_copy)]
+        return seq([*makes, *_zero_padding(rows), *parts])
 
     return launch(prod(batch) * groups, THREADS, body)
 
 
-def _stage(rows: Rows, stage: Stage, products: dict[Any, Product]) -> list[Stmt]:
+def _stage(rows: RowBlock, stage: Stage, products: dict[Any, Product]) -> list[Stmt]:
     if stage in products:
-        return product_rows(rows, stage, products[stage])
-    return map_rows(rows, stage) if stage.is_elementwise else fold_rows(rows, stage)
+        return matmul_rows(rows, stage, products[stage])
+    return elementwise_rows(rows, stage) if stage.is_map else reduce_rows(rows, stage)
 
 
-def _blank(rows: Rows) -> list[Stmt]:
-    """Zeros behind each row that is not a whole line, for products that take its elements in whole pieces. No stage
-    writes there, and what takes them comes after the stage that makes the row, which ends with a barrier."""
-    zero, done = tirx.const(0, "float32"), {}
-    for buffer, held in rows.held.items():
-        mine, line = row_length(buffer, rows.found), rows.line(buffer)
-        whole = padded(mine)
-        if mine < whole and line > 1 and str(buffer.dtype) == "float32":
-            clear = lambda slot, i, b=held, m=mine, n=line: store(b, zero, slot * n + m + i)  # noqa: E731
-            done[held] = rows.each(whole - mine, clear)
-    return [*done.values()]
+def _zero_padding(rows: RowBlock) -> list[Stmt]:
+    """Zeros behind each row, for matmuls that read full k tiles. No stage writes there, and the first reader comes
+    after the barrier of the stage that makes the row."""
+    zero, cleared = tirx.const(0, "float32"), {}
+    for buffer, target in rows.shared_buffers.items():
+        length, pitch = row_length(buffer, rows.fused), rows.pitch(buffer)
+        padded = padded_length(length)
+        if length < padded and pitch > 1 and str(buffer.dtype) == "float32":
+            clear = lambda slot, i, b=target, n=length, pitch=pitch: store(b, zero, slot * pitch + n + i)  # noqa: E731
+            cleared[target] = rows.for_each(padded - length, clear)
+    return [*cleared.values()]

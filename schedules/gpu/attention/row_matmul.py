@@ -1,5 +1,8 @@
-"""Some rows of a product by some of its columns, made by all threads of a block: the factor of the rows lies in shared
-memory, the other comes through tiles."""
+"""Matmul of a block's rows by some columns: register tiles, A in shared memory, B through double-buffered tiles.
+
+The classic SIMT GEMM (as in CUTLASS): a thread has ``tm`` x ``tn`` accumulators, its columns interleaved with those of
+its neighbours. Each sum is a chain of FMAs in ascending k, so tile sizes change no bit.
+"""
 
 from __future__ import annotations
 
@@ -25,101 +28,109 @@ from ..threads.tile_staging import (
 )
 from .shared_memory import THREADS, Product
 
-MOST = 4  # rows that one thread makes
-Element = Callable[[Expr, Expr, tuple[Expr, Sequence[Expr]]], Stmt]  # row, column, (value, where it is one) -> its end
+MAX_ROWS_PER_THREAD = 4  # rows of a thread's register tile. Chosen, not measured: more reuse B, fewer fill more threads
+StoreElement = Callable[
+    [Expr, Expr, tuple[Expr, Sequence[Expr]]], Stmt
+]  # row, column, (value, where it is one) -> its end
 
 
 @attrs.frozen(eq=False)
-class Strip:
-    """``wide`` columns of a product. ``left``: the factor of the rows, ``line`` elements from one to the next;
-    ``makers``: which threads multiply, each ``tm`` by ``tn`` elements of ``sums``, its columns ``across`` apart."""
+class RowMatmul:
+    """``a_shared``: the row operand, with ``a_pitch`` elements from row to row. ``active_threads``: conditions for the
+    threads that multiply: ``thread_rows`` x ``thread_columns``, each with ``tm`` x ``tn`` of ``sums``."""
 
     product: Product
     batch: dict[Any, Expr]
     thread: Expr
-    left: Any
-    line: int
-    factor: TileLoader
+    a_shared: Any
+    a_pitch: int
+    b_loader: Factor
     sums: Any
     tm: int
     tn: int
-    down: int
-    across: int
+    thread_rows: int
+    thread_columns: int
 
     @classmethod
-    def make(cls, rows: Any, product: Product, wide: int, left: Any, line: int) -> Strip:
-        """For a block's ``rows`` (head_stages.Rows)."""
-        one = product.one
-        deep, tm = rows.memory.deep(wide), min(MOST, rows.memory.rows)
-        down = rows.memory.rows // tm
-        tn = max(1, wide * down // THREADS)
-        f = tile_loader(rows.ctx, one, product.right, product.columns, wide, deep, THREADS, -0.0)
-        f = attrs.evolve(f, tiles=rows.tiles)
-        batch = index_of(one.batch, rows.batch[: len(one.batch)])
+    def make(cls, rows: Any, product: Product, tile_n: int, a_shared: Any, a_pitch: int) -> RowMatmul:
+        """For a block's ``rows`` (``row_stages.RowBlock``)."""
+        contraction = product.contraction
+        tile_k, tm = rows.memory.tile_k(tile_n), min(MAX_ROWS_PER_THREAD, rows.memory.rows)
+        thread_rows = rows.memory.rows // tm
+        tn = max(1, tile_n * thread_rows // THREADS)
+        b_loader = factor(rows.ctx, contraction, product.b, product.columns, tile_n, tile_k, THREADS, -0.0)
+        b_loader = attrs.evolve(b_loader, tiles=rows.b_tiles)
+        batch = index_of(contraction.batch, rows.batch[: len(contraction.batch)])
         sums = registers([tm * tn], "float32", "sums")
-        return cls(product, batch, rows.thread, left, line, f, sums, tm, tn, down, wide // tn)
+        return cls(product, batch, rows.thread, a_shared, a_pitch, b_loader, sums, tm, tn, thread_rows, tile_n // tn)
 
     @property
-    def deep(self) -> int:
-        """Turns of the depth that are loaded at once."""
-        return self.factor.tile_k
+    def tile_k(self) -> int:
+        """k steps of one B tile."""
+        return self.b_loader.deep
 
     @property
-    def makers(self) -> list[Expr]:
-        threads = self.down * self.across
+    def active_threads(self) -> list[Expr]:
+        threads = self.thread_rows * self.thread_columns
         return [self.thread < i64(threads)] if threads < THREADS else []
 
     def clear(self) -> Stmt:
         return unrolled(self.tm * self.tn, lambda e: store(self.sums, tirx.const(0, "float32"), e), "e")
 
-    def turns(self, start: Expr, first: Expr, here: Expr, count: int, whole: int = 1) -> Stmt:
-        """Adds ``count`` pieces of the depth from turn ``first`` on, at ``here`` in the factor of the rows, for the
-        columns from ``start`` on. The depth is asked for its end if it is no multiple of ``whole``."""
-        f = self.factor
+    def k_loop(self, first_column: Expr, first_tile: Expr, a_column: Expr, count: int, whole: int = 1) -> Stmt:
+        """Adds ``count`` k tiles from step ``first_tile`` on, at ``a_column`` in A, for the columns from
+        ``first_column`` on. k is bounds-checked if it is no multiple of ``whole``."""
+        loader = self.b_loader
 
         def read(t: Expr) -> Stmt:
-            return load_global(f, self.batch, start, self.product.n, first + t * self.deep, self.thread, whole)
+            return fetch(
+                loader, self.batch, first_column, self.product.n, first_tile + t * self.tile_k, self.thread, whole
+            )
 
-        def multiply(half: int, piece: Expr) -> Stmt:
-            return self._multiply(here + piece * self.deep, f.tiles[half])
+        def multiply(buffer: int, piece: Expr) -> Stmt:
+            return self._multiply_tile(a_column + piece * self.tile_k, loader.tiles[buffer])
 
-        return double_buffered(
-            count, read, lambda into: store_shared(f, f.tiles[into], self.thread), multiply, self.makers
+        return pieces(
+            count, read, lambda into: put(loader, loader.tiles[into], self.thread), multiply, self.active_threads
         )
 
-    def _place(self) -> tuple[Expr, Expr]:
-        """The thread's place, down and across."""
-        return tirx.floordiv(self.thread, i64(self.across)), tirx.floormod(self.thread, i64(self.across))
+    def _thread_coords(self) -> tuple[Expr, Expr]:
+        """Row and column of the thread in the grid of threads."""
+        return tirx.floordiv(self.thread, i64(self.thread_columns)), tirx.floormod(
+            self.thread, i64(self.thread_columns)
+        )
 
-    def elements(self, end: Element) -> Stmt:
-        y, x = self._place()
+    def for_each_element(self, store_element: StoreElement) -> Stmt:
+        y, x = self._thread_coords()
 
-        def one(i: Expr, j: Expr) -> Stmt:
-            return end(y * self.tm + i, x + j * self.across, (load(self.sums, i * self.tn + j), self.makers))
+        def element(i: Expr, j: Expr) -> Stmt:
+            return store_element(
+                y * self.tm + i, x + j * self.thread_columns, (load(self.sums, i * self.tn + j), self.active_threads)
+            )
 
-        return unrolled(self.tm, lambda i: unrolled(self.tn, lambda j: one(i, j), "j"), "i")
+        return unrolled(self.tm, lambda i: unrolled(self.tn, lambda j: element(i, j), "j"), "i")
 
-    def _multiply(self, turn: Expr, tile: Any) -> Stmt:
-        """One piece of the depth: of the rows four turns are read at once, of the tile one."""
-        y, x = self._place()
-        tm, tn, across = self.tm, self.tn, self.across
-        mine, theirs = registers([tm * FLOAT4], "float32", "left"), registers([tn], "float32", "right")
+    def _multiply_tile(self, a_column: Expr, b_tile: Any) -> Stmt:
+        """One k tile: A is read four k steps at a time (float4), B one row of the tile at a time."""
+        y, x = self._thread_coords()
+        tm, tn, thread_columns = self.tm, self.tn, self.thread_columns
+        a, b = registers([tm * FOUR], "float32", "left"), registers([tn], "float32", "right")
 
-        def four(k: Expr) -> Stmt:
-            def row(i: Expr) -> Stmt:
-                place = (y * tm + i) * self.line + turn + k * FLOAT4
-                return store(mine, load(self.left, vector_index(place, FLOAT4)), vector_index(i * FLOAT4, FLOAT4))
+        def four_k_steps(k: Expr) -> Stmt:
+            def load_a_row(i: Expr) -> Stmt:
+                start = (y * tm + i) * self.a_pitch + a_column + k * FOUR
+                return store(a, load(self.a_shared, span_at(start, FOUR)), span_at(i * FOUR, FOUR))
 
-            def one(q: Expr) -> Stmt:
-                line = (k * FLOAT4 + q) * self.factor.pitch + x
-                read = lambda j: store(theirs, load(tile, line + j * across), j)  # noqa: E731
-                each = unrolled(tm, lambda i: unrolled(tn, lambda j: add(i, j, q), "j"), "i")
-                return seq([unrolled(tn, read, "j"), each])
+            def k_step(q: Expr) -> Stmt:
+                b_row = (k * FOUR + q) * self.b_loader.line + x
+                load_b = lambda j: store(b, load(b_tile, b_row + j * thread_columns), j)  # noqa: E731
+                outer_product = unrolled(tm, lambda i: unrolled(tn, lambda j: add(i, j, q), "j"), "i")
+                return seq([unrolled(tn, load_b, "j"), outer_product])
 
             def add(i: Expr, j: Expr, q: Expr) -> Stmt:
-                place = i * tn + j
-                return store(self.sums, fma(load(mine, i * FLOAT4 + q), load(theirs, j), load(self.sums, place)), place)
+                element = i * tn + j
+                return store(self.sums, fma(load(a, i * FOUR + q), load(b, j), load(self.sums, element)), element)
 
-            return seq([unrolled(tm, row, "i"), unrolled(FLOAT4, one, "q")])
+            return seq([unrolled(tm, load_a_row, "i"), unrolled(FOUR, k_step, "q")])
 
-        return block([unrolled(self.deep // FLOAT4, four, "k")], [mine, theirs])
+        return block([unrolled(self.tile_k // FOUR, four_k_steps, "k")], [a, b])

@@ -1,5 +1,9 @@
-"""Folds along the rows of attention: neighbouring threads of one warp have the lanes of a row's tree, which meet from
-thread to thread, in the CPU's order."""
+"""Row reductions of attention by warp shuffles (``__shfl_down_sync``), in the order of the CPU's reduction tree.
+
+Neighbouring threads of one warp have the lanes of a row's tree: lane = slot * group size + thread. Each lane adds its
+columns in ascending order; then a tree combines the lanes, first in a thread, then between threads. So the bits are the
+CPU's.
+"""
 
 from __future__ import annotations
 
@@ -16,109 +20,131 @@ from ...tir.point_writer import index_of
 from ...tir.reduction import LONG_ROW, reduces_along_memory
 from ...tir.stages import Stage
 from ..threads.launch import WARP, barrier, registers, unrolled
-from ..threads.warp_reduce import ThreadGroup, tree_reduce
-from .row_stages import Rows, result
+from ..threads.warp_reduce import Team, halve
+from .row_stages import RowBlock, store_element
 from .shared_memory import THREADS
 
 
-def fold_width(ctx: NestContext, stage: Stage) -> int:
-    """The lanes of the fold's tree, as on a CPU (``cpu/folds.py``)."""
+def tree_width(ctx: NestContext, stage: Stage) -> int:
+    """The lanes of the reduction tree, as on a CPU (``tir/reduction.py``)."""
     if stage.depth < TREE_WIDTH or stage.in_order or not reduces_along_memory(ctx, stage):
         return 1
     return TREE_WIDTH if stage.depth < LONG_ROW else 4 * TREE_WIDTH
 
 
 @attrs.frozen(eq=False)
-class Fold:
+class RowReduction:
     """``size`` threads have a row, ``slots`` lanes of ``width`` each: lane ``slot * size`` plus the thread's number. A
     thread takes ``turns`` rows, one after the other; ``acc`` has what it sums up, and a place for another's."""
 
-    rows: Rows
+    rows: RowBlock
     stage: Stage
     width: int
     acc: Partial
 
     @classmethod
-    def make(cls, rows: Rows, stage: Stage) -> Fold:
-        width = fold_width(rows.ctx, stage)
-        turns, slots = -(-rows.memory.rows * min(width, WARP) // THREADS), -(-width // WARP)
-        return cls(rows, stage, width, Partial(stage, registers([turns * slots + 1], partial_type(stage), "acc")))
+    def make(cls, rows: RowBlock, stage: Stage) -> RowReduction:
+        width = tree_width(rows.ctx, stage)
+        rows_per_thread, lanes_per_thread = -(-rows.memory.rows * min(width, WARP) // THREADS), -(-width // WARP)
+        return cls(
+            rows,
+            stage,
+            width,
+            Partial(stage, registers([rows_per_thread * lanes_per_thread + 1], partial_type(stage), "acc")),
+        )
 
     @property
-    def size(self) -> int:
+    def group_size(self) -> int:
         return min(self.width, WARP)
 
     @property
-    def slots(self) -> int:
-        return self.width // self.size
+    def lanes_per_thread(self) -> int:
+        return self.width // self.group_size
 
     @property
-    def turns(self) -> int:
-        return -(-self.rows.memory.rows * self.size // THREADS)
+    def rows_per_thread(self) -> int:
+        return -(-self.rows.memory.rows * self.group_size // THREADS)
 
     def start(self) -> Stmt:
-        return unrolled(self.turns * self.slots, lambda p: self.acc.start(p, i64(0)), "p")
+        return unrolled(self.rows_per_thread * self.lanes_per_thread, lambda p: self.acc.start(p, i64(0)), "p")
 
-    def add(self, rows: Rows, first: Expr, count: int, asked: bool = False) -> Stmt:
-        """``count`` columns from ``first`` on, ``asked``: as far as there are so many. All turns of ``width`` columns
-        are whole but the last."""
+    def add(self, rows: RowBlock, first: Expr, count: int, bounds_checked: bool = False) -> Stmt:
+        """Adds ``count`` columns from ``first`` on; ``bounds_checked``: columns past the row's end are left out. Only
+        the last iteration may have less than ``width`` columns."""
         full, rest = divmod(count, self.width)
         (axis,) = self.stage.reduce
 
-        def element(p: Expr, slot: Expr, column: Expr, s: Expr, asked: bool) -> Stmt:
-            here = index_of(self.stage.space, rows.places(slot)) | index_of([axis], [column])
-            added = rows.local(bind_in_buffers(self.acc.add(rows.ctx, here, p * self.slots + s)), slot)
-            return tirx.IfThenElse(column < i64(axis.extent), added, None) if asked else added
+        def element(p: Expr, slot: Expr, column: Expr, s: Expr, bounds_checked: bool) -> Stmt:
+            indices = index_of(self.stage.space, rows.row_indices(slot)) | index_of([axis], [column])
+            added = rows.to_shared(
+                bind_in_buffers(self.acc.add(rows.ctx, indices, p * self.lanes_per_thread + s)), slot
+            )
+            return tirx.IfThenElse(column < i64(axis.extent), added, None) if bounds_checked else added
 
-        def one(p: Expr, slot: Expr, lane: Expr) -> Stmt:
-            def turn(o: Expr, asked: bool) -> Stmt:
+        def row(p: Expr, slot: Expr, lane: Expr) -> Stmt:
+            def iteration(o: Expr, bounds_checked: bool) -> Stmt:
                 start = first + o * self.width + lane
-                return unrolled(self.slots, lambda s: element(p, slot, start + s * self.size, s, asked), "s")
+                return unrolled(
+                    self.lanes_per_thread,
+                    lambda s: element(p, slot, start + s * self.group_size, s, bounds_checked),
+                    "s",
+                )
 
-            parts = [loop(full, lambda o: turn(o, asked), name="k")] if full else []
-            return seq([*parts, *([turn(i64(full), True)] if rest else [])])
+            parts = [loop(full, lambda o: iteration(o, bounds_checked), name="k")] if full else []
+            return seq([*parts, *([iteration(i64(full), True)] if rest else [])])
 
-        return self._each(one)
+        return self._for_each_row(row)
 
-    def end(self) -> list[Stmt]:
-        """The lanes of a row meet, and one of its threads has the result."""
+    def finish(self) -> list[Stmt]:
+        """Combines the lanes of a row; one of its threads stores the result."""
 
-        def one(p: Expr, slot: Expr, lane: Expr) -> Stmt:
-            mine = p * self.slots
-            value, here = self.acc.result(mine), index_of(self.stage.space, self.rows.places(slot))
-            if self.size == 1:
-                return result(self.rows, self.stage, here, value, slot)
-            met = tree_reduce(self.acc, self.slots, ThreadGroup(self.size, lane), mine, i64(self.turns * self.slots))
-            inside = [tirx.EQ(lane, i64(0)), *([self._flat(p) < i64(self._threads)] if self._idle else [])]
-            return seq([*met, result(self.rows, self.stage, here, value, slot, *inside)])
+        def row(p: Expr, slot: Expr, lane: Expr) -> Stmt:
+            first = p * self.lanes_per_thread
+            value, indices = self.acc.result(first), index_of(self.stage.space, self.rows.row_indices(slot))
+            if self.group_size == 1:
+                return store_element(self.rows, self.stage, indices, value, slot)
+            combined = halve(
+                self.acc,
+                self.lanes_per_thread,
+                Team(self.group_size, lane),
+                first,
+                i64(self.rows_per_thread * self.lanes_per_thread),
+            )
+            guards = [
+                tirx.EQ(lane, i64(0)),
+                *([self._flat_index(p) < i64(self._threads)] if self._has_idle_threads else []),
+            ]
+            return seq([*combined, store_element(self.rows, self.stage, indices, value, slot, *guards)])
 
-        return [self._each(one), barrier()]
+        return [self._for_each_row(row), barrier()]
 
     @property
     def _threads(self) -> int:
-        return self.rows.memory.rows * self.size
+        return self.rows.memory.rows * self.group_size
 
     @property
-    def _idle(self) -> bool:
-        """Is a warp more threads than there are lanes? Then the others do the same: all take part where some meet."""
-        return self.size > 1 and self._threads < WARP
+    def _has_idle_threads(self) -> bool:
+        """Are there fewer lanes than threads of a warp? The others repeat the work: a shuffle needs the full warp."""
+        return self.group_size > 1 and self._threads < WARP
 
-    def _flat(self, p: Expr) -> Expr:
+    def _flat_index(self, p: Expr) -> Expr:
         return p * THREADS + self.rows.thread
 
-    def _each(self, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+    def _for_each_row(self, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
         """``body(which of a thread's, slot, lane)`` for every row, in whole warps."""
-        count = WARP if self._idle else self._threads
+        count = WARP if self._has_idle_threads else self._threads
 
-        def one(p: Expr) -> Stmt:
-            slot, lane = unravel(self._flat(p), [self.rows.memory.rows, self.size])
-            lane = tirx.floormod(lane, i64(self.size)) if self._idle else lane
+        def row(p: Expr) -> Stmt:
+            slot, lane = unravel(self._flat_index(p), [self.rows.memory.rows, self.group_size])
+            lane = tirx.floormod(lane, i64(self.group_size)) if self._has_idle_threads else lane
             done = bind_in_buffers(body(p, slot, lane))
-            return done if count % THREADS == 0 else tirx.IfThenElse(self._flat(p) < i64(count), done, None)
+            return done if count % THREADS == 0 else tirx.IfThenElse(self._flat_index(p) < i64(count), done, None)
 
-        return unrolled(self.turns, one, "p")
+        return unrolled(self.rows_per_thread, row, "p")
 
 
-def fold_rows(rows: Rows, stage: Stage) -> list[Stmt]:
-    fold = Fold.make(rows, stage)
-    return [block([fold.start(), fold.add(rows, i64(0), stage.depth), *fold.end()], fold.acc.buffers)]
+def reduce_rows(rows: RowBlock, stage: Stage) -> list[Stmt]:
+    reduction = RowReduction.make(rows, stage)
+    return [
+        block([reduction.start(), reduction.add(rows, i64(0), stage.depth), *reduction.finish()], reduction.acc.buffers)
+    ]

@@ -1,4 +1,8 @@
-"""The stages of some rows of attention, one after the other, by all threads of a block: products and maps."""
+"""Matmul and elementwise stages on a block's rows, with scores in shared memory.
+
+It takes the stages of a fused group one after the other, with a barrier after each. Neighbouring threads take
+neighbouring columns. Sums are those of ``row_matmul`` and ``row_reduction``; nothing here reorders them.
+"""
 
 from __future__ import annotations
 
@@ -20,145 +24,147 @@ from ...tir.rewrite import rewrite
 from ...tir.row_group import RowGroup
 from ...tir.stages import Stage
 from ..threads.launch import barrier
-from .row_matmul import Strip
-from .shared_memory import THREADS, Memory, Product, lies_there, padded
+from .row_matmul import RowMatmul
+from .shared_memory import THREADS, Memory, Product, is_a_in_shared, padded_length
 
 
 @attrs.frozen(eq=False)
-class Rows:
-    """A block's rows: ``rows`` of ``whole`` from ``first`` on, at ``batch``. ``held``: the shared buffers of what stays
-    in the block. ``tiles`` and ``left`` are of all stages in turn."""
+class RowBlock:
+    """A block's rows, of ``total_rows`` from ``first_row`` on, at ``batch``. ``shared_buffers``: of the intermediates
+    that stay in the block. ``b_tiles`` and ``a_copy`` are reused by all stages."""
 
     ctx: NestContext
-    found: RowGroup
+    fused: RowGroup
     memory: Memory
-    held: dict[Any, Any]
+    shared_buffers: dict[Any, Any]
     batch: Sequence[Expr]
-    first: Expr
-    whole: int
+    first_row: Expr
+    total_rows: int
     thread: Expr
-    tiles: tuple[Any, Any]
-    left: Any
-    offset: Any = None  # the first of the columns whose elements lie in the block, where not all do
+    b_tiles: tuple[Any, Any]
+    a_copy: Any
+    column_offset: Any = None  # first column of the K/V tile, if columns are tiled
 
-    def places(self, slot: Expr) -> list[Expr]:
-        """Where row ``slot`` stands; past the last row, that of the last, which is read and not stored again."""
-        if len(self.batch) == self.found.lead:
+    def row_indices(self, slot: Expr) -> list[Expr]:
+        """Batch and row of ``slot``. Past the last row it is the last one: read again, but its store is guarded."""
+        if len(self.batch) == self.fused.lead:
             return [*self.batch]
-        row = self.first + slot
-        ragged = self.whole % self.memory.rows
-        return [*self.batch, tirx.Min(row, i64(self.whole - 1)) if ragged else row]
+        row = self.first_row + slot
+        ragged = self.total_rows % self.memory.rows
+        return [*self.batch, tirx.Min(row, i64(self.total_rows - 1)) if ragged else row]
 
-    def stored(self, stage: Stage, stmt: Stmt, slot: Expr, *inside: Expr) -> Stmt:
-        """``stmt``, which stores what ``stage`` makes of row ``slot``: in the block, or where the row is one."""
-        ragged = stage.buffer not in self.held and self.whole % self.memory.rows
-        conditions = [*inside, *([self.first + slot < i64(self.whole)] if ragged else [])]
-        stmt = self.local(bind_in_buffers(stmt), slot)
+    def store_guarded(self, stage: Stage, stmt: Stmt, slot: Expr, *guards: Expr) -> Stmt:
+        """``stmt`` stores a result of row ``slot``: guarded if it goes to global memory and the row may not exist."""
+        ragged = stage.buffer not in self.shared_buffers and self.total_rows % self.memory.rows
+        conditions = [*guards, *([self.first_row + slot < i64(self.total_rows)] if ragged else [])]
+        stmt = self.to_shared(bind_in_buffers(stmt), slot)
         return tirx.IfThenElse(tirx.all(*conditions), stmt, None) if conditions else stmt
 
-    def line(self, buffer: Any) -> int:
+    def pitch(self, buffer: Any) -> int:
         """Elements from one row to the next."""
-        return self.memory.lines[buffer][1]
+        return self.memory.regions[buffer][1]
 
-    def local(self, stmt: Stmt, slot: Expr) -> Stmt:
-        """Accesses of what stays in the block."""
+    def to_shared(self, stmt: Stmt, slot: Expr) -> Stmt:
+        """Replaces accesses to intermediates by accesses to shared memory."""
 
-        def place(buffer: Any, indices: Sequence[Expr]) -> Expr:
+        def offset(buffer: Any, indices: Sequence[Expr]) -> Expr:
             flat: Expr = i64(0)
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
-                flat = flat if d in self.found.row_dims[buffer] else flat * extent + index
-            if self.offset is not None and self.line(buffer) > 1:
-                flat = Analyzer().simplify(flat - self.offset)  # TVM divides by zero where it bounds n + x - n
-            return slot * self.line(buffer) + flat
+                flat = flat if d in self.fused.places[buffer] else flat * extent + index
+            if self.column_offset is not None and self.pitch(buffer) > 1:
+                flat = Analyzer().simplify(flat - self.column_offset)  # TVM divides by zero where it bounds n + x - n
+            return slot * self.pitch(buffer) + flat
 
         def read(node: Any) -> Expr:
-            held = self.held.get(node.source)
-            return node if held is None else load(held, place(node.source, node.indices))
+            shared = self.shared_buffers.get(node.source)
+            return node if shared is None else load(shared, offset(node.source, node.indices))
 
         def write(node: Any) -> Stmt:
-            held = self.held.get(node.buffer)
-            return node if held is None else store(held, node.value, place(node.buffer, node.indices))
+            shared = self.shared_buffers.get(node.buffer)
+            return node if shared is None else store(shared, node.value, offset(node.buffer, node.indices))
 
         return rewrite(stmt, [(Load, read), (tirx.BufferStore, write)])
 
-    def each(self, inner: int, body: Callable[[Expr, Expr], Stmt], across: int = 0) -> Stmt:
+    def for_each(self, inner: int, body: Callable[[Expr, Expr], Stmt], across: int = 0) -> Stmt:
         """``body(slot, i)`` for every row and i below ``inner``, neighbours in neighbouring threads; if ``across``, a
         divisor, is not 0, then so many of them, and behind them those of the next row."""
         count, across = self.memory.rows * inner, across or inner
 
-        def one(s: Expr) -> Stmt:
+        def element(s: Expr) -> Stmt:
             flat = s * THREADS + self.thread
             part, slot, i = unravel(flat, [inner // across, self.memory.rows, across])
             done = bind_in_buffers(body(slot, part * across + i))
             return done if count % THREADS == 0 else tirx.IfThenElse(flat < i64(count), done, None)
 
-        return loop(-(-count // THREADS), one, name="s")
+        return loop(-(-count // THREADS), element, name="s")
 
 
-def result(rows: Rows, stage: Stage, here: dict[Any, Expr], value: Expr, slot: Expr, *inside: Expr) -> Stmt:
-    """One finished element of a fold to its place."""
+def store_element(rows: RowBlock, stage: Stage, at: dict[Any, Expr], value: Expr, slot: Expr, *guards: Expr) -> Stmt:
+    """Stores one finished element."""
     point = ScalarWriter(rows.ctx.virtual)
-    indices = point.indices(stage.indices, here)
-    put_it = store(stage.buffer, in_type(value, str(stage.buffer.dtype)), *indices)
-    return rows.stored(stage, seq([*point.binds, put_it]), slot, *inside)
+    indices = point.indices(stage.indices, at)
+    write = store(stage.buffer, in_type(value, str(stage.buffer.dtype)), *indices)
+    return rows.store_guarded(stage, seq([*point.binds, write]), slot, *guards)
 
 
-def map_rows(rows: Rows, stage: Stage) -> list[Stmt]:
-    free = [a.extent for a in stage.space[rows.found.lead :]]
+def elementwise_rows(rows: RowBlock, stage: Stage) -> list[Stmt]:
+    free = [a.extent for a in stage.space[rows.fused.lead :]]
 
-    def one(slot: Expr, f: Expr) -> Stmt:
-        places = [*rows.places(slot), *unravel(f, free)]
-        return rows.stored(stage, point_stores(rows.ctx, [stage], places, {}, [stage]), slot)
+    def element(slot: Expr, f: Expr) -> Stmt:
+        coords = [*rows.row_indices(slot), *unravel(f, free)]
+        return rows.store_guarded(stage, point_stores(rows.ctx, [stage], coords, {}, [stage]), slot)
 
-    return [rows.each(prod(free), one), barrier()]
+    return [rows.for_each(prod(free), element), barrier()]
 
 
-def product_rows(rows: Rows, stage: Stage, product: Product) -> list[Stmt]:
-    """The product of the rows with all columns, some columns side by side at a time."""
-    prepared, left, line = _left(rows, product)
-    columns, n = rows.memory.wide(product.n), product.n
-    strip = Strip.make(rows, product, columns, left, line)
+def matmul_rows(rows: RowBlock, stage: Stage, product: Product) -> list[Stmt]:
+    """A matmul of the rows, ``tile_n`` columns at a time."""
+    prepared, a_shared, a_pitch = _load_a(rows, product)
+    columns, n = rows.memory.tile_n(product.n), product.n
+    matmul = RowMatmul.make(rows, product, columns, a_shared, a_pitch)
 
-    def one(c: Expr) -> Stmt:
+    def column_tile(c: Expr) -> Stmt:
         start = c * columns
-        turns = strip.turns(start, i64(0), i64(0), -(-product.one.k // strip.deep))
-        ends = strip.elements(lambda slot, column, inside: element(rows, stage, product, slot, start + column, inside))
-        return seq([block([strip.clear(), turns, ends], [strip.factor.staging, strip.sums]), barrier()])
+        k_loop = matmul.k_loop(start, i64(0), i64(0), -(-product.contraction.k // matmul.tile_k))
+        ends = matmul.for_each_element(
+            lambda slot, column, value: store_product_element(rows, stage, product, slot, start + column, value)
+        )
+        return seq([block([matmul.clear(), k_loop, ends], [matmul.b_loader.mine, matmul.sums]), barrier()])
 
-    return [*prepared, loop(-(-n // columns), one, name="strip")]
+    return [*prepared, loop(-(-n // columns), column_tile, name="strip")]
 
 
-def element(
-    rows: Rows, stage: Stage, product: Product, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]
+def store_product_element(
+    rows: RowBlock, stage: Stage, product: Product, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]
 ) -> Stmt:
-    """A finished element of a product, ``value`` where the conditions with it hold, to its place."""
-    made, inside = value
-    here = index_of(stage.space[: rows.found.lead], rows.places(slot))
-    here |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
-    inside = [*inside, *([column < i64(product.n)] if product.n % rows.memory.wide(product.n) else [])]
-    return result(rows, stage, here, made, slot, *inside)
+    """Stores an element of a matmul; ``value`` comes with the conditions under which it exists."""
+    result, guards = value
+    indices = index_of(stage.space[: rows.fused.lead], rows.row_indices(slot))
+    indices |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
+    guards = [*guards, *([column < i64(product.n)] if product.n % rows.memory.tile_n(product.n) else [])]
+    return store_element(rows, stage, indices, result, slot, *guards)
 
 
-def _left(rows: Rows, product: Product) -> tuple[list[Stmt], Any, int]:
-    """The factor of the rows in shared memory, as it lies there or copied; and the elements from row to row."""
-    one, value = product.one, product.left
-    if lies_there(rows.found, rows.memory.lines, product):
-        return [], rows.held[value.source], rows.line(value.source)
-    return copy_rows(rows, product, rows.left), rows.left, padded(one.k)
+def _load_a(rows: RowBlock, product: Product) -> tuple[list[Stmt], Any, int]:
+    """The row operand in shared memory, resident or copied, and its pitch."""
+    contraction, value = product.contraction, product.a
+    if is_a_in_shared(rows.fused, rows.memory.regions, product):
+        return [], rows.shared_buffers[value.source], rows.pitch(value.source)
+    return copy_a_to_shared(rows, product, rows.a_copy), rows.a_copy, padded_length(contraction.k)
 
 
-def copy_rows(rows: Rows, product: Product, into: Any) -> list[Stmt]:
-    """The factor of the rows into shared memory, a line a row with zeros behind it."""
-    one, value, line = product.one, product.left, padded(product.one.k)
-    reduce = one.stage.reduce
+def copy_a_to_shared(rows: RowBlock, product: Product, into: Any) -> list[Stmt]:
+    """Copies the row operand to shared memory; zeros pad each row to full k tiles."""
+    contraction, value, pitch = product.contraction, product.a, padded_length(product.contraction.k)
+    reduce = contraction.stage.reduce
 
     def copy(slot: Expr, k: Expr) -> Stmt:
         point = ScalarWriter(rows.ctx.virtual)
-        here = index_of(one.stage.space[: rows.found.lead], rows.places(slot))
-        here |= index_of(reduce, unravel(k, [a.extent for a in reduce]))
-        made = store(into, point.write(value, here), slot * line + k)
-        read = rows.local(bind_in_buffers(seq([*point.binds, made])), slot)
-        blank = store(into, tirx.const(0, "float32"), slot * line + k)
-        return read if line == one.k else tirx.IfThenElse(k < i64(one.k), read, blank)
+        indices = index_of(contraction.stage.space[: rows.fused.lead], rows.row_indices(slot))
+        indices |= index_of(reduce, unravel(k, [a.extent for a in reduce]))
+        write = store(into, point.write(value, indices), slot * pitch + k)
+        read = rows.to_shared(bind_in_buffers(seq([*point.binds, write])), slot)
+        zero = store(into, tirx.const(0, "float32"), slot * pitch + k)
+        return read if pitch == contraction.k else tirx.IfThenElse(k < i64(contraction.k), read, zero)
 
-    return [rows.each(line, copy), barrier()]
+    return [rows.for_each(pitch, copy), barrier()]

@@ -1,4 +1,8 @@
-"""What of some rows of attention lies in a block's shared memory, and how many rows a block has."""
+"""Shared-memory layout of attention: which intermediates stay in a block, row padding, and rows per block.
+
+It takes a group of fused stages. A block of 256 threads has up to 32 rows of one head. Each intermediate has a region:
+rows of equal pitch; an elementwise stage may overwrite its input. The layout changes no order of sums.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +23,24 @@ from ...tir.stages import Axis, Stage
 from ..threads.tile_staging import FLOAT4
 
 THREADS = 256
-ROOM = 48 << 10  # bytes of a block
-ITEM = 4  # bytes of an element
-ROWS = (32, 16, 8, 4, 2, 1)  # rows of a block; a thread of a product has four of them
-COLUMNS = (256, 128, 64, 32)  # columns of a product that are made side by side
-BLOCKS = 128  # blocks that fill a GPU
-DEEP = 32  # rows of shared memory are whole multiples, as they are the depth of products
-PIECE = 1024  # elements of the other factor that are loaded at once
-SKEW = 4
+MAX_SHARED_BYTES = 48 << 10  # shared memory of a block on every GPU without opt-in
+ELEMENT_BYTES = 4  # bytes of an element
+ROWS = (32, 16, 8, 4, 2, 1)  # rows of a block, most first; a thread of a matmul has four of them
+COLUMNS = (256, 128, 64, 32)  # output columns of a matmul that are made at once, most first
+MIN_BLOCKS = 128  # blocks that fill a GPU: about one a multiprocessor. Chosen, not measured; fewer leave some idle
+TILE_K = 32  # most k steps of a tile; rows are padded to multiples of it, since they are the k of later products
+TILE_ELEMENTS = 1024  # elements of a B tile: four a thread (one float4)
+TILE_PADDING = 4  # elements a tile row may be padded by, at most
 BANKS = 32  # of shared memory, a word of 4 bytes each
 
 
 @attrs.frozen(eq=False)
 class Product:
-    """A product of the group: ``left`` is the factor of its rows, ``right`` the other over ``columns``."""
+    """A matmul of the group: ``a`` has its rows, ``b`` its ``columns``."""
 
-    one: Contraction
-    left: Any
-    right: Any
+    contraction: Contraction
+    a: Any
+    b: Any
     columns: tuple[Axis, ...]
 
     @property
@@ -44,106 +48,116 @@ class Product:
         return prod(a.extent for a in self.columns)
 
 
-def as_product(one: Contraction, stage: Stage, lead: int) -> Product | None:
+def as_product(contraction: Contraction, stage: Stage, lead: int) -> Product | None:
     """The product with its batch and rows the first ``lead`` axes, None if it is not so."""
     if str(stage.buffer.dtype) != "float32":
         return None
-    for rows, columns, left, right in ((one.rows, one.columns, one.a, one.b), (one.columns, one.rows, one.b, one.a)):
-        if len(rows) < 2 and (*one.batch, *rows) == stage.space[:lead] and columns == stage.space[lead:]:
-            return Product(one, left, right, columns)
+    for rows, columns, a, b in (
+        (contraction.rows, contraction.columns, contraction.a, contraction.b),
+        (contraction.columns, contraction.rows, contraction.b, contraction.a),
+    ):
+        if len(rows) < 2 and (*contraction.batch, *rows) == stage.space[:lead] and columns == stage.space[lead:]:
+            return Product(contraction, a, b, columns)
     return None
 
 
 @attrs.frozen(eq=False)
 class Memory:
-    """``rows`` of a block and ``columns`` of its products side by side; ``lines``: buffer -> (which line of a row, its
-    elements), lines of one number lying in one place."""
+    """``rows`` of a block, and ``columns`` of its matmuls at once. ``regions``: buffer -> (region, pitch in elements);
+    buffers of one region share their memory."""
 
     rows: int
     columns: int
-    lines: Mapping[Any, tuple[int, int]]
+    regions: Mapping[Any, tuple[int, int]]
 
-    def deep(self, columns: int) -> int:
-        """Turns of the depth that are loaded at once."""
-        return max(8, min(DEEP, PIECE // columns))
+    def tile_k(self, columns: int) -> int:
+        """k steps of one B tile."""
+        return max(8, min(TILE_K, TILE_ELEMENTS // columns))
 
-    def wide(self, n: int) -> int:
-        """Columns of a product of ``n`` that are made side by side."""
+    def tile_n(self, n: int) -> int:
+        """Columns that are made at once of a matmul with ``n``."""
         return min((c for c in COLUMNS if c >= n), default=self.columns) if n < self.columns else self.columns
 
 
-def padded(elements: int) -> int:
-    """Elements of a line that a product reads in whole pieces."""
-    return -(-elements // DEEP) * DEEP
+def padded_length(elements: int) -> int:
+    """Elements of a row that a matmul reads in full k tiles."""
+    return -(-elements // TILE_K) * TILE_K
 
 
-def skew(elements: int) -> int:
-    """How much further than ``padded`` the next line begins, so that few threads of a warp meet in a bank: where a line
-    of a map ends, the next goes on in the next bank; two lines of whole banks, 16 threads each, lie half of all apart.
-    A multiple of four, which are read at once. Folds of LONG lines have a warp for each."""
-    return 0 if elements >= LONG_ROW else elements % BANKS // FLOAT4 * FLOAT4 or BANKS // 2
+def row_padding(elements: int) -> int:
+    """Elements between the end of a row and the next, against bank conflicts between rows of one warp.
+
+    A multiple of four, for float4 loads. A row that ends within the banks goes on in the next bank; two rows that end
+    with the last bank, 16 threads each, lie half of all banks apart. A row of LONG_ROW has a warp of its own: none."""
+    if elements >= LONG_ROW:
+        return 0
+    return elements % BANKS // FOUR * FOUR or BANKS // 2
 
 
 def row_counts(heads: int, rows: int) -> list[int]:
-    """How many of ``rows`` a block may have, the most first: enough blocks are left, and few rows are of nobody."""
-    return [n for n in ROWS if n == 1 or (n < 2 * rows and heads * -(-rows // n) >= BLOCKS)]
+    """How many of ``rows`` a block may have, the most first: enough blocks are left, and few rows are idle."""
+    return [n for n in ROWS if n == 1 or (n < 2 * rows and heads * -(-rows // n) >= MIN_BLOCKS)]
 
 
 def plan_memory(
-    ctx: NestContext, found: RowGroup, products: Mapping[Any, Product], heads: int, rows: int
+    ctx: NestContext, fused: RowGroup, products: Mapping[Any, Product], heads: int, rows: int
 ) -> Memory | None:
     """The most rows that fit and leave enough blocks; None if not even one fits."""
-    lines = lines_of(ctx, found)
-    kinds = [skewed(lines, {b: skew(row_length(b, found)) for b in lines}), lines]
+    regions = assign_regions(ctx, fused)
+    layouts = [with_padding(regions, {b: row_padding(row_length(b, fused)) for b in regions}), regions]
     for count in row_counts(heads, rows):
         for columns in COLUMNS:
-            plans = [Memory(count, columns, kind) for kind in kinds]
-            plan = next((p for p in plans if _bytes(p, found, products) <= ROOM), None)
+            plans = [Memory(count, columns, layout) for layout in layouts]
+            plan = next((p for p in plans if _shared_bytes(p, fused, products) <= MAX_SHARED_BYTES), None)
             if plan is not None:
                 return plan
     return None
 
 
-def _bytes(plan: Memory, found: RowGroup, products: Mapping[Any, Product]) -> int:
-    kept = sum(dict(plan.lines.values()).values()) + copied(found, plan.lines, products)
-    tiles = max(2 * plan.deep(c) * (c + SKEW) for c in (plan.wide(p.n) for p in products.values()))
-    return ITEM * (plan.rows * kept + tiles)
+def _shared_bytes(plan: Memory, fused: RowGroup, products: Mapping[Any, Product]) -> int:
+    resident = sum(dict(plan.regions.values()).values()) + copied_elements(fused, plan.regions, products)
+    tiles = max(2 * plan.tile_k(c) * (c + TILE_PADDING) for c in (plan.tile_n(p.n) for p in products.values()))
+    return ELEMENT_BYTES * (plan.rows * resident + tiles)
 
 
-def skewed(lines: Mapping[Any, tuple[int, int]], by: Mapping[Any, int]) -> dict[Any, tuple[int, int]]:
-    """Lines of more than one element with so many more; those of one place alike."""
+def with_padding(regions: Mapping[Any, tuple[int, int]], padding: Mapping[Any, int]) -> dict[Any, tuple[int, int]]:
+    """Adds padding to rows of more than one element; one region has one pitch."""
     pitch: dict[int, int] = {}
-    for buffer, (place, n) in lines.items():
-        pitch.setdefault(place, n if n == 1 else n + by[buffer])
-    return {b: (place, pitch[place]) for b, (place, _) in lines.items()}
+    for buffer, (region, n) in regions.items():
+        pitch.setdefault(region, n if n == 1 else n + padding[buffer])
+    return {b: (region, pitch[region]) for b, (region, _) in regions.items()}
 
 
-def lies_there(found: RowGroup, lines: Mapping[Any, Any], product: Product) -> bool:
-    """Is the factor of the rows a buffer of the block's, along the depth?"""
-    value, reduce = product.left, product.one.stage.reduce
-    if not isinstance(value, Load) or value.source not in lines or len(reduce) != 1 or lines[value.source][1] == 1:
+def is_a_in_shared(fused: RowGroup, regions: Mapping[Any, Any], product: Product) -> bool:
+    """Is the row operand a resident buffer, read along k?"""
+    value, reduce = product.a, product.contraction.stage.reduce
+    if not isinstance(value, Load) or value.source not in regions or len(reduce) != 1 or regions[value.source][1] == 1:
         return False
-    return stands_at(found, Access(value.source, tuple(value.indices)), reduce[0].var)
+    return reads_at_column(fused, Access(value.source, tuple(value.indices)), reduce[0].var)
 
 
-def stands_at(found: RowGroup, read: Access, column: Any) -> bool:
+def reads_at_column(fused: RowGroup, read: Access, column: Any) -> bool:
     """Is the element that is read of a row the one at ``column``?"""
-    free = [i for d, i in enumerate(read.indices) if d not in found.row_dims[read.buffer] and not is_int(i, 0)]
+    free = [i for d, i in enumerate(read.indices) if d not in fused.places[read.buffer] and not is_int(i, 0)]
     return len(free) == 1 and free[0].same_as(column)
 
 
-def copied(found: RowGroup, lines: Mapping[Any, Any], products: Mapping[Any, Product]) -> int:
-    """Elements of a row for the factors that do not lie in the block: of one product at a time."""
-    return max((padded(p.one.k) for p in products.values() if not lies_there(found, lines, p)), default=1)
+def copied_elements(fused: RowGroup, regions: Mapping[Any, Any], products: Mapping[Any, Product]) -> int:
+    """Elements of a row for row operands that must be copied to shared memory, one matmul at a time."""
+    return max(
+        (padded_length(p.contraction.k) for p in products.values() if not is_a_in_shared(fused, regions, p)), default=1
+    )
 
 
-def lines_of(ctx: NestContext, found: RowGroup) -> dict[Any, tuple[int, int]]:
-    """A line for each buffer that nothing outside needs. A map writes over what it alone reads, at its own point."""
-    local, lines = local_buffers(ctx, found), {}
-    for place, stage in enumerate(found.stages):
+def assign_regions(ctx: NestContext, fused: RowGroup) -> dict[Any, tuple[int, int]]:
+    """A region for each buffer that stays in the block. An elementwise stage overwrites an input that it reads last."""
+    local, regions = local_buffers(ctx, fused), {}
+    for index, stage in enumerate(fused.stages):
         if stage.buffer not in local:
             continue
-        over = next((b for b in lines if stage.is_elementwise and is_last_read(ctx, found, place, b)), None)
-        mine = row_length(stage.buffer, found)
-        lines[stage.buffer] = lines[over] if over is not None else (place, padded(mine) if mine > 1 else 1)
-    return lines
+        overwritten = next((b for b in regions if stage.is_map and is_last_read(ctx, fused, index, b)), None)
+        length = row_length(stage.buffer, fused)
+        regions[stage.buffer] = (
+            regions[overwritten] if overwritten is not None else (index, padded_length(length) if length > 1 else 1)
+        )
+    return regions

@@ -1,4 +1,9 @@
-"""The text of a pass of attention on matrix units (``head_units``): a warp has 16 rows, of 16 columns at a time."""
+"""Code of an attention pass on tensor cores, in the manner of FlashAttention-2 (arXiv 2307.08691, algorithm 1).
+
+It takes a ``TensorCorePlan``. A warp has 16 rows, a thread 2 of them, 16 score columns at a time in registers. K and V
+tiles are double-buffered in shared memory by ``cp.async``. Sums go over the columns in ascending order; the 4 threads
+of a row combine their partial results by a tree of shuffles.
+"""
 
 from __future__ import annotations
 
@@ -24,315 +29,370 @@ from ..threads.warp_reduce import ThreadGroup, tree_reduce, warp_any
 from .causal_mask import LATER
 from .kv_tiled import Pass
 
-ELEMENTS = 8  # that a thread has of 16 rows by 16 columns, of 2 rows
-LANES = 4  # partial results of a row that a thread has, and threads that have some of a row
-STAGES = 2  # tiles of columns in shared memory: one that is multiplied, one on its way
+ELEMENTS_PER_THREAD = 8  # of a 16 x 16 accumulator tile: 2 rows of 4 (mma.m16n8k16)
+PARTIALS = 4  # terms of a row in one thread, and threads that share a row: both follow from the mma layout
+SHUFFLE_SLOT, TERMS = 2, 3  # registers of a reduction: 0-1 its two rows, 2 for a shuffle, from 3 on the new terms
+STAGES = 2  # K/V tiles in shared memory: one is read, one prefetched. Chosen, not measured; more cost shared memory
 
 
 @attrs.frozen(eq=False)
-class Here:
-    """A thread's place in a block, ``first`` the block's first of ``whole`` rows, and its registers: of ``matrices``
-    the elements of the columns at hand, of ``numbers`` what its 2 rows have, ``held`` factors of rows."""
+class WarpState:
+    """A thread's coordinates and registers. ``first_row``: the block's first of ``total_rows``. ``fragments``: score
+    tiles. ``row_values``: row max and row sums, of 2 rows. ``a_fragments``: row operands that stay in registers."""
 
-    units: Any
+    plan: Any
     memory: Any
     thread: Expr
     warp: Warp
     heads: Sequence[Expr]
     batch: Expr
-    first: Expr
-    whole: int
-    matrices: Mapping[Any, Any]
-    numbers: Mapping[Any, Any]
-    held: Mapping[Any, Any]
-    halves: Mapping[str, Any]
+    first_row: Expr
+    total_rows: int
+    fragments: Mapping[Any, Any]
+    row_values: Mapping[Any, Any]
+    a_fragments: Mapping[Any, Any]
+    operand_registers: Mapping[str, Any]
 
     @property
     def ctx(self) -> Any:
-        return self.units.stream.ctx
+        return self.plan.kv_plan.ctx
 
-    def row(self, half: Expr) -> Expr:
-        """The thread's row ``half`` < 2."""
-        return self.first + self.warp.row + tirx.floordiv(self.warp.lane, i64(4)) + half * 8
+    def row(self, thread_row: Expr) -> Expr:
+        """The row number; ``thread_row`` is 0 or 1: the mma layout gives a thread two rows, 8 apart."""
+        return self.first_row + self.warp.row + tirx.floordiv(self.warp.lane, i64(4)) + thread_row * 8
 
-    def places(self, half: Expr) -> list[Expr]:
-        """Where it stands; past the last row, that of the last, which is read and not stored again."""
-        row = self.row(half)
-        return [*self.heads, tirx.Min(row, i64(self.whole - 1)) if self.whole % self.units.rows else row]
+    def row_indices(self, thread_row: Expr) -> list[Expr]:
+        """Batch and row. Past the last row it is the last one: it is read again, but its store is guarded."""
+        row = self.row(thread_row)
+        return [*self.heads, tirx.Min(row, i64(self.total_rows - 1)) if self.total_rows % self.plan.rows else row]
 
-    def local(self, stmt: Stmt, half: Expr, element: Expr | None = None) -> Stmt:
-        """Accesses of what the thread has in registers."""
+    def to_registers(self, stmt: Stmt, thread_row: Expr, element: Expr | None = None) -> Stmt:
+        """Replaces accesses to score tiles and row values by accesses to the thread's registers."""
 
-        def mine(buffer: Any) -> tuple[Any, Expr] | None:
-            if buffer in self.matrices and element is not None:
-                return self.matrices[buffer], element
-            return (self.numbers[buffer], half) if buffer in self.numbers else None
+        def register_of(buffer: Any) -> tuple[Any, Expr] | None:
+            if buffer in self.fragments and element is not None:
+                return self.fragments[buffer], element
+            return (self.row_values[buffer], thread_row) if buffer in self.row_values else None
 
         def read(node: Any) -> Expr:
-            found = mine(node.source)
-            return node if found is None else load(*found)
+            register = register_of(node.source)
+            return node if register is None else load(*register)
 
-        def put(node: Any) -> Stmt:
-            found = mine(node.buffer)
-            return node if found is None else store(found[0], node.value, found[1])
+        def write(node: Any) -> Stmt:
+            register = register_of(node.buffer)
+            return node if register is None else store(register[0], node.value, register[1])
 
-        return rewrite(bind_in_buffers(stmt), [(Load, read), (tirx.BufferStore, put)])
+        return rewrite(bind_in_buffers(stmt), [(Load, read), (tirx.BufferStore, write)])
 
 
-def left_copies(here: Here) -> list[Stmt]:
-    """The factors of rows into shared memory, and from there into registers where they stay."""
-    units = here.units
+def load_a_operands(state: WarpState) -> list[Stmt]:
+    """Copies the row operands (Q) to shared memory, and from there to registers if they fit."""
+    plan = state.plan
     copies, loads = [], []
-    for stage, operand in units.lefts.items():
-        start, layout = i64(units.left_starts[stage]), units.left_layout(stage)
-        where = here.batch, here.first, i64(0)
-        copies.append(copy_tile_async(here.memory, start, layout, operand, where, here.thread, units.tile(16).threads))
-        if stage in here.held:
-            bring = lambda k, s=stage: _left(here, s).load((here.held[s], k * 4), here.warp, here.warp.row, k)  # noqa: E731
-            loads.append(unrolled(stage.depth // MMA_TILE, bring, "k"))
-    return [*copies, ptx.commit_group(), ptx.wait_group(0), barrier(), *loads]
+    for stage, operand in plan.a_operands.items():
+        start, layout = i64(plan.a_offsets[stage]), plan.a_layout(stage)
+        where = state.batch, state.first_row, i64(0)
+        copies.append(copy_tile(state.memory, start, layout, operand, where, state.thread, plan.tile(16).threads))
+        if stage in state.a_fragments:
+
+            def load_fragment(k: Expr, s: Stage = stage) -> Stmt:
+                return _a_tile(state, s).load((state.a_fragments[s], k * 4), state.warp, state.warp.row, k)
+
+            loads.append(unrolled(stage.depth // MATRIX, load_fragment, "k"))
+    return [*copies, ptx.commit(), ptx.wait(0), barrier(), *loads]
 
 
-def _left(here: Here, stage: Stage) -> SharedOperand:
-    return SharedOperand(here.memory, i64(here.units.left_starts[stage]), here.units.left_layout(stage), True)
+def _a_tile(state: WarpState, stage: Stage) -> Factor:
+    return Factor(state.memory, i64(state.plan.a_offsets[stage]), state.plan.a_layout(stage), True)
 
 
-def pass_text(here: Here, one: Pass) -> Stmt:
-    rights = here.units.rights
-    folds = {s: Partial(s, registers([2 + 1 + ELEMENTS], "float32", "acc")) for s in one.sinks if s not in rights}
-    sums = {s: registers([rights[s].inner // 2], "float32", "sums") for s in one.sinks if s in rights}
-    return _Text(here, one, folds, sums, registers([2], "float32", "factor")).statement()
+def write_pass(state: WarpState, kv_pass: Pass) -> Stmt:
+    b_operands = state.plan.b_operands
+    reductions = {
+        s: Partial(s, registers([TERMS + ELEMENTS_PER_THREAD], "float32", "acc"))
+        for s in kv_pass.results
+        if s not in b_operands
+    }
+    sums = {s: registers([b_operands[s].inner // 2], "float32", "sums") for s in kv_pass.results if s in b_operands}
+    return _PassWriter(state, kv_pass, reductions, sums, registers([2], "float32", "factor")).statement()
 
 
 @attrs.frozen(eq=False)
-class _Text:
-    """``folds``: partial results of a thread's two rows, what comes from another thread, and what the columns at hand
-    bring; ``sums``: of last products; ``factor``: by which both are multiplied, for each of the two rows."""
+class _PassWriter:
+    """``reductions``: registers as SHUFFLE_SLOT and TERMS say. ``sums``: accumulators of the output products.
+    ``scale``: by which both are rescaled, one a row."""
 
-    here: Here
-    one: Pass
-    folds: Mapping[Any, Partial]
+    state: WarpState
+    kv_pass: Pass
+    reductions: Mapping[Any, Partial]
     sums: Mapping[Any, Any]
-    factor: Any
+    scale: Any
 
     @property
     def extent(self) -> int:
-        return self.here.units.stream.extent
+        return self.state.plan.kv_plan.extent
 
     def statement(self) -> Stmt:
-        units, top = self.here.units, self.one.top
-        starts = [*(_start(p) for p in self.folds.values()), *map(clear, self.sums.values())]
-        starts += [] if top is None else [_start(Partial(top, self.here.numbers[top.buffer]))]
+        plan, row_max = self.state.plan, self.kv_pass.row_max
+        starts = [*(_start(p) for p in self.reductions.values()), *map(clear, self.sums.values())]
+        starts += [] if row_max is None else [_start(Partial(row_max, self.state.row_values[row_max.buffer]))]
 
-        def group(turn: Expr, g: Expr) -> Stmt:
-            start = turn * units.columns + g * MMA_TILE
-            parts = seq([self._step(s, turn, g, start) for s in self.one.steps])
-            wanted = self._wanted(start)
-            return tirx.IfThenElse(tirx.all(*wanted), parts, None) if wanted else parts
+        def column_group(tile: Expr, g: Expr) -> Stmt:
+            start = tile * plan.columns + g * MATRIX
+            parts = seq([self._stage(s, tile, g, start) for s in self.kv_pass.steps])
+            guards = self._guards(start)
+            return tirx.IfThenElse(tirx.all(*guards), parts, None) if guards else parts
 
-        pieces = self._pieces(lambda turn: loop(units.columns // MMA_TILE, lambda g: group(turn, g), name="group"))
-        ends = [part for s in self.folds for part in self._end(s)]
-        ends += [part for s in self.sums for part in (self._write(s), barrier())]
+        kv_loop = self._kv_loop(
+            lambda tile: loop(plan.columns // MATRIX, lambda g: column_group(tile, g), name="group")
+        )
+        ends = [part for s in self.reductions for part in self._finish(s)]
+        ends += [part for s in self.sums for part in (self._write_output(s), barrier())]
         return block(
-            [*starts, *pieces, *ends], [*(p.acc for p in self.folds.values()), *self.sums.values(), self.factor]
+            [*starts, *kv_loop, *ends], [*(p.acc for p in self.reductions.values()), *self.sums.values(), self.scale]
         )
 
-    # -- factors ---------------------------------------------------------------------------------------------------
+    # -- K/V tiles ---------------------------------------------------------------------------------------------------
 
-    def _pieces(self, body: Any) -> list[Stmt]:
-        """``body`` for each tile of columns, while the next is on its way."""
-        units, here = self.here.units, self.here
-        first, end = self._turns()
+    def _kv_loop(self, body: Any) -> list[Stmt]:
+        """``body`` for each K/V tile, while the next one is prefetched by ``cp.async``."""
+        plan, state = self.state.plan, self.state
+        first_tile, end = self._tile_range()
 
-        def bring(turn: Expr) -> Stmt:
-            copies, threads = [], units.tile(16).threads
-            for start, right in {start: units.rights[s] for s, start in units.tile_starts(self.one).items()}.items():
-                layout, where = right.layout(units.columns), right.place(here.batch, turn * units.columns)
-                begin = self._stage(turn) + start
-                copies.append(copy_tile_async(here.memory, begin, layout, right.operand, where, here.thread, threads))
-            return seq([tirx.IfThenElse(turn < end, seq(copies), None), ptx.commit_group()])
+        def prefetch(tile: Expr) -> Stmt:
+            copies, threads = [], plan.tile(16).threads
+            for start, b_tile in {
+                start: plan.b_operands[s] for s, start in plan.tile_offsets(self.kv_pass).items()
+            }.items():
+                layout, where = b_tile.layout(plan.columns), b_tile.place(state.batch, tile * plan.columns)
+                begin = self._stage_offset(tile) + start
+                copies.append(copy_tile(state.memory, begin, layout, b_tile.operand, where, state.thread, threads))
+            return seq([tirx.IfThenElse(tile < end, seq(copies), None), ptx.commit()])
 
-        def turn(n: Expr) -> Stmt:
-            now = first + n
+        def iteration(n: Expr) -> Stmt:
+            tile = first_tile + n
             # One barrier: what arrived is seen by all, and all are done with the stage that is filled next.
-            return seq([ptx.wait_group(0), barrier(), bring(now + 1), body(now)])
+            return seq([ptx.wait(0), barrier(), prefetch(tile + 1), body(tile)])
 
-        turns = end - first
-        walked = dynamic_loop(turns, turn, "turn") if units.hidden else loop(int(turns.value), turn, name="turn")
-        return [bring(first), walked, ptx.wait_group(0), barrier()]
+        tiles = end - first_tile
+        tile_loop = (
+            dynamic_loop(tiles, iteration, "turn") if plan.masked else loop(int(tiles.value), iteration, name="turn")
+        )
+        return [prefetch(first_tile), tile_loop, ptx.wait(0), barrier()]
 
-    def _turns(self) -> tuple[Expr, Expr]:
-        """The first tile of columns that any row of the block needs, and where they end."""
-        here, columns = self.here, self.here.units.columns
+    def _tile_range(self) -> tuple[Expr, Expr]:
+        """First and end of the column tiles that the block needs: causal tiles that are masked in full are skipped."""
+        state, columns = self.state, self.state.plan.columns
         count = i64(-(-self.extent // columns))
-        if here.units.hidden == LATER:
-            return i64(0), tirx.Min(count, tirx.floordiv(here.first + here.units.rows - 1, i64(columns)) + 1)
-        return (tirx.Min(count, tirx.floordiv(here.first, i64(columns))) if here.units.hidden else i64(0)), count
+        if state.plan.masked == LATER:
+            return i64(0), tirx.Min(count, tirx.floordiv(state.first_row + state.plan.rows - 1, i64(columns)) + 1)
+        return (tirx.Min(count, tirx.floordiv(state.first_row, i64(columns))) if state.plan.masked else i64(0)), count
 
-    def _wanted(self, start: Expr) -> list[Expr]:
-        """When the warp's rows need the columns from ``start`` on."""
-        units, row = self.here.units, self.here.first + self.here.warp.row
-        inside = [start < i64(self.extent)] if self.extent % units.columns else []
-        if not units.hidden:
-            return inside
-        return [*inside, start < row + MMA_TILE if units.hidden == LATER else row < start + MMA_TILE]
+    def _guards(self, start: Expr) -> list[Expr]:
+        """Conditions under which the warp needs the 16 columns from ``start`` on; others are masked in full."""
+        plan, row = self.state.plan, self.state.first_row + self.state.warp.row
+        guards = [start < i64(self.extent)] if self.extent % plan.columns else []
+        if not plan.masked:
+            return guards
+        return [*guards, start < row + MATRIX if plan.masked == LATER else row < start + MATRIX]
 
-    def _stage(self, turn: Expr) -> Expr:
-        units = self.here.units
-        return tirx.floormod(turn, i64(STAGES)) * units.stage_halves + units.left_halves
+    def _stage_offset(self, tile: Expr) -> Expr:
+        plan = self.state.plan
+        return tirx.floormod(tile, i64(STAGES)) * plan.stage_elements + plan.a_elements
 
-    def _right(self, stage: Stage, turn: Expr) -> SharedOperand:
-        units = self.here.units
-        start = self._stage(turn) + units.tile_starts(self.one)[stage]
-        return SharedOperand(self.here.memory, start, units.rights[stage].layout(units.columns), False)
+    def _b_tile(self, stage: Stage, tile: Expr) -> Factor:
+        plan = self.state.plan
+        start = self._stage_offset(tile) + plan.tile_offsets(self.kv_pass)[stage]
+        return Factor(self.state.memory, start, plan.b_operands[stage].layout(plan.columns), False)
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
 
-    def _step(self, stage: Stage, turn: Expr, g: Expr, start: Expr) -> Stmt:
+    def _stage(self, stage: Stage, tile: Expr, g: Expr, start: Expr) -> Stmt:
         if stage in self.sums:
-            return self._multiply(stage, turn, g)
-        if stage in self.here.units.rights:
-            return self._scores(stage, turn, g)
-        if stage in self.folds:
-            return self._grow(stage, start) if stage is self.one.top else self._add(stage, start)
-        return unrolled(ELEMENTS, lambda e: self._mapped(stage, start, e), "e")
+            return self._accumulate(stage, tile, g)
+        if stage in self.state.plan.b_operands:
+            return self._scores(stage, tile, g)
+        if stage in self.reductions:
+            return (
+                self._update_row_max(stage, start)
+                if stage is self.kv_pass.row_max
+                else self._reduce_columns(stage, start)
+            )
+        return unrolled(ELEMENTS_PER_THREAD, lambda e: self._elementwise(stage, start, e), "e")
 
-    def _scores(self, stage: Stage, turn: Expr, g: Expr) -> Stmt:
-        here, sums = self.here, self.here.matrices[stage.buffer]
-        a, b, left, right = here.halves["a"], here.halves["b"], _left(here, stage), self._right(stage, turn)
+    def _scores(self, stage: Stage, tile: Expr, g: Expr) -> Stmt:
+        state, sums = self.state, self.state.fragments[stage.buffer]
+        a, b, a_tile, b_tile = (
+            state.operand_registers["a"],
+            state.operand_registers["b"],
+            _a_tile(state, stage),
+            self._b_tile(stage, tile),
+        )
 
         def step(k: Expr) -> Stmt:
-            mine = (here.held[stage], k * 4) if stage in here.held else (a, i64(0))
-            brings = [right.load((b, i64(0)), here.warp, g * MMA_TILE, k)]
-            brings += [] if stage in here.held else [left.load(mine, here.warp, here.warp.row, k)]
-            one = lambda j: ptx.mma((sums, j * 4), mine, (b, j * 2), here.units.dtype)  # noqa: E731
-            return seq([*brings, unrolled(2, one, "j")])
+            a_fragment = (state.a_fragments[stage], k * 4) if stage in state.a_fragments else (a, i64(0))
+            fragment_loads = [b_tile.load((b, i64(0)), state.warp, g * MATRIX, k)]
+            fragment_loads += (
+                [] if stage in state.a_fragments else [a_tile.load(a_fragment, state.warp, state.warp.row, k)]
+            )
+            mma = lambda j: ptx.multiply((sums, j * 4), a_fragment, (b, j * 2), state.plan.dtype)  # noqa: E731
+            return seq([*fragment_loads, unrolled(2, mma, "j")])
 
         return seq([clear(sums), unrolled(stage.depth // MMA_TILE, step, "k")])
 
-    def _at(self, start: Expr, element: Expr) -> tuple[Expr, Expr, Expr]:
-        """Of an element: which of the thread's rows, its column, and which of the row's partial results it is for."""
+    def _coords(self, start: Expr, element: Expr) -> tuple[Expr, Expr, Expr]:
+        """Of an accumulator element: row of the thread (0 or 1), column, and number among the row's terms."""
         j, e = tirx.floordiv(element, i64(4)), tirx.floormod(element, i64(4))
-        _, column = accumulator_coords(self.here.warp.lane, e)
-        half, lane = tirx.floordiv(e, i64(2)), j * 2 + tirx.floormod(e, i64(2))
-        return half, start + j * 8 + column, lane
+        _, column = place(self.state.warp.lane, e)
+        thread_row, lane = tirx.floordiv(e, i64(2)), j * 2 + tirx.floormod(e, i64(2))
+        return thread_row, start + j * 8 + column, lane
 
-    def _inside(self, column: Expr, stmt: Stmt, blank: Stmt | None = None) -> Stmt:
-        return tirx.IfThenElse(column < i64(self.extent), stmt, blank) if self.extent % MMA_TILE else stmt
+    def _guarded(self, column: Expr, stmt: Stmt, blank: Stmt | None = None) -> Stmt:
+        return tirx.IfThenElse(column < i64(self.extent), stmt, blank) if self.extent % MATRIX else stmt
 
-    def _mapped(self, stage: Stage, start: Expr, element: Expr) -> Stmt:
-        half, column, _ = self._at(start, element)
-        places = [*self.here.places(half), column]
-        made = point_stores(self.here.ctx, [stage], places, {}, [stage])
-        blank = store(self.here.matrices[stage.buffer], tirx.const(0, "float32"), element)
-        return self._inside(column, self.here.local(made, half, element), blank)
+    def _elementwise(self, stage: Stage, start: Expr, element: Expr) -> Stmt:
+        thread_row, column, _ = self._coords(start, element)
+        row_indices = [*self.state.row_indices(thread_row), column]
+        made = point_stores(self.state.ctx, [stage], row_indices, {}, [stage])
+        blank = store(self.state.fragments[stage.buffer], tirx.const(0, "float32"), element)
+        return self._guarded(column, self.state.to_registers(made, thread_row, element), blank)
 
-    # -- folds -----------------------------------------------------------------------------------------------------
+    # -- reductions -----------------------------------------------------------------------------------------------------
 
     @property
-    def _team(self) -> ThreadGroup:
-        """The threads that have some of a row."""
-        return ThreadGroup(LANES, tirx.floormod(self.here.warp.lane, i64(LANES)))
+    def _row_threads(self) -> Team:
+        """The 4 neighbouring threads that share a row."""
+        return Team(PARTIALS, tirx.floormod(self.state.warp.lane, i64(PARTIALS)))
 
-    def _add(self, stage: Stage, start: Expr) -> Stmt:
-        """What the thread's columns of a row bring meets first, as in a tree."""
-        fold = self.folds[stage]
+    def _reduce_columns(self, stage: Stage, start: Expr) -> Stmt:
+        """Adds 16 columns: the thread's 4 terms of a row are combined by a tree, then added to its partial result."""
+        reduction = self.reductions[stage]
 
-        def one(element: Expr) -> Stmt:
-            half, column, lane = self._at(start, element)
-            slot, point = 3 + half * LANES + lane, ScalarWriter(self.here.ctx.virtual)
+        def load_term(element: Expr) -> Stmt:
+            thread_row, column, lane = self._coords(start, element)
+            slot, point = TERMS + thread_row * PARTIALS + lane, ScalarWriter(self.state.ctx.virtual)
             value = point.write(
-                stage.value, index_of(stage.space, self.here.places(half)) | index_of(stage.reduce, [column])
+                stage.value,
+                index_of(stage.space, self.state.row_indices(thread_row)) | index_of(stage.reduce, [column]),
             )
-            put = bind_in_buffers(seq([*point.binds, store(fold.acc, value, slot)]))
-            return self._inside(column, self.here.local(put, half, element), fold.start(slot, i64(0)))
+            term = bind_in_buffers(seq([*point.binds, store(reduction.acc, value, slot)]))
+            return self._guarded(
+                column, self.state.to_registers(term, thread_row, element), reduction.start(slot, i64(0))
+            )
 
-        def row(half: Expr) -> Stmt:
-            first = 3 + half * LANES
-            met = [fold.combine(first + k, first + (k + n)) for n in (2, 1) for k in range(n)]
-            return seq([*met, fold.combine(half, first)])
+        def row(thread_row: Expr) -> Stmt:
+            first = TERMS + thread_row * PARTIALS
+            combined = [reduction.meet(first + k, first + (k + n)) for n in (2, 1) for k in range(n)]
+            return seq([*combined, reduction.meet(thread_row, first)])
 
-        return seq([unrolled(ELEMENTS, one, "e"), unrolled(2, row, "half")])
+        return seq([unrolled(ELEMENTS_PER_THREAD, load_term, "e"), unrolled(2, row, "half")])
 
-    def _meet(self, stage: Stage, half: Expr) -> list[Stmt]:
-        """The partial results of a row, in an order that is always the same; all that have some get the end."""
-        fold, made = self.folds[stage], self.here.numbers[stage.buffer]
-        return [*tree_reduce(fold, 1, self._team, half, i64(2)), store(made, load(fold.acc, half), half)]
+    def _combine_row(self, stage: Stage, thread_row: Expr) -> list[Stmt]:
+        """Combines a row's partial results by a shuffle tree of fixed order; all 4 threads get the result."""
+        reduction, value = self.reductions[stage], self.state.row_values[stage.buffer]
+        return [
+            *halve(reduction, 1, self._row_threads, thread_row, i64(SHUFFLE_SLOT)),
+            store(value, load(reduction.acc, thread_row), thread_row),
+        ]
 
-    def _grow(self, stage: Stage, start: Expr) -> Stmt:
-        """The largest so far. Where it is larger for any row of the warp, the sums so far of all of them are made less,
-        of those where it is not by a factor of 1."""
-        acc, now = self.folds[stage].acc, self.here.numbers[stage.buffer]
+    def _update_row_max(self, stage: Stage, start: Expr) -> Stmt:
+        """Online softmax (FlashAttention-2, alg. 1): if a row's max m grows, its sum and its output accumulators are
+        multiplied by exp(m_old - m_new). ``__any_sync`` keeps the warp together; other rows get a factor of 1."""
+        acc, row_max = self.reductions[stage].acc, self.state.row_values[stage.buffer]
 
-        def row(half: Expr) -> Stmt:
-            keep = store(self.factor, load(now, half), half)
-            less = tirx.exp(load(self.factor, half) - load(now, half))
-            return seq([keep, *self._meet(stage, half), store(self.factor, less, half)])
+        def row(thread_row: Expr) -> Stmt:
+            save_old_max = store(self.scale, load(row_max, thread_row), thread_row)
+            rescale = tirx.exp(load(self.scale, thread_row) - load(row_max, thread_row))
+            return seq([save_old_max, *self._combine_row(stage, thread_row), store(self.scale, rescale, thread_row)])
 
-        grown = [load(acc, i64(half)) > load(now, i64(half)) for half in range(2)]
-        then = seq([unrolled(2, row, "half"), *self._scaled()])
-        return seq([self._add(stage, start), tirx.IfThenElse(warp_any(tirx.any(*grown)), then, None)])
+        grown = [load(acc, i64(thread_row)) > load(row_max, i64(thread_row)) for thread_row in range(2)]
+        update = seq([unrolled(2, row, "half"), *self._rescale()])
+        return seq([self._reduce_columns(stage, start), tirx.IfThenElse(any_of(tirx.any(*grown)), update, None)])
 
-    def _scaled(self) -> list[Stmt]:
-        """All sums by the factors of their rows."""
-        by = lambda acc, i, half: store(acc, load(acc, i) * load(self.factor, half), i)  # noqa: E731
-        half = lambda i: tirx.floormod(tirx.floordiv(i, i64(2)), i64(2))  # noqa: E731
-        folds = [p.acc for s, p in self.folds.items() if s is not self.one.top]
-        parts = [unrolled(2, lambda i, acc=acc: by(acc, i, i), "half") for acc in folds]
-        return [*parts, *(unrolled(int(b.shape[0]), lambda i, b=b: by(b, i, half(i)), "i") for b in self.sums.values())]
+    def _rescale(self) -> list[Stmt]:
+        """Multiplies row sums and output accumulators by their rows' ``scale``."""
+        multiply = lambda acc, i, thread_row: store(acc, load(acc, i) * load(self.scale, thread_row), i)  # noqa: E731
+        row_of = lambda i: tirx.floormod(tirx.floordiv(i, i64(2)), i64(2))  # noqa: E731
+        reductions = [p.acc for s, p in self.reductions.items() if s is not self.kv_pass.row_max]
+        parts = [unrolled(2, lambda i, acc=acc: multiply(acc, i, i), "half") for acc in reductions]
+        return [
+            *parts,
+            *(unrolled(int(b.shape[0]), lambda i, b=b: multiply(b, i, row_of(i)), "i") for b in self.sums.values()),
+        ]
 
-    def _end(self, stage: Stage) -> list[Stmt]:
-        ends = [unrolled(2, lambda half: seq(self._meet(stage, half)), "half"), *self._stored(stage)]
-        if stage is not self.one.whole:
+    def _finish(self, stage: Stage) -> list[Stmt]:
+        ends = [
+            unrolled(2, lambda thread_row: seq(self._combine_row(stage, thread_row)), "half"),
+            *self._store_row_value(stage),
+        ]
+        if stage is not self.kv_pass.row_sum:
             return ends
-        part = lambda half: tirx.const(1, "float32") / load(self.here.numbers[stage.buffer], half)  # noqa: E731
-        return [*ends, unrolled(2, lambda half: store(self.factor, part(half), half), "half"), *self._scaled()]
+        inverse = lambda thread_row: tirx.const(1, "float32") / load(self.state.row_values[stage.buffer], thread_row)  # noqa: E731
+        return [
+            *ends,
+            unrolled(2, lambda thread_row: store(self.scale, inverse(thread_row), thread_row), "half"),
+            *self._rescale(),
+        ]
 
-    def _stored(self, stage: Stage) -> list[Stmt]:
-        """What is needed after the launch, by one thread a row."""
-        here = self.here
-        if stage.buffer in here.units.stream.memory.lines:
+    def _store_row_value(self, stage: Stage) -> list[Stmt]:
+        """Stores a row value that is needed after the launch: by one of the 4 threads."""
+        state = self.state
+        if stage.buffer in state.plan.kv_plan.memory.regions:
             return []
 
-        def row(half: Expr) -> Stmt:
-            point = ScalarWriter(here.ctx.virtual)
-            indices = point.indices(stage.indices, index_of(stage.space, [*here.heads, here.row(half)]))
-            put = store(stage.buffer, load(here.numbers[stage.buffer], half), *indices)
-            inside = tirx.all(tirx.EQ(self._team.lane, i64(0)), here.row(half) < i64(here.whole))
-            return tirx.IfThenElse(inside, bind_in_buffers(seq([*point.binds, put])), None)
+        def row(thread_row: Expr) -> Stmt:
+            point = ScalarWriter(state.ctx.virtual)
+            indices = point.indices(stage.indices, index_of(stage.space, [*state.heads, state.row(thread_row)]))
+            write = store(stage.buffer, load(state.row_values[stage.buffer], thread_row), *indices)
+            guards = tirx.all(tirx.EQ(self._row_threads.lane, i64(0)), state.row(thread_row) < i64(state.total_rows))
+            return tirx.IfThenElse(guards, bind_in_buffers(seq([*point.binds, write])), None)
 
         return [unrolled(2, row, "half")]
 
-    # -- last products -----------------------------------------------------------------------------------------------
+    # -- output products -----------------------------------------------------------------------------------------------
 
-    def _multiply(self, stage: Stage, turn: Expr, g: Expr) -> Stmt:
-        """The sums, and the group's columns of the matrix by those of the other factor."""
-        here, sums = self.here, self.sums[stage]
-        high, low, b = here.halves["a"], here.halves["low"], here.halves["b"]
-        right, matrix = self._right(stage, turn), here.matrices[here.units.stream.products[stage].left.source]
+    def _accumulate(self, stage: Stage, tile: Expr, g: Expr) -> Stmt:
+        """Adds P @ V of 16 columns. P is split into high + low halves: one half would round away float32 bits."""
+        state, sums = self.state, self.sums[stage]
+        p_high, p_low, b = (
+            state.operand_registers["a"],
+            state.operand_registers["low"],
+            state.operand_registers["b"],
+        )
+        b_tile, probs = (
+            self._b_tile(stage, tile),
+            state.fragments[state.plan.kv_plan.products[stage].a.source],
+        )
 
         def step(n: Expr) -> Stmt:
-            def one(half: Any, j: Expr) -> Stmt:
-                return ptx.mma((sums, (n * 2 + j) * 4), (half, i64(0)), (b, j * 2), here.units.dtype)
+            def mma(p_part: Any, j: Expr) -> Stmt:
+                return ptx.multiply((sums, (n * 2 + j) * 4), (p_part, i64(0)), (b, j * 2), state.plan.dtype)
 
-            parts = [unrolled(2, lambda j, h=h: one(h, j), "j") for h in (high, low)]
-            return seq([right.load((b, i64(0)), here.warp, n * MMA_TILE, g), *parts])
+            parts = [unrolled(2, lambda j, p_part=p_part: mma(p_part, j), "j") for p_part in (p_high, p_low)]
+            return seq([b_tile.load((b, i64(0)), state.warp, n * MATRIX, g), *parts])
 
-        cut = ptx.split((matrix, i64(0)), (high, i64(0)), (low, i64(0)), here.units.dtype)
-        return seq([cut, unrolled(here.units.rights[stage].inner // MMA_TILE, step, "n")])
+        split = ptx.split((probs, i64(0)), (p_high, i64(0)), (p_low, i64(0)), state.plan.dtype)
+        return seq([split, unrolled(state.plan.b_operands[stage].inner // MATRIX, step, "n")])
 
-    def _write(self, stage: Stage) -> Stmt:
-        """Finished sums, and what is done on them."""
-        here, product = self.here, self.here.units.stream.products[stage]
-        part = BlockTile(here.units.tile(product.n), here.memory, here.thread, here.warp, here.first, i64(0))
+    def _write_output(self, stage: Stage) -> Stmt:
+        """Stores the output tile, with its epilogue."""
+        state, product = self.state, self.state.plan.kv_plan.products[stage]
+        part = Part(
+            state.plan.tile(product.n),
+            state.memory,
+            state.thread,
+            state.warp,
+            state.first_row,
+            i64(0),
+        )
 
         def element(row: Expr, column: Expr, value: Expr) -> Stmt:
-            where = index_of(stage.space[: len(here.heads) + 1], [*here.heads, row])
-            where |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
-            return bind_in_buffers(store_result(here.ctx, stage, where, value, here.units.stream.after[stage]))
+            indices = index_of(stage.space[: len(state.heads) + 1], [*state.heads, row])
+            indices |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
+            return bind_in_buffers(store_result(state.ctx, stage, indices, value, state.plan.kv_plan.epilogues[stage]))
 
-        return write_tile(part, self.sums[stage], here.whole, product.n, element)
+        return write(part, self.sums[stage], state.total_rows, product.n, element)
 
 
-def _start(fold: Partial) -> Stmt:
-    return unrolled(2, lambda half: fold.start(half, i64(0)), "half")
+def _start(reduction: Partial) -> Stmt:
+    return unrolled(2, lambda thread_row: reduction.start(thread_row, i64(0)), "half")

@@ -1,11 +1,9 @@
-"""Attention of halves (bfloat16, float16) on matrix units: the passes of ``head_streams``, all products ``mma.sync``.
+"""Attention in half precision on tensor cores (``mma.sync``), as in FlashAttention-2 (arXiv 2307.08691): the plan.
 
-A warp has 16 rows of scores. They are made 16 columns at a time in registers, where maps and folds are done on them;
-what a last product sums over goes from there into the matrix unit as two halves, high and low, so that nothing that
-is float32 is rounded to a half. Factors come through shared memory, some columns' ahead.
-
-The order of every sum follows from the columns and the depth alone: neither rows of a block nor columns of a tile
-change a bit.
+It takes the passes of ``kv_tiled`` if all operands are bfloat16 or all float16. A warp has 16 rows; scores are made 16
+columns at a time in registers. Probs go to P @ V as two halves, high and low, so that no float32 value is rounded to a
+half. K and V tiles come through shared memory, one ahead. The order of every sum follows from the columns and k alone:
+neither the rows of a block nor the columns of a tile change a bit.
 """
 
 from __future__ import annotations
@@ -26,42 +24,42 @@ from ...tir.stages import Stage
 from ..threads.half_operands import HalfOperand
 from ..threads.launch import launch, registers, shared
 from ..threads.mma_fragments import Layout, warp_of
-from ..threads.mma_tiling import MAX_SHARED_HALVES, MmaTile
-from .causal_mask import LATER, hidden_columns
-from .kv_tiled import Pass, Stream, read_stream
-from .online_softmax import in_one_pass, softmax_of
-from .resident import group_of
-from .shared_memory import BLOCKS
-from .tensor_core import STAGES, Here, left_copies, pass_text
+from ..threads.mma_tiling import HALVES, Tile
+from .causal_mask import LATER, masked_columns
+from .kv_tiled import KvTiledPlan, Pass, read_kv_tiled
+from .online_softmax import softmax_of, to_online_softmax
+from .resident import read_group
+from .shared_memory import MIN_BLOCKS
+from .tensor_core import STAGES, WarpState, load_a_operands, write_pass
 
-ROWS = 16  # of a warp
-WARPS = (4, 2, 1)  # of a block
-COLUMNS = (64, 32, 16)  # of scores whose factors come to shared memory at once
-HELD = 96  # registers of a thread in which sums and factors of rows may stay throughout
+WARP_ROWS = 16  # rows of a warp: those of one mma.m16n8k16
+WARPS = (4, 2, 1)  # warps of a block, most first. Chosen, not measured: more warps share a K/V tile
+COLUMNS = (64, 32, 16)  # score columns of a K/V tile, most first. Chosen, not measured: more columns, fewer barriers
+MAX_HELD_REGISTERS = 96  # registers of a thread for accumulators and Q fragments. Chosen, not measured: too many spill
 
 
 @attrs.frozen(eq=False)
-class Right:
-    """A factor that comes by columns of scores, ``inner`` elements each: of a product that makes scores, or
-    (``turned``) of one that sums over them."""
+class StreamedOperand:
+    """A K or V operand, streamed by score columns of ``inner`` elements: of a product that makes scores, or
+    (``by_columns``) of one that sums over them."""
 
-    operand: HalfOperand
-    turned: bool
+    operand: Operand
+    by_columns: bool
     inner: int
 
     def layout(self, columns: int) -> Layout:
-        return Layout(self.inner, True, columns) if self.turned else Layout(columns, False, self.inner)
+        return Layout(self.inner, True, columns) if self.by_columns else Layout(columns, False, self.inner)
 
     def place(self, batch: Expr, column: Expr) -> tuple[Expr, Expr, Expr]:
-        """Batch, line and depth of the tile that begins at ``column``."""
-        return (batch, i64(0), column) if self.turned else (batch, column, i64(0))
+        """Batch, row and k of the tile that begins at ``column``."""
+        return (batch, i64(0), column) if self.by_columns else (batch, column, i64(0))
 
-    def is_same(self, other: Right) -> bool:
+    def reads_same(self, other: StreamedOperand) -> bool:
         """Are both the same elements of one tensor?"""
         return self.inner == other.inner and structural_equal(self._element(), other._element())
 
     def _element(self) -> Expr:
-        line, depth = (_INNER, _COLUMN) if self.turned else (_COLUMN, _INNER)
+        line, depth = (_INNER, _COLUMN) if self.by_columns else (_COLUMN, _INNER)
         return self.operand.element(_BATCH, line, depth)
 
 
@@ -69,177 +67,180 @@ _BATCH, _COLUMN, _INNER = (tirx.Var(name, "int64") for name in ("batch", "column
 
 
 @attrs.frozen(eq=False)
-class Units:
-    """How a stream is done: ``lefts``, the factors of rows of the products that make scores; ``rights``, of all
-    products. ``hidden``: the columns that count for nothing, LATER or EARLIER than the row's number, or none. ``warps``
-    of a block, ``columns`` of a tile."""
+class TensorCorePlan:
+    """``a_operands``: row operands (Q) of the products that make scores. ``b_operands``: streamed operands of all
+    products. ``masked``: LATER or EARLIER columns than the row's number add nothing; "" if none. ``warps`` of a block,
+    ``columns`` of a K/V tile."""
 
-    stream: Stream
-    lefts: Mapping[Any, HalfOperand]
-    rights: Mapping[Any, Right]
-    hidden: str
+    kv_plan: KvTiledPlan
+    a_operands: Mapping[Any, Operand]
+    b_operands: Mapping[Any, StreamedOperand]
+    masked: str
     warps: int = 1
     columns: int = COLUMNS[-1]
 
     @property
     def dtype(self) -> str:
-        return next(iter(self.lefts.values())).dtype
+        return next(iter(self.a_operands.values())).dtype
 
     @property
     def rows(self) -> int:
-        return ROWS * self.warps
+        return WARP_ROWS * self.warps
 
     def tile(self, columns: int) -> MmaTile:
         """A block's rows of a product of so many columns."""
         return MmaTile(self.rows, columns, self.warps, 1)
 
-    def left_layout(self, stage: Stage) -> Layout:
+    def a_layout(self, stage: Stage) -> Layout:
         return Layout(self.rows, False, stage.depth)
 
     @property
-    def left_starts(self) -> dict[Any, int]:
-        """Where the factors of rows lie in shared memory."""
-        starts, end = {}, 0
-        for stage in self.lefts:
-            starts[stage], end = end, end + self.rows * stage.depth
-        return starts
+    def a_offsets(self) -> dict[Any, int]:
+        """Offsets of the row operands in shared memory, in elements of 2 bytes."""
+        offsets, end = {}, 0
+        for stage in self.a_operands:
+            offsets[stage], end = end, end + self.rows * stage.depth
+        return offsets
 
     @property
-    def left_halves(self) -> int:
-        return sum(self.rows * s.depth for s in self.lefts)
+    def a_elements(self) -> int:
+        return sum(self.rows * s.depth for s in self.a_operands)
 
-    def tile_starts(self, one: Pass) -> dict[Any, int]:
+    def tile_offsets(self, kv_pass: Pass) -> dict[Any, int]:
         """Where in a stage the tile of each product of a pass lies: products of the same elements have one."""
-        starts, end = {}, 0
-        for stage in (s for s in one.steps if s in self.rights):
-            right = self.rights[stage]
-            same = next((at for s, at in starts.items() if right.is_same(self.rights[s])), None)
-            starts[stage] = end if same is None else same
-            end += self.columns * right.inner if same is None else 0
-        return starts
+        offsets, end = {}, 0
+        for stage in (s for s in kv_pass.steps if s in self.b_operands):
+            b = self.b_operands[stage]
+            same = next((at for s, at in offsets.items() if b.reads_same(self.b_operands[s])), None)
+            offsets[stage] = end if same is None else same
+            end += self.columns * b.inner if same is None else 0
+        return offsets
 
     @property
-    def stage_halves(self) -> int:
+    def stage_elements(self) -> int:
         ends = [
-            at + self.columns * self.rights[s].inner
-            for p in self.stream.passes
-            for s, at in self.tile_starts(p).items()
+            at + self.columns * self.b_operands[s].inner
+            for p in self.kv_plan.passes
+            for s, at in self.tile_offsets(p).items()
         ]
         return max(ends)
 
     @property
-    def last(self) -> list[Any]:
+    def output_products(self) -> list[Any]:
         """The products that sum over scores."""
-        return [s for s in self.rights if s not in self.lefts]
+        return [s for s in self.b_operands if s not in self.a_operands]
 
     @property
-    def halves(self) -> int:
-        """Shared memory of a block. Finished sums go where factors were."""
-        ends = max(self.rows * (self.rights[s].inner + 8) * 2 for s in self.last)
-        return max(self.left_halves + STAGES * self.stage_halves, ends)
+    def shared_elements(self) -> int:
+        """Shared memory of a block, in elements of 2 bytes. The output tile (float32) reuses the operands' memory."""
+        ends = max(self.rows * (self.b_operands[s].inner + 8) * 2 for s in self.output_products)
+        return max(self.a_elements + STAGES * self.stage_elements, ends)
 
     @property
-    def holds_lefts(self) -> bool:
-        """Do the factors of rows stay in registers? Else they are loaded from shared memory for each use."""
-        sums = sum(self.rights[s].inner // 2 for s in self.last)
-        return sums + sum(s.depth // 4 for s in self.lefts) <= HELD
+    def holds_a(self) -> bool:
+        """Do the row operands stay in registers? Else they are loaded from shared memory for each use."""
+        sums = sum(self.b_operands[s].inner // 2 for s in self.output_products)
+        return sums + sum(s.depth // 4 for s in self.a_operands) <= MAX_HELD_REGISTERS
 
 
-def unit_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
-    """As ``heads.heads_nest``, which takes what this does not: all factors halves of one dtype as they lie in memory,
-    their depths and the columns of last products multiples of 16, at least 16 rows and columns. Of float16 the weights
-    alone are known to be no larger than it may be: its gradients are not taken."""
-    group = group_of(ctx, stages, folds)
-    stream = read_stream(ctx, group.found, group.products) if group is not None and group.tiled else None
-    if group is None or stream is None or min(group.rows, stream.extent) < ROWS:
+def tensor_core_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
+    """As ``resident.attention_nest``, for operands of one 16-bit dtype, k and output columns multiples of 16, at least
+    16 rows and columns. In float16 only probs are known not to overflow, so gradients are left to ``attention_nest``."""
+    group = read_group(ctx, stages, folds)
+    kv_plan = read_kv_tiled(ctx, group.fused, group.products) if group is not None and group.is_tiled else None
+    if group is None or kv_plan is None or min(group.rows, kv_plan.extent) < WARP_ROWS:
         return None
-    read = _read(stream)
-    units = None if read is None else _sized(read, prod(group.batch), group.rows)
-    return None if units is None else (len(group.found.stages), _launch(units, group.batch, group.rows))
+    untiled = _read_plan(kv_plan)
+    plan = None if untiled is None else _choose_tile(untiled, prod(group.batch), group.rows)
+    return None if plan is None else (len(group.fused.stages), _launch(plan, group.batch, group.rows))
 
 
-def _read(stream: Stream) -> Units | None:
-    lefts, rights = {}, {}
-    for stage, product in stream.products.items():
-        last = stage not in stream.chain
-        right = _operand(stream, stage, product.right, product.columns)
-        if right is None or right.mn_major != last:
+def _read_plan(kv_plan: KvTiledPlan) -> TensorCorePlan | None:
+    a_operands, b_operands = {}, {}
+    for stage, product in kv_plan.products.items():
+        is_output = stage not in kv_plan.score_stages
+        b = _operand(kv_plan, stage, product.b, product.columns)
+        if b is None or b.by_depth != is_output:
             return None
-        rights[stage] = Right(right, last, product.n if last else stage.depth)
-        if not last:
-            left = _operand(stream, stage, product.left, stage.space[stream.found.lead - 1 : stream.found.lead])
-            if left is None or left.mn_major:
+        b_operands[stage] = StreamedOperand(b, is_output, product.n if is_output else stage.depth)
+        if not is_output:
+            a = _operand(kv_plan, stage, product.a, stage.space[kv_plan.fused.lead - 1 : kv_plan.fused.lead])
+            if a is None or a.by_depth:
                 return None
-            lefts[stage] = left
-    reads = [half.dtype for half in (*lefts.values(), *(r.operand for r in rights.values()))]
-    whole = all(right.inner % 16 == 0 for right in rights.values())
-    if not whole or len({*reads}) > 1 or not _is_plain(stream) or not _has_room(stream, reads[0]):
+            a_operands[stage] = a
+    dtypes = [operand.dtype for operand in (*a_operands.values(), *(r.operand for r in b_operands.values()))]
+    is_aligned = all(b.inner % 16 == 0 for b in b_operands.values())
+    if not is_aligned or len({*dtypes}) > 1 or not _is_supported(kv_plan) or not _fits_range(kv_plan, dtypes[0]):
         return None
-    return Units(in_one_pass(stream), lefts, rights, hidden_columns(stream))
+    return TensorCorePlan(to_online_softmax(kv_plan), a_operands, b_operands, masked_columns(kv_plan))
 
 
-def _operand(stream: Stream, stage: Stage, value: Expr, lines: Any) -> HalfOperand | None:
+def _operand(kv_plan: KvTiledPlan, stage: Stage, value: Expr, axes: Any) -> Operand | None:
     read = half_load(value)
-    made = {b for s in stream.found.stages for b in s.writes} | {*stream.ctx.virtual.stages}
+    made = {b for s in kv_plan.fused.stages for b in s.writes} | {*kv_plan.ctx.virtual.stages}
     if read is None or read.source in made:
         return None
-    return HalfOperand(read, stream.products[stage].one.batch, tuple(lines), stage.reduce)
+    return Operand(read, kv_plan.products[stage].contraction.batch, tuple(axes), stage.reduce)
 
 
-def _is_plain(stream: Stream) -> bool:
-    """Is all that stays in a block float32, do last products end the last pass, and maps on them read no fold?"""
-    *first, _ = stream.passes
-    if any(s in stream.products for p in first for s in p.sinks):
+def _is_supported(kv_plan: KvTiledPlan) -> bool:
+    """Is all that stays in a block float32, do the output products end the last pass, and do epilogues read no reduction?"""
+    *first, _ = kv_plan.passes
+    if any(s in kv_plan.products for p in first for s in p.results):
         return False
-    folds = {s.buffer for p in stream.passes for s in p.sinks if s not in stream.products}
-    after = [m for maps in stream.after.values() for m in maps]
-    if any(r.buffer in folds for m in after for r in reads_of(stream.ctx, m)):
+    reductions = {s.buffer for p in kv_plan.passes for s in p.results if s not in kv_plan.products}
+    epilogues = [m for maps in kv_plan.epilogues.values() for m in maps]
+    if any(r.buffer in reductions for m in epilogues for r in reads_of(kv_plan.ctx, m)):
         return False
-    held = [*(s.buffer for s in stream.chain), *folds]
-    return bool(stream.after) and all(str(b.dtype) == "float32" for b in held)
+    resident = [*(s.buffer for s in kv_plan.score_stages), *reductions]
+    return bool(kv_plan.epilogues) and all(str(b.dtype) == "float32" for b in resident)
 
 
-def _has_room(stream: Stream, dtype: str) -> bool:
-    """Can a half of ``dtype`` be as large as what last products sum over? bfloat16 can; float16 where these are
-    shares."""
-    lefts = {stream.products[s].left.source for s in stream.after}
-    return dtype == "bfloat16" or all(softmax_of(stream, s) for s in stream.chain if s.buffer in lefts)
+def _fits_range(kv_plan: KvTiledPlan, dtype: str) -> bool:
+    """Does the row operand of the output products fit the range of ``dtype``? bfloat16: always. float16: probs do."""
+    p_buffers = {kv_plan.products[s].a.source for s in kv_plan.epilogues}
+    return dtype == "bfloat16" or all(softmax_of(kv_plan, s) for s in kv_plan.score_stages if s.buffer in p_buffers)
 
 
-def _sized(units: Units, heads: int, rows: int) -> Units | None:
+def _choose_tile(plan: TensorCorePlan, heads: int, rows: int) -> TensorCorePlan | None:
     """The most warps that leave enough blocks, and the most columns that then fit."""
     for warps in WARPS:
-        count = ROWS * warps
-        if warps > 1 and (count >= 2 * rows or heads * -(-rows // count) < BLOCKS):
+        count = WARP_ROWS * warps
+        if warps > 1 and (count >= 2 * rows or heads * -(-rows // count) < MIN_BLOCKS):
             continue
         for columns in COLUMNS:
-            made = attrs.evolve(units, warps=warps, columns=columns)
-            if made.halves <= MAX_SHARED_HALVES:
-                return made
+            tiled = attrs.evolve(plan, warps=warps, columns=columns)
+            if tiled.shared_elements <= HALVES:
+                return tiled
     return None
 
 
-def _launch(units: Units, batch: Sequence[int], whole: int) -> Stmt:
-    groups, tile, stream = -(-whole // units.rows), units.tile(16), units.stream
-    memory = shared([units.halves], "uint16", "tile")
-    lines = {place: b for b, (place, _) in reversed([*stream.memory.lines.items()])}
-    made = {place: registers([8], "float32", b.name) for place, b in lines.items()}
-    matrices = {s.buffer: made[stream.memory.lines[s.buffer][0]] for p in stream.passes for s in p.chain}
-    folds = [s for p in stream.passes for s in p.sinks if s not in stream.products]
-    numbers = {s.buffer: registers([2], "float32", s.buffer.name) for s in folds}
-    held = {s: registers([s.depth // 4], "uint32", "left") for s in units.lefts if units.holds_lefts}
-    halves = {name: registers([4], "uint32", name) for name in ("a", "b", "low")}
+def _launch(plan: TensorCorePlan, batch: Sequence[int], total_rows: int) -> Stmt:
+    groups, tile, kv_plan = -(-total_rows // plan.rows), plan.tile(16), plan.kv_plan
+    memory = shared([plan.shared_elements], "uint16", "tile")
+    first_users = {region: b for b, (region, _) in reversed([*kv_plan.memory.regions.items()])}
+    made = {region: registers([8], "float32", b.name) for region, b in first_users.items()}
+    fragments = {s.buffer: made[kv_plan.memory.regions[s.buffer][0]] for p in kv_plan.passes for s in p.score_stages}
+    reductions = [s for p in kv_plan.passes for s in p.results if s not in kv_plan.products]
+    row_values = {s.buffer: registers([2], "float32", s.buffer.name) for s in reductions}
+    a_fragments = {s: registers([s.depth // 4], "uint32", "left") for s in plan.a_operands if plan.holds_a}
+    operand_registers = {name: registers([4], "uint32", name) for name in ("a", "b", "low")}
 
-    def body(place: Expr, thread: Expr) -> Stmt:
-        *heads, group = unravel(place, [*batch, groups])
-        group = i64(groups - 1) - group if units.hidden == LATER else group  # those that take longest begin first
-        number = tirx.floordiv(place, i64(groups)) if groups > 1 else place
-        here = Here(
-            units, memory, thread, warp_of(tile, thread), heads, number, group * units.rows, whole, matrices, numbers,
-            held, halves,
+    def body(index: Expr, thread: Expr) -> Stmt:
+        *heads, group = unravel(index, [*batch, groups])
+        group = i64(groups - 1) - group if plan.masked == LATER else group  # those that take longest begin first
+        batch_index = tirx.floordiv(index, i64(groups)) if groups > 1 else index
+        state = WarpState(
+            plan, memory, thread, warp_of(tile, thread), heads, batch_index, group * plan.rows, total_rows, fragments, row_values,
+            a_fragments, operand_registers,
         )  # fmt: skip
-        own = [*dict.fromkeys(matrices.values()), *numbers.values(), *held.values(), *halves.values()]
-        makes = [tirx.AllocBuffer(b) for b in (memory, *own)]
-        return seq([*makes, *left_copies(here), *(pass_text(here, one) for one in stream.passes)])
+        allocated = [
+            *dict.fromkeys(fragments.values()),
+            *row_values.values(),
+            *a_fragments.values(),
+            *operand_registers.values(),
+        ]
+        makes = [tirx.AllocBuffer(b) for b in (memory, *allocated)]
+        return seq([*makes, *load_a_operands(state), *(write_pass(state, kv_pass) for kv_pass in kv_plan.passes)])
 
     return launch(prod(batch) * groups, tile.threads, body)

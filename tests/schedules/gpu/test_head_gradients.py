@@ -50,7 +50,7 @@ def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the last block has fewer."""
     monkeypatch.setattr(shared_memory, "ROWS", (4,))
-    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
     same(func, *given(func), rule="heads")
 

@@ -34,7 +34,7 @@ SIZES = [
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row may lie in a block; and a block has as many as fit."""
     monkeypatch.setattr(resident, "plan_memory", lambda *_: None)
-    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
 
 
 def given(func: Any, count: int) -> list[np.ndarray]:
@@ -94,5 +94,5 @@ def test_a_block_has_no_more_memory_than_there_is() -> None:
         *_, one = audit(
             scheduled(attend((4,), 4096, 4096, width, width, True), "heads")
         )  # before it, a row of values each
-        assert one.shared <= shared_memory.ROOM and one.blocks == 4 * 4096 // rows
+        assert one.shared <= shared_memory.MAX_SHARED_BYTES and one.blocks == 4 * 4096 // rows
     assert scheduled(attend((4,), 64, 64, 13000, 8, True), "mixed") is not None

@@ -281,9 +281,9 @@ def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.
     func, arrays = attend(CAUSAL, True, gradient=gradient), given(CAUSAL, gradient)
     assert audit(scheduled(func))[0].threads == 32 and "left_ptr" in compiled(CAUSAL, gradient).text
     bits = [x.tobytes() for x in made(CAUSAL, gradient)]
-    for name, value in {"BLOCKS": 1, "WARPS": (4,), "COLUMNS": (16,), "HELD": 0}.items():
+    for name, value in {"MIN_BLOCKS": 1, "WARPS": (4,), "COLUMNS": (16,), "MAX_HELD_REGISTERS": 0}.items():
         monkeypatch.setattr(tensor_core_plan, name, value)
-    monkeypatch.setattr(tensor_core_plan, "hidden_columns", lambda _: "")
+    monkeypatch.setattr(tensor_core_plan, "masked_columns", lambda _: "")
     other = scheduled(func, "matrix-units")
     assert audit(other)[0].threads == 128
     done = kernels.compile(other, GPU)
@@ -307,8 +307,8 @@ def test_bits_do_not_depend_on_what_stands_beside() -> None:
 def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What of each launch's columns counts for nothing."""
     found: list[str] = []
-    read = tensor_core_plan.hidden_columns
-    monkeypatch.setattr(tensor_core_plan, "hidden_columns", lambda stream: found.append(read(stream)) or found[-1])
+    read = tensor_core_plan.masked_columns
+    monkeypatch.setattr(tensor_core_plan, "masked_columns", lambda stream: found.append(read(stream)) or found[-1])
     return found
 
 
@@ -332,7 +332,7 @@ def test_keys_that_a_mask_hides_are_not(found: list[str]) -> None:
 def test_half_of_the_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     func = attend(((3,), 1024, 1024, 64, 64), True, gradient=True)
     few = [one.flops for one in audit(scheduled(func))]  # as of the block in the middle
-    monkeypatch.setattr(tensor_core_plan, "hidden_columns", lambda _: "")
+    monkeypatch.setattr(tensor_core_plan, "masked_columns", lambda _: "")
     assert all(a < 0.6 * b for a, b in zip(few, (one.flops for one in audit(scheduled(func))), strict=True))
 
 

@@ -46,7 +46,7 @@ def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
 def test_any_number_of_rows_in_a_block(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the last block has fewer."""
     monkeypatch.setattr(shared_memory, "ROWS", (rows,))
-    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 37, 37, 12, 40, causal=True)
     same(func, *given(func), rule="heads")
 
@@ -54,7 +54,7 @@ def test_any_number_of_rows_in_a_block(rows: int, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("columns", shared_memory.COLUMNS)
 def test_any_number_of_columns_side_by_side(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "COLUMNS", (columns,))
-    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 9, 270, 12, 20, causal=False)
     same(func, *given(func), rule="heads")
 

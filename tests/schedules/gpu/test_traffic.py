@@ -119,7 +119,7 @@ KEYS = [(64, 1.0), (20, 1.02), (12, 1.04), (300, 1.02)]
 
 @pytest.mark.parametrize(("keys", "shared"), KEYS, ids=str)
 def test_attention(keys: int, shared: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 64, keys, 32, 32, causal=False)
     check(asked(func, *_given(func), rule="heads"), shared)
 
@@ -127,7 +127,7 @@ def test_attention(keys: int, shared: float, monkeypatch: pytest.MonkeyPatch) ->
 def test_attention_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients, by queries and by keys: then the mask lies turned, and a warp reads eight bytes of four lines."""
     monkeypatch.setattr(resident, "plan_memory", lambda *_: None)
-    monkeypatch.setattr(shared_memory, "BLOCKS", 1)
+    monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     made = partial(KERNELS["attend-grad"], causal=False)
     shapes = [(2, 1, 128, 32), (2, 1, 128, 32), (2, 1, 96, 32), (2, 1, 96, 32)]
     func = program(made, *((s, F) for s in shapes), ((2, 1, 128, 96), "bool"))
