@@ -1,7 +1,7 @@
 """Gradients of attention as two launches, by queries (dq) and by keys (dk, dv); no score matrix is written.
 
-As in FlashAttention-2, scores are recomputed. dq sums over the columns of the score matrix, dk and dv over its rows; for these
-the scores are made a second time, transposed, so that a row is a key and each launch is one of ``resident``,
+As in FlashAttention-2, scores are recomputed: dq sums over columns of the score matrix, dk and dv over its rows; for
+these the scores are made a second time, transposed: a row is then a key, and each launch is one of ``resident``,
 ``kv_tiled`` or ``tensor_core_plan``. Only row max and row sums go from one launch to the other, through memory. No
 atomics: the order of sums is that of the launches.
 """

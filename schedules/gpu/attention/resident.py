@@ -1,8 +1,8 @@
 """Fused attention with resident scores: one launch keeps all scores of a block's rows in shared memory.
 
 It takes matmuls, reductions and elementwise stages that agree on batch axes and rows. A block has some rows of one
-head; K and V come through shared tiles, and no score matrix is written. Every stage is done as it would be alone, so sums
-keep their order. Longer rows go to ``kv_tiled``.
+head; K and V come through shared tiles, and no score matrix is written. Every stage is done as it would be alone,
+so sums keep their order. Longer rows go to ``kv_tiled``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def attention_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True
 
 
 def read_group(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> AttentionGroup | None:
-    """The stages from the first on that are attention's, as ``heads_nest`` takes them."""
+    """The stages from the first on that are attention's, as ``attention_nest`` takes them."""
     if read_contraction(ctx.program, stages[0]) is None:
         return None
     fused = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead))

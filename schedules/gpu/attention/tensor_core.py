@@ -51,7 +51,7 @@ class WarpState:
     fragments: Mapping[Any, Any]
     row_values: Mapping[Any, Any]
     a_fragments: Mapping[Any, Any]
-    operand_registers: Mapping[str, Any]
+    operands: Mapping[str, Any]
 
     @property
     def ctx(self) -> Any:
@@ -223,8 +223,8 @@ class _PassWriter:
     def _scores(self, stage: Stage, tile: Expr, g: Expr) -> Stmt:
         state, sums = self.state, self.state.fragments[stage.buffer]
         a, b, a_tile, b_tile = (
-            state.operand_registers["a"],
-            state.operand_registers["b"],
+            state.operands["a"],
+            state.operands["b"],
             _a_tile(state, stage),
             self._b_tile(stage, tile),
         )
@@ -257,7 +257,7 @@ class _PassWriter:
         blank = store(self.state.fragments[stage.buffer], tirx.const(0, "float32"), element)
         return self._guarded(column, self.state.to_registers(made, thread_row, element), blank)
 
-    # -- reductions -----------------------------------------------------------------------------------------------------
+    # -- reductions ------------------------------------------------------------------------------------------------
 
     @property
     def _row_threads(self) -> Team:
@@ -354,15 +354,8 @@ class _PassWriter:
     def _accumulate(self, stage: Stage, tile: Expr, g: Expr) -> Stmt:
         """Adds P @ V of 16 columns. P is split into high + low halves: one half would round away float32 bits."""
         state, sums = self.state, self.sums[stage]
-        p_high, p_low, b = (
-            state.operand_registers["a"],
-            state.operand_registers["low"],
-            state.operand_registers["b"],
-        )
-        b_tile, probs = (
-            self._b_tile(stage, tile),
-            state.fragments[state.plan.kv_plan.products[stage].a.source],
-        )
+        p_high, p_low, b = (state.operands["a"], state.operands["low"], state.operands["b"])
+        b_tile, probs = (self._b_tile(stage, tile), state.fragments[state.plan.kv_plan.products[stage].a.source])
 
         def step(n: Expr) -> Stmt:
             def mma(p_part: Any, j: Expr) -> Stmt:
@@ -377,14 +370,7 @@ class _PassWriter:
     def _write_output(self, stage: Stage) -> Stmt:
         """Stores the output tile, with its epilogue."""
         state, product = self.state, self.state.plan.kv_plan.products[stage]
-        part = Part(
-            state.plan.tile(product.n),
-            state.memory,
-            state.thread,
-            state.warp,
-            state.first_row,
-            i64(0),
-        )
+        part = Part(state.plan.tile(product.n), state.memory, state.thread, state.warp, state.first_row, i64(0))
 
         def element(row: Expr, column: Expr, value: Expr) -> Stmt:
             indices = index_of(stage.space[: len(state.heads) + 1], [*state.heads, row])

@@ -145,7 +145,7 @@ class TensorCorePlan:
 
 def tensor_core_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
     """As ``resident.attention_nest``, for operands of one 16-bit dtype, k and output columns multiples of 16, at least
-    16 rows and columns. In float16 only probs are known not to overflow, so gradients are left to ``attention_nest``."""
+    16 rows and columns. In float16 only probs are known not to overflow, so gradients are not taken."""
     group = read_group(ctx, stages, folds)
     kv_plan = read_kv_tiled(ctx, group.fused, group.products) if group is not None and group.is_tiled else None
     if group is None or kv_plan is None or min(group.rows, kv_plan.extent) < WARP_ROWS:
@@ -184,7 +184,7 @@ def _operand(kv_plan: KvTiledPlan, stage: Stage, value: Expr, axes: Any) -> Oper
 
 
 def _is_supported(kv_plan: KvTiledPlan) -> bool:
-    """Is all that stays in a block float32, do the output products end the last pass, and do epilogues read no reduction?"""
+    """Are all intermediates float32, do output products end the last pass, and do epilogues read no reduction?"""
     *first, _ = kv_plan.passes
     if any(s in kv_plan.products for p in first for s in p.results):
         return False
@@ -231,8 +231,8 @@ def _launch(plan: TensorCorePlan, batch: Sequence[int], total_rows: int) -> Stmt
         group = i64(groups - 1) - group if plan.masked == LATER else group  # those that take longest begin first
         batch_index = tirx.floordiv(index, i64(groups)) if groups > 1 else index
         state = WarpState(
-            plan, memory, thread, warp_of(tile, thread), heads, batch_index, group * plan.rows, total_rows, fragments, row_values,
-            a_fragments, operand_registers,
+            plan, memory, thread, warp_of(tile, thread), heads, batch_index, group * plan.rows, total_rows, fragments,
+            row_values, a_fragments, operand_registers,
         )  # fmt: skip
         allocated = [
             *dict.fromkeys(fragments.values()),
