@@ -1,8 +1,8 @@
 """Online softmax: three passes over the score columns become one.
 
 Milakov and Gimelshein 2018 (arXiv 1805.02867); Dao 2023 (FlashAttention-2, arXiv 2307.08691). exp is taken of a
-score less the row max so far; when the max grows, what was summed is rescaled. Outputs are divided by the
-row sum once, at the end. It takes a ``KvTiledPlan`` and rewrites its passes; columns are still summed in ascending order.
+score less the row max so far; when the max grows, sums are rescaled. Outputs are divided by the row sum once, at the
+end. It takes a ``KvTiledPlan`` and rewrites its passes; columns are still summed in ascending order.
 """
 
 from __future__ import annotations
