@@ -25,8 +25,8 @@ from ..tir.stages import Program, Stage, intermediate_buffers, read_program
 from .attention.backward import gradient_nests
 from .attention.resident import attention_nest
 from .attention.tensor_core_plan import tensor_core_nest
-from .column_reduction import columns_nest
-from .elementwise import map_nest
+from .column_reduction import column_reduction_nest
+from .elementwise import elementwise_nest
 from .matmul.simt import matmul_nest
 from .matmul.tensor_core import mma_nest
 from .philox import philox_nest
@@ -60,56 +60,22 @@ class Plan:
 # (context, remaining stages) -> (how many of them from the first on it takes, their launches), or None
 NestMatcher = Callable[[NestContext, Sequence[Stage]], tuple[int, Stmt] | None]
 
-
-def _heads(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = attention_nest(ctx, stages)
-    return found and Nest("heads", *found)
-
-
-def _unit_heads(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = tensor_core_nest(ctx, stages)
-    return found and Nest("mma", *found)
-
-
-def _maps(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = map_nest(ctx, stages)
-    return found and Nest("map", *found)
-
-
-def _draws(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = draw_nest(ctx, stages)
-    return found and Nest("draws", *found)
-
-
-def _matmul(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = matmul_nest(ctx, stages)
-    return found and Nest("matmul", *found)
-
-
-def _mma(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = mma_nest(ctx, stages)
-    return found and Nest("mma", *found)
-
-
-def _rows(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = rows_nest(ctx, stages)
-    return found and Nest("rows", *found)
-
-
-def _columns(ctx: NestContext, stages: Sequence[Stage]) -> Nest | None:
-    found = columns_nest(ctx, stages)
-    return found and Nest("columns", *found)
-
-
-def _single(ctx: NestContext, stages: Sequence[Stage]) -> Nest:
-    return Nest("single", *single_nest(ctx, stages))
-
-
-FINDERS: tuple[Finder, ...] = (
-    _draws, _unit_heads, _heads, _mma, _matmul, _rows, _columns, _maps, _single,
-)  # fmt: skip  # the first that answers
-ON_MATRIX_UNITS = (_unit_heads, _mma)
-WITHOUT_MATRIX_UNITS = ("cuda-sm_75",)  # for halves of both dtypes: schedule sets that have none
+# (kind, matcher), the most particular first: the first that answers takes the stages. A kind may have several matchers;
+# the last row takes any stage. A new nest is a row, and its kind a name in rules.py.
+NESTS: tuple[tuple[str, NestMatcher], ...] = (
+    ("draws", philox_nest),
+    ("mma", tensor_core_nest),
+    ("heads", attention_nest),
+    ("mma", mma_nest),
+    ("matmul", matmul_nest),
+    ("rows", row_reduction_nest),
+    ("columns", column_reduction_nest),
+    ("map", elementwise_nest),
+    ("single", thread_per_result_nest),
+)
+TENSOR_CORE_KIND = "mma"  # what uses mma.sync
+# Schedule sets without it. sm_75 has mma.sync for f16 but not for bf16, and 16-bit floats of both are scheduled alike.
+LEVELS_WITHOUT_TENSOR_CORES = ("cuda-sm_75",)
 
 
 def make_plan(func: Any, target: Any) -> Plan:
@@ -118,16 +84,19 @@ def make_plan(func: Any, target: Any) -> Plan:
     tensor_cores = target.gpu.level not in LEVELS_WITHOUT_TENSOR_CORES
     matchers = [row for row in NESTS if tensor_cores or row[0] != TENSOR_CORE_KIND]
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
-        return _plan(_as_it_stands(program), finders)
-    shared = cut_picks(split_reductions(fuse_argmax(program)))
-    gradients = gradient_nests(shared, (attention_nest,) if without else (tensor_core_nest, attention_nest))
+        return _plan(_without_inlining(program), matchers)
+    split = split_long_argmax(split_reductions(fuse_argmax(program)))
+    gradients = gradient_nests(split, (tensor_core_nest, attention_nest) if tensor_cores else (attention_nest,))
     if gradients is not None and not program.aliased:
         ctx, nests = gradients
-        return Plan(ctx, tuple(Nest("mma" if find is tensor_core_nest else "heads", *nest) for find, *nest in nests))
-    products = contractions_of(shared)
-    plan = _plan(NestContext(shared, InlinedStages(shared, list(products)), 1, 0), finders)
-    safe = not program.aliased or plan.kinds == ("map",)
-    return plan if safe else _plan(_as_it_stands(program), finders)
+        return Plan(
+            ctx, tuple(Nest("mma" if matcher is tensor_core_nest else "heads", *nest) for matcher, *nest in nests)
+        )
+    contractions = contractions_of(split)
+    plan = _plan(NestContext(split, InlinedStages(split, list(contractions)), 1, 0), matchers)
+    # One elementwise nest loads all of a point before it stores it, so aliased buffers are safe there.
+    is_safe = not program.aliased or plan.kinds == ("map",)
+    return plan if is_safe else _plan(_without_inlining(program), matchers)
 
 
 def _plan(ctx: NestContext, matchers: Sequence[tuple[str, NestMatcher]]) -> Plan:

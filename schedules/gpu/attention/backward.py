@@ -100,7 +100,7 @@ def _needed(program: Program, makers: dict[Any, Stage], products: Sequence[Stage
 
 
 def _is_recomputable(program: Program, stage: Stage) -> bool:
-    return stage.is_map or read_contraction(program, stage) is not None
+    return stage.is_elementwise or read_contraction(program, stage) is not None
 
 
 def _with_consumers(program: Program, stages: Iterable[Stage]) -> list[Stage]:

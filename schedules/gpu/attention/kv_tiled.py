@@ -100,7 +100,11 @@ class KvTiledPlan:
     def reads_transposed(self, stage: Stage) -> bool:
         """Does an elementwise stage read memory along rows, as the mask of transposed scores does?"""
         row, column = (stage.space[self.fused.lead + d].var for d in (-1, 0))
-        reads = [r.places() for r in reads_of(self.ctx, stage) if stage.is_map and r.buffer not in self.memory.regions]
+        reads = [
+            r.dimensions()
+            for r in reads_of(self.ctx, stage)
+            if stage.is_elementwise and r.buffer not in self.memory.regions
+        ]
         return any(p and p[-1][0].same_as(row) and column in variables([i for i, _ in p[:-1]]) for p in reads)
 
     @property
@@ -174,7 +178,7 @@ class _StageKinds:
             return False
         if stage in self.outputs:
             product = self.products[stage]
-            a_is_elementwise = any(s.is_map and s.buffer.same_as(product.a.source) for s in self.fused.stages)
+            a_is_elementwise = any(s.is_elementwise and s.buffer.same_as(product.a.source) for s in self.fused.stages)
             return a_is_elementwise and product.n <= max(COLUMNS) and stage.depth == self.extent
         return stage.reduction is not None and stage.depth == self.extent and self._reads_at(stage, stage.reduce[0].var)
 
@@ -219,7 +223,11 @@ def _buffers_read(ctx: NestContext, stage: Stage) -> set[Any]:
 
 
 def _is_epilogue(ctx: NestContext, product: Stage, stage: Stage) -> bool:
-    return stage.is_map and product.buffer in _buffers_read(ctx, stage) and bool(epilogue_stages(ctx, product, [stage]))
+    return (
+        stage.is_elementwise
+        and product.buffer in _buffers_read(ctx, stage)
+        and bool(epilogue_stages(ctx, product, [stage]))
+    )
 
 
 def kv_tiled_launch(kv_plan: KvTiledPlan, batch: Sequence[int], total_rows: int) -> Stmt:
@@ -285,7 +293,7 @@ class _PassWriter:
         ends += [matmul.for_each_element(lambda *e, s=s: self._store_output(s, *e)) for s, matmul in matmuls.items()]
         made = [
             *(f.acc.acc for f in reductions.values()),
-            *(b for s in matmuls.values() for b in (s.b_loader.mine, s.sums)),
+            *(b for s in matmuls.values() for b in (s.b_loader.staging, s.sums)),
         ]
         return block([*starts, k_v_loop, *ends], made)
 
@@ -299,7 +307,7 @@ class _PassWriter:
             ends = matmul.for_each_element(
                 lambda slot, column, value: self._store_score(rows, stage, slot, column, value)
             )
-            return [block([matmul.clear(), k_loop, ends], [matmul.b_loader.mine, matmul.sums]), barrier()]
+            return [block([matmul.clear(), k_loop, ends], [matmul.b_loader.staging, matmul.sums]), barrier()]
         across = TRANSPOSED_WIDTH if self.kv_plan.reads_transposed(stage) else TILE_COLUMNS
         return [rows.for_each(TILE_COLUMNS, lambda slot, f: self._elementwise(rows, stage, slot, f), across), barrier()]
 
@@ -326,7 +334,7 @@ class _PassWriter:
         product = self.kv_plan.products[stage]
         left, line = self.a_copies.get(stage), padded_length(product.contraction.k)
         if left is None:
-            left, line = self.rows.shared_buffers[product.a.source], self.rows.line(product.a.source)
+            left, line = self.rows.shared_buffers[product.a.source], self.rows.pitch(product.a.source)
         return RowMatmul.make(self.rows, product, self.kv_plan.tile_n(product), left, line)
 
     def _store_output(self, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]) -> Stmt:

@@ -76,7 +76,7 @@ def read_group(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> Attent
     if fused is None or not fused.lead or not _fits(ctx, fused):
         return None
     products = _products(ctx, fused)
-    if (folds and all(s.is_map for s in fused.stages if s not in products)) or len(products) < 2:
+    if (folds and all(s.is_elementwise for s in fused.stages if s not in products)) or len(products) < 2:
         return None
     is_tiled = any(len(p.contraction.batch) < fused.lead for p in products.values())
     lead = [a.extent for a in fused.stages[0].space[: fused.lead]]
@@ -107,7 +107,7 @@ def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
     if stage.reduction is not None:
         reduces_a_row = len(stage.space) == lead and len(stage.reduce) == 1
         return reduces_a_row and not is_argmax(stage) and str(stage.buffer.dtype) == "float32"
-    return stage.is_map and not isinstance(stage.value, tirx.Let)
+    return stage.is_elementwise and not isinstance(stage.value, tirx.Let)
 
 
 def _fits(ctx: NestContext, fused: RowGroup) -> bool:
@@ -147,7 +147,7 @@ def _launch(
 def _stage(rows: RowBlock, stage: Stage, products: dict[Any, Product]) -> list[Stmt]:
     if stage in products:
         return matmul_rows(rows, stage, products[stage])
-    return elementwise_rows(rows, stage) if stage.is_map else reduce_rows(rows, stage)
+    return elementwise_rows(rows, stage) if stage.is_elementwise else reduce_rows(rows, stage)
 
 
 def _zero_padding(rows: RowBlock) -> list[Stmt]:

@@ -44,7 +44,7 @@ class RowMatmul:
     thread: Expr
     a_shared: Any
     a_pitch: int
-    b_loader: Factor
+    b_loader: TileLoader
     sums: Any
     tm: int
     tn: int
@@ -58,7 +58,7 @@ class RowMatmul:
         tile_k, tm = rows.memory.tile_k(tile_n), min(MAX_ROWS_PER_THREAD, rows.memory.rows)
         thread_rows = rows.memory.rows // tm
         tn = max(1, tile_n * thread_rows // THREADS)
-        b_loader = factor(rows.ctx, contraction, product.b, product.columns, tile_n, tile_k, THREADS, -0.0)
+        b_loader = tile_loader(rows.ctx, contraction, product.b, product.columns, tile_n, tile_k, THREADS, -0.0)
         b_loader = attrs.evolve(b_loader, tiles=rows.b_tiles)
         batch = index_of(contraction.batch, rows.batch[: len(contraction.batch)])
         sums = registers([tm * tn], "float32", "sums")
@@ -67,7 +67,7 @@ class RowMatmul:
     @property
     def tile_k(self) -> int:
         """k steps of one B tile."""
-        return self.b_loader.deep
+        return self.b_loader.tile_k
 
     @property
     def active_threads(self) -> list[Expr]:
@@ -83,15 +83,19 @@ class RowMatmul:
         loader = self.b_loader
 
         def read(t: Expr) -> Stmt:
-            return fetch(
+            return load_global(
                 loader, self.batch, first_column, self.product.n, first_tile + t * self.tile_k, self.thread, whole
             )
 
         def multiply(buffer: int, piece: Expr) -> Stmt:
             return self._multiply_tile(a_column + piece * self.tile_k, loader.tiles[buffer])
 
-        return pieces(
-            count, read, lambda into: put(loader, loader.tiles[into], self.thread), multiply, self.active_threads
+        return double_buffered(
+            count,
+            read,
+            lambda into: store_shared(loader, loader.tiles[into], self.thread),
+            multiply,
+            self.active_threads,
         )
 
     def _thread_coords(self) -> tuple[Expr, Expr]:
@@ -114,23 +118,23 @@ class RowMatmul:
         """One k tile: A is read four k steps at a time (float4), B one row of the tile at a time."""
         y, x = self._thread_coords()
         tm, tn, thread_columns = self.tm, self.tn, self.thread_columns
-        a, b = registers([tm * FOUR], "float32", "left"), registers([tn], "float32", "right")
+        a, b = registers([tm * FLOAT4], "float32", "left"), registers([tn], "float32", "right")
 
         def four_k_steps(k: Expr) -> Stmt:
             def load_a_row(i: Expr) -> Stmt:
-                start = (y * tm + i) * self.a_pitch + a_column + k * FOUR
-                return store(a, load(self.a_shared, span_at(start, FOUR)), span_at(i * FOUR, FOUR))
+                start = (y * tm + i) * self.a_pitch + a_column + k * FLOAT4
+                return store(a, load(self.a_shared, vector_index(start, FLOAT4)), vector_index(i * FLOAT4, FLOAT4))
 
             def k_step(q: Expr) -> Stmt:
-                b_row = (k * FOUR + q) * self.b_loader.line + x
+                b_row = (k * FLOAT4 + q) * self.b_loader.pitch + x
                 load_b = lambda j: store(b, load(b_tile, b_row + j * thread_columns), j)  # noqa: E731
                 outer_product = unrolled(tm, lambda i: unrolled(tn, lambda j: add(i, j, q), "j"), "i")
                 return seq([unrolled(tn, load_b, "j"), outer_product])
 
             def add(i: Expr, j: Expr, q: Expr) -> Stmt:
                 element = i * tn + j
-                return store(self.sums, fma(load(a, i * FOUR + q), load(b, j), load(self.sums, element)), element)
+                return store(self.sums, fma(load(a, i * FLOAT4 + q), load(b, j), load(self.sums, element)), element)
 
-            return seq([unrolled(tm, load_a_row, "i"), unrolled(FOUR, k_step, "q")])
+            return seq([unrolled(tm, load_a_row, "i"), unrolled(FLOAT4, k_step, "q")])
 
-        return block([unrolled(self.tile_k // FOUR, four_k_steps, "k")], [a, b])
+        return block([unrolled(self.tile_k // FLOAT4, four_k_steps, "k")], [a, b])

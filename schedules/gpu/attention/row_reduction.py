@@ -20,7 +20,7 @@ from ...tir.point_writer import index_of
 from ...tir.reduction import LONG_ROW, reduces_along_memory
 from ...tir.stages import Stage
 from ..threads.launch import WARP, barrier, registers, unrolled
-from ..threads.warp_reduce import Team, halve
+from ..threads.warp_reduce import ThreadGroup, tree_reduce
 from .row_stages import RowBlock, store_element
 from .shared_memory import THREADS
 
@@ -103,10 +103,10 @@ class RowReduction:
             value, indices = self.acc.result(first), index_of(self.stage.space, self.rows.row_indices(slot))
             if self.group_size == 1:
                 return store_element(self.rows, self.stage, indices, value, slot)
-            combined = halve(
+            combined = tree_reduce(
                 self.acc,
                 self.lanes_per_thread,
-                Team(self.group_size, lane),
+                ThreadGroup(self.group_size, lane),
                 first,
                 i64(self.rows_per_thread * self.lanes_per_thread),
             )

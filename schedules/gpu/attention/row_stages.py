@@ -70,7 +70,7 @@ class RowBlock:
         def offset(buffer: Any, indices: Sequence[Expr]) -> Expr:
             flat: Expr = i64(0)
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
-                flat = flat if d in self.fused.places[buffer] else flat * extent + index
+                flat = flat if d in self.fused.row_dims[buffer] else flat * extent + index
             if self.column_offset is not None and self.pitch(buffer) > 1:
                 flat = Analyzer().simplify(flat - self.column_offset)  # TVM divides by zero where it bounds n + x - n
             return slot * self.pitch(buffer) + flat
@@ -129,7 +129,7 @@ def matmul_rows(rows: RowBlock, stage: Stage, product: Product) -> list[Stmt]:
         ends = matmul.for_each_element(
             lambda slot, column, value: store_product_element(rows, stage, product, slot, start + column, value)
         )
-        return seq([block([matmul.clear(), k_loop, ends], [matmul.b_loader.mine, matmul.sums]), barrier()])
+        return seq([block([matmul.clear(), k_loop, ends], [matmul.b_loader.staging, matmul.sums]), barrier()])
 
     return [*prepared, loop(-(-n // columns), column_tile, name="strip")]
 

@@ -91,7 +91,7 @@ def row_padding(elements: int) -> int:
     with the last bank, 16 threads each, lie half of all banks apart. A row of LONG_ROW has a warp of its own: none."""
     if elements >= LONG_ROW:
         return 0
-    return elements % BANKS // FOUR * FOUR or BANKS // 2
+    return elements % BANKS // FLOAT4 * FLOAT4 or BANKS // 2
 
 
 def row_counts(heads: int, rows: int) -> list[int]:
@@ -138,7 +138,7 @@ def is_a_in_shared(fused: RowGroup, regions: Mapping[Any, Any], product: Product
 
 def reads_at_column(fused: RowGroup, read: Access, column: Any) -> bool:
     """Is the element that is read of a row the one at ``column``?"""
-    free = [i for d, i in enumerate(read.indices) if d not in fused.places[read.buffer] and not is_int(i, 0)]
+    free = [i for d, i in enumerate(read.indices) if d not in fused.row_dims[read.buffer] and not is_int(i, 0)]
     return len(free) == 1 and free[0].same_as(column)
 
 
@@ -155,7 +155,7 @@ def assign_regions(ctx: NestContext, fused: RowGroup) -> dict[Any, tuple[int, in
     for index, stage in enumerate(fused.stages):
         if stage.buffer not in local:
             continue
-        overwritten = next((b for b in regions if stage.is_map and is_last_read(ctx, fused, index, b)), None)
+        overwritten = next((b for b in regions if stage.is_elementwise and is_last_read(ctx, fused, index, b)), None)
         length = row_length(stage.buffer, fused)
         regions[stage.buffer] = (
             regions[overwritten] if overwritten is not None else (index, padded_length(length) if length > 1 else 1)

@@ -92,18 +92,18 @@ def load_a_operands(state: WarpState) -> list[Stmt]:
     for stage, operand in plan.a_operands.items():
         start, layout = i64(plan.a_offsets[stage]), plan.a_layout(stage)
         where = state.batch, state.first_row, i64(0)
-        copies.append(copy_tile(state.memory, start, layout, operand, where, state.thread, plan.tile(16).threads))
+        copies.append(copy_tile_async(state.memory, start, layout, operand, where, state.thread, plan.tile(16).threads))
         if stage in state.a_fragments:
 
             def load_fragment(k: Expr, s: Stage = stage) -> Stmt:
                 return _a_tile(state, s).load((state.a_fragments[s], k * 4), state.warp, state.warp.row, k)
 
-            loads.append(unrolled(stage.depth // MATRIX, load_fragment, "k"))
-    return [*copies, ptx.commit(), ptx.wait(0), barrier(), *loads]
+            loads.append(unrolled(stage.depth // MMA_TILE, load_fragment, "k"))
+    return [*copies, ptx.commit_group(), ptx.wait_group(0), barrier(), *loads]
 
 
-def _a_tile(state: WarpState, stage: Stage) -> Factor:
-    return Factor(state.memory, i64(state.plan.a_offsets[stage]), state.plan.a_layout(stage), True)
+def _a_tile(state: WarpState, stage: Stage) -> SharedOperand:
+    return SharedOperand(state.memory, i64(state.plan.a_offsets[stage]), state.plan.a_layout(stage), True)
 
 
 def write_pass(state: WarpState, kv_pass: Pass) -> Stmt:
@@ -138,13 +138,13 @@ class _PassWriter:
         starts += [] if row_max is None else [_start(Partial(row_max, self.state.row_values[row_max.buffer]))]
 
         def column_group(tile: Expr, g: Expr) -> Stmt:
-            start = tile * plan.columns + g * MATRIX
+            start = tile * plan.columns + g * MMA_TILE
             parts = seq([self._stage(s, tile, g, start) for s in self.kv_pass.steps])
             guards = self._guards(start)
             return tirx.IfThenElse(tirx.all(*guards), parts, None) if guards else parts
 
         kv_loop = self._kv_loop(
-            lambda tile: loop(plan.columns // MATRIX, lambda g: column_group(tile, g), name="group")
+            lambda tile: loop(plan.columns // MMA_TILE, lambda g: column_group(tile, g), name="group")
         )
         ends = [part for s in self.reductions for part in self._finish(s)]
         ends += [part for s in self.sums for part in (self._write_output(s), barrier())]
@@ -166,19 +166,21 @@ class _PassWriter:
             }.items():
                 layout, where = b_tile.layout(plan.columns), b_tile.place(state.batch, tile * plan.columns)
                 begin = self._stage_offset(tile) + start
-                copies.append(copy_tile(state.memory, begin, layout, b_tile.operand, where, state.thread, threads))
-            return seq([tirx.IfThenElse(tile < end, seq(copies), None), ptx.commit()])
+                copies.append(
+                    copy_tile_async(state.memory, begin, layout, b_tile.operand, where, state.thread, threads)
+                )
+            return seq([tirx.IfThenElse(tile < end, seq(copies), None), ptx.commit_group()])
 
         def iteration(n: Expr) -> Stmt:
             tile = first_tile + n
             # One barrier: what arrived is seen by all, and all are done with the stage that is filled next.
-            return seq([ptx.wait(0), barrier(), prefetch(tile + 1), body(tile)])
+            return seq([ptx.wait_group(0), barrier(), prefetch(tile + 1), body(tile)])
 
         tiles = end - first_tile
         tile_loop = (
             dynamic_loop(tiles, iteration, "turn") if plan.masked else loop(int(tiles.value), iteration, name="turn")
         )
-        return [prefetch(first_tile), tile_loop, ptx.wait(0), barrier()]
+        return [prefetch(first_tile), tile_loop, ptx.wait_group(0), barrier()]
 
     def _tile_range(self) -> tuple[Expr, Expr]:
         """First and end of the column tiles that the block needs: causal tiles that are masked in full are skipped."""
@@ -194,16 +196,16 @@ class _PassWriter:
         guards = [start < i64(self.extent)] if self.extent % plan.columns else []
         if not plan.masked:
             return guards
-        return [*guards, start < row + MATRIX if plan.masked == LATER else row < start + MATRIX]
+        return [*guards, start < row + MMA_TILE if plan.masked == LATER else row < start + MMA_TILE]
 
     def _stage_offset(self, tile: Expr) -> Expr:
         plan = self.state.plan
         return tirx.floormod(tile, i64(STAGES)) * plan.stage_elements + plan.a_elements
 
-    def _b_tile(self, stage: Stage, tile: Expr) -> Factor:
+    def _b_tile(self, stage: Stage, tile: Expr) -> SharedOperand:
         plan = self.state.plan
         start = self._stage_offset(tile) + plan.tile_offsets(self.kv_pass)[stage]
-        return Factor(self.state.memory, start, plan.b_operands[stage].layout(plan.columns), False)
+        return SharedOperand(self.state.memory, start, plan.b_operands[stage].layout(plan.columns), False)
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
 
@@ -231,11 +233,11 @@ class _PassWriter:
 
         def step(k: Expr) -> Stmt:
             a_fragment = (state.a_fragments[stage], k * 4) if stage in state.a_fragments else (a, i64(0))
-            fragment_loads = [b_tile.load((b, i64(0)), state.warp, g * MATRIX, k)]
+            fragment_loads = [b_tile.load((b, i64(0)), state.warp, g * MMA_TILE, k)]
             fragment_loads += (
                 [] if stage in state.a_fragments else [a_tile.load(a_fragment, state.warp, state.warp.row, k)]
             )
-            mma = lambda j: ptx.multiply((sums, j * 4), a_fragment, (b, j * 2), state.plan.dtype)  # noqa: E731
+            mma = lambda j: ptx.mma((sums, j * 4), a_fragment, (b, j * 2), state.plan.dtype)  # noqa: E731
             return seq([*fragment_loads, unrolled(2, mma, "j")])
 
         return seq([clear(sums), unrolled(stage.depth // MMA_TILE, step, "k")])
@@ -243,12 +245,12 @@ class _PassWriter:
     def _coords(self, start: Expr, element: Expr) -> tuple[Expr, Expr, Expr]:
         """Of an accumulator element: row of the thread (0 or 1), column, and number among the row's terms."""
         j, e = tirx.floordiv(element, i64(4)), tirx.floormod(element, i64(4))
-        _, column = place(self.state.warp.lane, e)
+        _, column = accumulator_coords(self.state.warp.lane, e)
         thread_row, lane = tirx.floordiv(e, i64(2)), j * 2 + tirx.floormod(e, i64(2))
         return thread_row, start + j * 8 + column, lane
 
     def _guarded(self, column: Expr, stmt: Stmt, blank: Stmt | None = None) -> Stmt:
-        return tirx.IfThenElse(column < i64(self.extent), stmt, blank) if self.extent % MATRIX else stmt
+        return tirx.IfThenElse(column < i64(self.extent), stmt, blank) if self.extent % MMA_TILE else stmt
 
     def _elementwise(self, stage: Stage, start: Expr, element: Expr) -> Stmt:
         thread_row, column, _ = self._coords(start, element)
@@ -260,9 +262,9 @@ class _PassWriter:
     # -- reductions ------------------------------------------------------------------------------------------------
 
     @property
-    def _row_threads(self) -> Team:
+    def _row_threads(self) -> ThreadGroup:
         """The 4 neighbouring threads that share a row."""
-        return Team(PARTIALS, tirx.floormod(self.state.warp.lane, i64(PARTIALS)))
+        return ThreadGroup(PARTIALS, tirx.floormod(self.state.warp.lane, i64(PARTIALS)))
 
     def _reduce_columns(self, stage: Stage, start: Expr) -> Stmt:
         """Adds 16 columns: the thread's 4 terms of a row are combined by a tree, then added to its partial result."""
@@ -282,8 +284,8 @@ class _PassWriter:
 
         def row(thread_row: Expr) -> Stmt:
             first = TERMS + thread_row * PARTIALS
-            combined = [reduction.meet(first + k, first + (k + n)) for n in (2, 1) for k in range(n)]
-            return seq([*combined, reduction.meet(thread_row, first)])
+            combined = [reduction.combine(first + k, first + (k + n)) for n in (2, 1) for k in range(n)]
+            return seq([*combined, reduction.combine(thread_row, first)])
 
         return seq([unrolled(ELEMENTS_PER_THREAD, load_term, "e"), unrolled(2, row, "half")])
 
@@ -291,7 +293,7 @@ class _PassWriter:
         """Combines a row's partial results by a shuffle tree of fixed order; all 4 threads get the result."""
         reduction, value = self.reductions[stage], self.state.row_values[stage.buffer]
         return [
-            *halve(reduction, 1, self._row_threads, thread_row, i64(SHUFFLE_SLOT)),
+            *tree_reduce(reduction, 1, self._row_threads, thread_row, i64(SHUFFLE_SLOT)),
             store(value, load(reduction.acc, thread_row), thread_row),
         ]
 
@@ -307,7 +309,7 @@ class _PassWriter:
 
         grown = [load(acc, i64(thread_row)) > load(row_max, i64(thread_row)) for thread_row in range(2)]
         update = seq([unrolled(2, row, "half"), *self._rescale()])
-        return seq([self._reduce_columns(stage, start), tirx.IfThenElse(any_of(tirx.any(*grown)), update, None)])
+        return seq([self._reduce_columns(stage, start), tirx.IfThenElse(warp_any(tirx.any(*grown)), update, None)])
 
     def _rescale(self) -> list[Stmt]:
         """Multiplies row sums and output accumulators by their rows' ``scale``."""
@@ -359,25 +361,25 @@ class _PassWriter:
 
         def step(n: Expr) -> Stmt:
             def mma(p_part: Any, j: Expr) -> Stmt:
-                return ptx.multiply((sums, (n * 2 + j) * 4), (p_part, i64(0)), (b, j * 2), state.plan.dtype)
+                return ptx.mma((sums, (n * 2 + j) * 4), (p_part, i64(0)), (b, j * 2), state.plan.dtype)
 
             parts = [unrolled(2, lambda j, p_part=p_part: mma(p_part, j), "j") for p_part in (p_high, p_low)]
-            return seq([b_tile.load((b, i64(0)), state.warp, n * MATRIX, g), *parts])
+            return seq([b_tile.load((b, i64(0)), state.warp, n * MMA_TILE, g), *parts])
 
         split = ptx.split((probs, i64(0)), (p_high, i64(0)), (p_low, i64(0)), state.plan.dtype)
-        return seq([split, unrolled(state.plan.b_operands[stage].inner // MATRIX, step, "n")])
+        return seq([split, unrolled(state.plan.b_operands[stage].inner // MMA_TILE, step, "n")])
 
     def _write_output(self, stage: Stage) -> Stmt:
         """Stores the output tile, with its epilogue."""
         state, product = self.state, self.state.plan.kv_plan.products[stage]
-        part = Part(state.plan.tile(product.n), state.memory, state.thread, state.warp, state.first_row, i64(0))
+        part = BlockTile(state.plan.tile(product.n), state.memory, state.thread, state.warp, state.first_row, i64(0))
 
         def element(row: Expr, column: Expr, value: Expr) -> Stmt:
             indices = index_of(stage.space[: len(state.heads) + 1], [*state.heads, row])
             indices |= index_of(product.columns, unravel(column, [a.extent for a in product.columns]))
             return bind_in_buffers(store_result(state.ctx, stage, indices, value, state.plan.kv_plan.epilogues[stage]))
 
-        return write(part, self.sums[stage], state.total_rows, product.n, element)
+        return write_tile(part, self.sums[stage], state.total_rows, product.n, element)
 
 
 def _start(reduction: Partial) -> Stmt:

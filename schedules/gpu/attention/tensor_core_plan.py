@@ -24,7 +24,7 @@ from ...tir.stages import Stage
 from ..threads.half_operands import HalfOperand
 from ..threads.launch import launch, registers, shared
 from ..threads.mma_fragments import Layout, warp_of
-from ..threads.mma_tiling import HALVES, Tile
+from ..threads.mma_tiling import MAX_SHARED_HALVES, MmaTile
 from .causal_mask import LATER, masked_columns
 from .kv_tiled import KvTiledPlan, Pass, read_kv_tiled
 from .online_softmax import softmax_of, to_online_softmax
@@ -43,7 +43,7 @@ class StreamedOperand:
     """A K or V operand, streamed by score columns of ``inner`` elements: of a product that makes scores, or
     (``by_columns``) of one that sums over them."""
 
-    operand: Operand
+    operand: HalfOperand
     by_columns: bool
     inner: int
 
@@ -73,7 +73,7 @@ class TensorCorePlan:
     ``columns`` of a K/V tile."""
 
     kv_plan: KvTiledPlan
-    a_operands: Mapping[Any, Operand]
+    a_operands: Mapping[Any, HalfOperand]
     b_operands: Mapping[Any, StreamedOperand]
     masked: str
     warps: int = 1
@@ -160,12 +160,12 @@ def _read_plan(kv_plan: KvTiledPlan) -> TensorCorePlan | None:
     for stage, product in kv_plan.products.items():
         is_output = stage not in kv_plan.score_stages
         b = _operand(kv_plan, stage, product.b, product.columns)
-        if b is None or b.by_depth != is_output:
+        if b is None or b.mn_major != is_output:
             return None
         b_operands[stage] = StreamedOperand(b, is_output, product.n if is_output else stage.depth)
         if not is_output:
             a = _operand(kv_plan, stage, product.a, stage.space[kv_plan.fused.lead - 1 : kv_plan.fused.lead])
-            if a is None or a.by_depth:
+            if a is None or a.mn_major:
                 return None
             a_operands[stage] = a
     dtypes = [operand.dtype for operand in (*a_operands.values(), *(r.operand for r in b_operands.values()))]
@@ -175,12 +175,12 @@ def _read_plan(kv_plan: KvTiledPlan) -> TensorCorePlan | None:
     return TensorCorePlan(to_online_softmax(kv_plan), a_operands, b_operands, masked_columns(kv_plan))
 
 
-def _operand(kv_plan: KvTiledPlan, stage: Stage, value: Expr, axes: Any) -> Operand | None:
+def _operand(kv_plan: KvTiledPlan, stage: Stage, value: Expr, axes: Any) -> HalfOperand | None:
     read = half_load(value)
     made = {b for s in kv_plan.fused.stages for b in s.writes} | {*kv_plan.ctx.virtual.stages}
     if read is None or read.source in made:
         return None
-    return Operand(read, kv_plan.products[stage].contraction.batch, tuple(axes), stage.reduce)
+    return HalfOperand(read, kv_plan.products[stage].contraction.batch, tuple(axes), stage.reduce)
 
 
 def _is_supported(kv_plan: KvTiledPlan) -> bool:
@@ -210,7 +210,7 @@ def _choose_tile(plan: TensorCorePlan, heads: int, rows: int) -> TensorCorePlan 
             continue
         for columns in COLUMNS:
             tiled = attrs.evolve(plan, warps=warps, columns=columns)
-            if tiled.shared_elements <= HALVES:
+            if tiled.shared_elements <= MAX_SHARED_HALVES:
                 return tiled
     return None
 
