@@ -23,8 +23,8 @@ from schedules.tuning.measure import Measured
 from schedules.tuning.records import Record, RecordsFault
 from schedules.tuning.search_space import Search
 from schedules.tuning.tuner import Log, has_split_sums
+from tests.schedules.gpu.folds import fold
 
-from .gpu.folds import fold
 from .kernels import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
 
 pytestmark = pytest.mark.build
