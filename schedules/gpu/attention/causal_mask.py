@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...tir.builder import Call, Expr, Load
 from ...tir.stages import Axis, Stage
-from .kv_tiled import KvTiledPlan
+from .pass_plan import KvTiledPlan
 
 MASKED_SCORE = -1e30  # what a mask writes; far from any score, so that exp(masked - row max) is exactly 0
 ZERO, MASKED = "zero", "below"

@@ -17,7 +17,7 @@ from ...tir.access import reads_of
 from ...tir.builder import Call, Expr, Load, load
 from ...tir.point_writer import index_of
 from ...tir.stages import Stage, substitute
-from .kv_tiled import KvTiledPlan, Pass
+from .pass_plan import KvTiledPlan, Pass
 
 
 @attrs.frozen(eq=False)

@@ -22,7 +22,8 @@ from ...tir.contraction import read_contraction
 from ...tir.row_group import RowGroup, local_buffers, row_group, row_length
 from ...tir.stages import Stage
 from ..threads.launch import launch, shared
-from .kv_tiled import KvTiledPlan, kv_tiled_launch, plan_kv_tiled
+from .kv_tiled import kv_tiled_launch
+from .pass_plan import KvTiledPlan, plan_kv_tiled
 from .row_reduction import reduce_rows
 from .row_stages import RowBlock, elementwise_rows, matmul_rows
 from .shared_memory import (

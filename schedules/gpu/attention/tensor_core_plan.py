@@ -26,11 +26,12 @@ from ..threads.launch import launch, registers, shared
 from ..threads.mma_fragments import Layout, warp_of
 from ..threads.mma_tiling import MAX_SHARED_HALVES, MmaTile
 from .causal_mask import LATER, masked_columns
-from .kv_tiled import KvTiledPlan, Pass, read_kv_tiled
 from .online_softmax import softmax_of, to_online_softmax
+from .pass_plan import KvTiledPlan, Pass, read_kv_tiled
 from .resident import read_group
 from .shared_memory import MIN_BLOCKS
-from .tensor_core import STAGES, WarpState, load_a_operands, write_pass
+from .tensor_core import STAGES, write_pass
+from .warp_state import WarpState, load_a_operands
 
 WARP_ROWS = 16  # rows of a warp: those of one mma.m16n8k16
 WARPS = (4, 2, 1)  # warps of a block, most first. Chosen, not measured: more warps share a K/V tile

@@ -24,8 +24,7 @@ from schedules.tuning.records import Record, RecordsFault
 from schedules.tuning.search_space import Search
 from schedules.tuning.tuner import Log, has_split_sums
 from tests.schedules.gpu.folds import fold
-
-from .kernels import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
+from tests.schedules.kernels import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
 
 pytestmark = pytest.mark.build
 
