@@ -8,7 +8,7 @@ that was taken from the pool after a capture, and as long as the pool gives noth
 does only when it is out of memory, or to take a larger workspace, in a phase that has not run before: then all captures
 are made again.
 
-Trips take two graphs, however many trips there are: ``trips.py``.
+Trips take two graphs, however many trips there are: ``paired_graphs.py``.
 """
 
 from __future__ import annotations

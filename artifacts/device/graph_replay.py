@@ -1,6 +1,6 @@
 """What a device does so that captures can be replayed: tensors that the loop writes have their places, and stay there.
 
-A GPU is one such device (cuda.py), a rehearsal for one another (rehearsal.py), so that what is planned is what is done.
+A GPU is one such device (cuda.py), its simulation another (memory_simulation.py): what is planned is what is done.
 """
 
 from __future__ import annotations

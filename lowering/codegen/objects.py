@@ -119,7 +119,7 @@ def compile_part(
     """Schedule and compile ``part``, one of ``parts``.
 
     target:    a tvm.target.Target or the dictionary of one
-    scheduler: asked once for each program, see passes/schedule.py
+    scheduler: asked once for each program, see passes/apply_schedules.py
     dump:      a folder that gets each program as it was scheduled, and the CUDA text
     audit:     asked once for each scheduled program of a GPU, for the report
     """
@@ -158,7 +158,7 @@ def _audited(module: tvm.IRModule, audit: Audit, told: Told) -> dict[str, tuple[
 
 def ready(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Scheduled programs as TVM may compile them. Fusion and schedules repeat a program's body, its let variables with
-    it; and what is rounded once is said. From here on TVM's pipelines have our passes (flatten.py)."""
+    it; and what is rounded once is said. From here on TVM's pipelines have our passes (flatten_buffer.py)."""
     flatten_buffer.install()
     return fma_contraction.explicit(tirx.transform.ConvertSSA()(module), target)
 

@@ -1,4 +1,4 @@
-"""Tensor programs of division: quot, floordiv and mod, which no operand makes trap (see kernels_elementwise.py)."""
+"""Tensor programs of division: quot, floordiv and mod, which no operand makes trap (see elementwise.py)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Fusion joins a value to its one user, so that an update of three outputs a parameter becomes three kernels, and that of
 a model hundreds. Here all that leads, element by element, from a function's inputs to the outputs that are written in
 place becomes one program of many outputs; the sums over whole tensors that it needs (the norm of the gradients), and
-the scalars made of them, become another before it. Equal layers are calls of equal programs (layers.py). These programs
-are plain blocks in order, as fusion makes them; the schedules share the elements of all tensors out as one loop.
+the scalars made of them, become another before it. Equal layers are calls of equal programs (layer_grouping.py).
+These programs are plain blocks in order, as fusion makes them; the schedules share the elements of all tensors out as one loop.
 
 Runs after AnnotateTIROpPattern, when a function is one dataflow block of calls of single programs.
 """
@@ -93,7 +93,7 @@ class Body:
 
     def root(self, output: int, input: int) -> relax.Var | None:
         """The output's variable, if it can be made of inputs element by element and has the type of its input. A copy
-        of its input is not made at all (in_place.py)."""
+        of its input is not made at all (buffer_donation.py)."""
         var, param = self.origin.body.body.fields[output], self.origin.params[input]
         read = self.reads.get(var, [])
         gv = _program(self.module, self.values.get(var))

@@ -3,7 +3,7 @@
 Columns are cut into panels of nv vectors. A panel of B is copied to [depth][panel] where B does not already walk along
 columns or where many rows reuse it; lanes past the last column are not stored. Rows past the last read the last row
 again and are not stored. So any m, n and k run the same code. A depth whose panels would leave the second cache is cut
-(``deep_nest.py``).
+(``matmul_k_blocked.py``).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Made:
     libraries: library -> its bytes
     kernels:   library for GPUs -> member -> the bytes of compiled kernels
     libm:      the C library's functions that they call
-    tuning:    library -> what was made of its records (tuning.py's Use); empty without --records
+    tuning:    library -> what was made of its records (tuning_records.py's Use); empty without --records
     graphs:    whether runs on GPUs replay calls of phases as CUDA graphs
     spent:     seconds of processor by kind of work, those of all processes added up; of the link, by the clock
     """

@@ -64,7 +64,7 @@ def find_targets(names: str, compiles: bool = True) -> tuple[Any, ...]:
 
 
 def targets() -> dict[str, dict[str, Any]]:
-    """``sexpgpu targets`` as data; see targets_report.py."""
+    """``sexpgpu targets`` as data; see reports/targets.py."""
     need_extra()
     from schedules import TARGETS, default
     from schedules.cuda import nvrtc

@@ -1,5 +1,5 @@
 """``sexpgpu tune``: the lowering compiles candidates that the schedules think of, and a machine measures them. Beside
-build.py it joins the packages, as no build needs it."""
+driver.py it joins the packages, as no build needs it."""
 
 from __future__ import annotations
 

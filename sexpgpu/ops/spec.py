@@ -95,15 +95,15 @@ class Op:
              None of any other tensor. A call of the language in which no element can be a finite number is a fault
     onnx:    (o, *names, **attrs) -> name, or None where ONNX has no such operator
     expand:  (b, *xs, **attrs) -> Value
-    stack:   (s, name, lanes, attrs) -> Value, the operator on k copies of its arguments: see stacking.py; None where
+    stack:   (s, name, lanes, attrs) -> Value, the operator on k copies of its arguments: see batching.py; None where
              it is each copy by itself, or elementwise (the groups arithmetic and logic)
     cases:   ((types, attrs), ...) inputs of the generated tests; a type is (dtype, shape) or (dtype, shape, low, high)
              where values are drawn from [low, high)
     grad_cases: like cases, for the gradient test; None: the float cases of ``cases``
     precision: what the row runs in where model code of a run under :bf16 calls it with f32 operands: "bf16", to which
-             they are rounded; "f32"; or "operands": bf16 where none of them was computed in f32 (precision.py)
+             they are rounded; "f32"; or "operands": bf16 where none of them was computed in f32 (mixed_precision.py)
     source:  (the argument's shape, index, **attrs) -> where the element at ``index`` stands in the argument, or None;
-             of rows that only move elements: see affine.py
+             of rows that only move elements: see affine_index.py
     elementwise: each element is made of those at its place, broadcast: so in the groups arithmetic and logic, too
     strided: its kernel reads its arguments through such rows, and may write its result with its axes in another order
     shares:  the name of a kernel of several results, which makes those of all rows that name it on the same arguments

@@ -14,7 +14,7 @@ from attrs import define, evolve, field, frozen
 from .affine_index import Affine
 from .spec import OPS
 
-Value = Any  # a graph's: graph.py imports this package
+Value = Any  # a graph's: graph/core.py imports this package
 
 
 @frozen

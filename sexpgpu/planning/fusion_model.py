@@ -3,7 +3,7 @@
 Fusion joins a value to its one user; a value whose users are all in one kernel counts as having one user. Elementwise
 values join whatever is done to them element by element, and a sum; moves of elements (transpose, slice, gather) join
 elementwise values alone; a product takes the elementwise values after it; attention reads through moves of
-elements and writes a transpose of its result (ops/views.py). The update of all parameters is one kernel,
+elements and writes a transpose of its result (ops/strided_views.py). The update of all parameters is one kernel,
 and so are the norms it needs (lowering/passes/horizontal_fusion.py).
 """
 

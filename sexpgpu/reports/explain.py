@@ -1,6 +1,6 @@
 """A plan as text and as data: the run, its data, its phases and their graphs, and what a step costs by the model.
 
-``sexpgpu explain`` prints it; report.txt begins with it. What a compiler adds is in lowering_report.py.
+``sexpgpu explain`` prints it; report.txt begins with it. What a compiler adds is in build/report.py.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Tracer:
             return BUILTINS[name]
         if name in OPERATORS:
             return OPERATORS[name]
-        if not self.world.report:  # else names.py has told it, or what defines it has a fault
+        if not self.world.report:  # else name_resolution.py has told it, or what defines it has a fault
             local = env.all_names() if env else ()
             self.world.fault(unknown(symbol, {*known_names(self.world.run), *local} - {name}), self.form)
         return POISON

@@ -44,7 +44,7 @@ def let_star(t: Tracer, form: Seq, env: Env | None) -> Any:
     idle = None
     for s, value in bindings(form):
         said = (s.name, value.span.text)
-        if said != idle or s.name in symbols([value]):  # else it is what it is, as in a body (trace.py)
+        if said != idle or s.name in symbols([value]):  # else it is what it is, as in a body (evaluator.py)
             left = t.left()
             env = Env({s.name: t.attempt(value, env)}, env)
             idle = said if t.left() == left else None
@@ -176,7 +176,7 @@ def parameter_name(value: Any, span: Span) -> str:
 
 @special("checkpoint")
 def checkpoint(t: Tracer, form: Seq, env: Env | None) -> Any:
-    """A body whose values are one region of the graph, which the backward pass computes again (grad.py)."""
+    """A body whose values are one region of the graph, which the backward pass computes again (graph/autodiff.py)."""
     t.regions += 1
     kept, t.builder.region = t.builder.region, t.regions
     try:
