@@ -4,8 +4,8 @@ Fusion joins a value to its one user, so that an update of three outputs a param
 a model hundreds. Here all that leads, element by element, from a function's inputs to the outputs that are written in
 place becomes one program of many outputs; the sums over whole tensors that it needs (the norm of the gradients), and
 the scalars made of them, become another before it. Equal layers are calls of equal programs (layer_grouping.py).
-These programs are plain blocks in order, as fusion makes them; the schedules share the elements of all tensors out as one loop.
-
+These programs are plain blocks in order, as fusion makes them; the schedules share the elements of all tensors out as
+one loop.
 Runs after AnnotateTIROpPattern, when a function is one dataflow block of calls of single programs.
 """
 
