@@ -25,8 +25,8 @@ from ..tir.epilogue import epilogue_stages
 from ..tir.point_writer import index_of, store_result
 from ..tir.reduction import reduces_along_memory
 from ..tir.stages import Axis, Stage
-from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, launch_per_point, shared
-from .threads.warp_reduce import accumulate, fully_unrolled, load_operands, operand_count, partially_unrolled
+from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, launch_per_point, shared, unrolled
+from .threads.warp_reduce import accumulate, load_operands, operand_count, partially_unrolled
 
 # The constants are chosen, not measured. None of them changes bits, only speed.
 BLOCKS = 256  # blocks, about two a multiprocessor: with fewer results than fill so many, blocks have fewer threads
@@ -147,14 +147,14 @@ class _StagedTile:
             read = load_operands(self.nest.ctx, self.nest.reduction, index, self.staged_registers, u)
             return tirx.IfThenElse(row < i64(self.nest.reduction.depth), read, None)
 
-        return fully_unrolled(self.rows_per_thread, load_row)
+        return unrolled(self.rows_per_thread, load_row)
 
     def store_shared(self) -> Stmt:
         def store_row(u: Expr) -> Stmt:
             slot = u * THREADS + self.thread
             return seq([store(r, load(h, u), slot) for h, r in zip(self.staged_registers, self.tiles, strict=True)])
 
-        return fully_unrolled(self.rows_per_thread, store_row)
+        return unrolled(self.rows_per_thread, store_row)
 
     def add(self, number: Expr, acc: Any, width: int) -> Stmt:
         rows = self.rows_at_once * self.rows_per_thread

@@ -25,8 +25,8 @@ from ..tir.point_writer import index_of, point_stores
 from ..tir.reduction import LONG_ROW
 from ..tir.stages import Axis, Program, Stage
 from ..tir.tensor_list import Members
-from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, shared
-from .threads.warp_reduce import ThreadGroup, fully_unrolled, tree_reduce
+from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, shared, unrolled
+from .threads.warp_reduce import ThreadGroup, tree_reduce
 
 MAX_KERNEL_POINTERS = 480  # parameters of 8 bytes; CUDA allows 4096 bytes, and the rest is room for scalars
 BLOCKS = 256  # blocks that are wanted before a thread takes several elements; chosen, not measured
@@ -123,7 +123,7 @@ def _elementwise(group: TensorGroup) -> Stmt:
 
 
 def _reductions(group: TensorGroup) -> Stmt:
-    """A warp a piece, with the lanes of ``lanes_fold`` in tir/reduction.py, so that bits equal the CPU's."""
+    """A warp a piece, with the lanes of ``dynamic_reduction`` in tir/reduction.py, so that bits equal the CPU's."""
 
     def reduce(stage: Stage, task: Expr, begin: Expr, count: Expr, thread_group: ThreadGroup) -> Stmt:
         index = lambda k: index_of(stage.reduce, [begin + k])  # noqa: E731
@@ -155,7 +155,7 @@ def strided_reduction(
         return tirx.IfThenElse(k < count, bind_in_buffers(add(k, s)), None)
 
     k_loop = [
-        dynamic_loop(unrolled_steps, lambda k: fully_unrolled(unroll, lambda u: step(k * unroll + u)), "k"),
+        dynamic_loop(unrolled_steps, lambda k: unrolled(unroll, lambda u: step(k * unroll + u)), "k"),
         dynamic_loop(full_steps - unrolled_steps * unroll, lambda k: step(unrolled_steps * unroll + k), "k"),
         *(remainder(s) for s in range(slots)),
     ]

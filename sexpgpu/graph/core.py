@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -51,6 +51,12 @@ class Graph:
 
     def with_outputs(self, outputs: Iterable[tuple[str, Value]]) -> Graph:
         return evolve(self, outputs=tuple(outputs))
+
+
+def content(v: Value) -> Hashable:
+    """What ``v`` computes: equal for values of one operator, one type and the very same arguments. Attributes are
+    compared as text, in which 0.0 and -0.0 differ, and 1 and 1.0."""
+    return v.op, tuple(map(id, v.args)), repr(sorted(v.attrs.items())), v.type
 
 
 def order(outs: Iterable[Value]) -> list[Value]:

@@ -24,7 +24,7 @@ from attrs import evolve
 
 from ..ops import OPS
 from ..ops.types import TensorType
-from .core import Graph, Value
+from .core import Graph, Value, content
 
 Number = float | int | bool
 
@@ -51,7 +51,7 @@ class Table:
 
     def make(self, v: Value) -> Value:
         """``v`` in its simplest form; its arguments are already in theirs."""
-        key = (v.op, tuple(map(id, v.args)), repr(sorted(v.attrs.items())), v.type)
+        key = content(v)
         if key not in self.values:
             rule = RULES.get(v.op, unchanged)
             self.values[key] = rule(self, v)

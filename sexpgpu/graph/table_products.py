@@ -18,11 +18,11 @@ from typing import Any
 from attrs import evolve, field, frozen, mutable
 
 from ..ops import OPS
+from ..ops.reduction import HALVES
 from ..ops.types import TensorType
-from .core import Graph, Value, order
+from .core import Graph, Value, content, order
 
 WORTH = 8  # multiply-adds to be saved for each element of the result: it is written and read once more
-HALVES = ("bf16", "f16")
 
 
 def looked_up(graph: Graph) -> Graph:
@@ -101,8 +101,7 @@ class _Found:
         return self.one(v) if v.op == "full" else None
 
     def one(self, v: Value) -> Value:
-        key = (v.op, tuple(map(id, v.args)), repr(sorted(v.attrs.items())), v.type)
-        return self.made.setdefault(key, v)
+        return self.made.setdefault(content(v), v)
 
 
 def is_by_rows(v: Value, mine: Sequence[Value]) -> bool:

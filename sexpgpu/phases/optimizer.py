@@ -20,7 +20,7 @@ from ..trace.step_mean import SCALAR, STEP_WEIGHT, weighed
 from ..trace.values import Function, Key, Reported, describe, is_number, is_poison, plist, sound
 from ..trace.world import World
 from .run_settings import Settings
-from .training import TrainGraph, check_plist, ctx, known_counters
+from .training import TrainGraph, check_plist, ctx, known_counters, undrawn
 
 LARGEST = (2 - 2**-23) * 2.0**127  # the largest f32
 KEYS = ("state", "update", "clip-norm", "rate", "groups")
@@ -92,12 +92,6 @@ def trace_update(world: World, settings: Settings, trained: tuple[str, ...], is_
         is_sound = t.builder("and", is_sound, t.builder("=", count, t.builder.const(0.0, "f32")))
     outputs = [(kind, n, t.builder("where", is_sound, new, old)) for kind, n, new, old in moved]
     return UpdateGraph(t, (("metric", "grad_norm", norm), *metrics, *odd, *outputs), trained, entries=tuple(entries))
-
-
-def undrawn(t: Tracer, name: str) -> list[tuple[str, str, Value]]:
-    """How many draws of ``t`` had no distribution, as a metric of that name; nothing where there are no such draws."""
-    count = t.builder.undrawn_after()
-    return [] if count is None else [("metric", name, count)]
 
 
 def check_optimizer(value: Any, span: Span) -> dict[str, Any]:

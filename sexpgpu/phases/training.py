@@ -183,7 +183,7 @@ def trace_train(
         sums[STEP_WEIGHT] = loss.weight
     if several:
         sums = {n: t.builder("+", t.port("gradient", n, g.type), g) for n, g in sums.items()}
-    outputs = [*reports(t, loss), *undrawn(t, t.world.counts_undrawn)]
+    outputs = [*reports(t, loss), *undrawn_in_training(t, t.world.counts_undrawn)]
     outputs += [("counter", n, v) for n, v in counters.items()]
     outputs += [("gradient", n, g) for n, g in sums.items()]
     outputs += selected(t, diagnostics)
@@ -199,12 +199,17 @@ def reports(t: Tracer, loss: Loss) -> list[tuple[str, str, Value]]:
     return outputs
 
 
-def undrawn(t: Tracer, is_generated: bool) -> list[tuple[str, str, Value]]:
-    """How many draws had no distribution, as metrics that the runner looks at and does not report: of the graph's own
-    draws, if it has any, and where ``is_generated`` of the generator's."""
-    own = t.builder.undrawn_after()
-    counts = {UNDRAWN_GENERATOR: t.port("generated", UNDRAWN_GENERATOR, COUNT)} if is_generated else {}
-    return [("metric", n, v) for n, v in (counts if own is None else {**counts, UNDRAWN_OBJECTIVE: own}).items()]
+def undrawn(t: Tracer, name: str) -> list[tuple[str, str, Value]]:
+    """How many draws of ``t`` had no distribution, as a metric of that name, which the runner looks at and does not
+    report; nothing where there are no such draws."""
+    count = t.builder.undrawn_after()
+    return [] if count is None else [("metric", name, count)]
+
+
+def undrawn_in_training(t: Tracer, is_generated: bool) -> list[tuple[str, str, Value]]:
+    """``undrawn`` of the graph, behind the generator's where ``is_generated``."""
+    generated = [("metric", UNDRAWN_GENERATOR, t.port("generated", UNDRAWN_GENERATOR, COUNT))] if is_generated else []
+    return [*generated, *undrawn(t, UNDRAWN_OBJECTIVE)]
 
 
 def check_reports(t: Tracer) -> None:
@@ -246,7 +251,7 @@ def trace_pass(
     tops = (p.top if "prepare" in p.top.keys else run.prepare, p.top if "objective" in p.top.keys else run.objective)
     loss = trace_loss(t, prepare, objective, data, counters, (place_of(tops[0]), place_of(tops[1])))
     runs = runs and any(k == "generated" for k, _ in t.inputs)
-    outputs = [*reports(t, loss), *undrawn(t, runs and t.world.counts_undrawn), *selected(t, diagnostics)]
+    outputs = [*reports(t, loss), *undrawn_in_training(t, runs and t.world.counts_undrawn), *selected(t, diagnostics)]
     return TrainGraph(t, tuple(outputs), runs_generator=runs)
 
 

@@ -70,15 +70,10 @@ def partially_unrolled(count: int, body: Callable[[Expr], Stmt], unroll: int) ->
     chunks, rest = divmod(count, unroll)
 
     def chunk(size: int, first: Expr) -> Stmt:
-        return fully_unrolled(size, lambda u: body(first + u))
+        return unrolled(size, lambda u: body(first + u))
 
     stmts = [loop(chunks, lambda o: chunk(unroll, o * unroll), name="k")] if chunks else []
     return seq([*stmts, *([chunk(rest, i64(chunks * unroll))] if rest else [])])
-
-
-def fully_unrolled(count: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """A loop unrolled in full."""
-    return unrolled(count, body)
 
 
 def group_size(reductions: Sequence[tuple[ReductionOrder, Stage]]) -> int:
