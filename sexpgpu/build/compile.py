@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from . import interrupt
 from . import manifest as manifest_records
 from . import tuning_records as tuning
 from .gpu_report import kernel_fault, kernel_member
+from .options import CompileOptions
 
 
 @frozen
@@ -60,7 +60,7 @@ class Made:
 
 
 @temporary.used()
-def compile_plan(plan: Plan, targets: Sequence[Any], options: argparse.Namespace) -> Made:
+def compile_plan(plan: Plan, targets: Sequence[Any], options: CompileOptions) -> Made:
     """What is common to all targets once, then the kernels for each library, then the libraries."""
     import schedules
     from artifacts.base.clock import Clock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from . import tuning_records as tuning
 from .archive_members import data_members, source_members
 from .compile import Made, asked_of, compile_plan, make_manifest
 from .manifest import library_member
+from .options import BuildOptions
 from .targets import find_targets, rates_of, runtime_members
 
 
-def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
+def build(plan: Plan, options: BuildOptions) -> dict[str, Any]:
     """Plan to artifact at ``options.output``; what was made, for the command line to print."""
     from artifacts.base.clock import Clock
 
@@ -28,7 +28,7 @@ def build(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         return _build(plan, options, clock)
 
 
-def _build(plan: Plan, options: argparse.Namespace, clock: Any) -> dict[str, Any]:
+def _build(plan: Plan, options: BuildOptions, clock: Any) -> dict[str, Any]:
     started = clock.now()
     targets = find_targets(options.target)
     from artifacts.format import tar_writer

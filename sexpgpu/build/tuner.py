@@ -3,7 +3,6 @@ driver.py it joins the packages, as no build needs it."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fnmatch
 import os
@@ -18,14 +17,15 @@ from surroundings import temporary
 from ..language import codes
 from ..language.diagnostics import UserError, printable
 from ..phases.plan import Plan
-from ..reports.output import as_json, line, warn
+from ..reports.output import line, warn
 from . import interrupt
+from .options import TuneOptions
 
 MOST = 8  # kernels that a message names
 PATIENCE = 120  # seconds that one candidate may take to compile, before it is given up
 
 
-def tune(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
+def tune(plan: Plan, options: TuneOptions) -> dict[str, Any]:
     """Records for the kernels of ``plan`` in ``options.out``; what came of it, for the command line."""
     target = one_target(options.target)
     check_place(target, options)
@@ -35,12 +35,12 @@ def tune(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
     from schedules.tuning.measure import MeasureFault
     from schedules.tuning.tuner import Effort, Tools, tune
 
-    show, effort = Progress(sys.stderr, as_json(options)), Effort(options.trials, options.seed)
+    show, effort = Progress(sys.stderr, options.json), Effort(options.trials, options.seed)
     try:
         with temporary.used(), apart() as call:
             measure = measurer(target, options, call)
             tools = Tools(compiler(target, call), lambda *job: (show.trial(), measure(*job))[1], interrupt.check)
-            with alone(Path(options.out) / records.set_of(target), lambda text: warn(text, as_json(options))):
+            with alone(Path(options.out) / records.set_of(target), lambda text: warn(text, options.json)):
                 made = tune(programs, target, effort, tools, Path(options.out), show.kernel)
     except MeasureFault as fault:
         raise UserError(codes.TUNE_PLACE, None, str(fault)) from None
@@ -48,7 +48,7 @@ def tune(plan: Plan, options: argparse.Namespace) -> dict[str, Any]:
         raise UserError(codes.TUNE_RECORDS, None, str(fault)) from None
     except KeyboardInterrupt:
         said = "what was measured is kept, and the same command goes on from there"
-        print(line({"stopped": said}) if as_json(options) else said, file=sys.stderr)
+        print(line({"stopped": said}) if options.json else said, file=sys.stderr)
         raise
     ours = [made[records.key_of(func)] for func in programs.values()]
     path = Path(options.out) / records.set_of(target) / records.FILE
@@ -70,7 +70,7 @@ def one_target(names: str) -> Any:
     return attrs.evolve(found[0], functions=elementary.STEPS)
 
 
-def check_place(target: Any, options: argparse.Namespace) -> None:
+def check_place(target: Any, options: TuneOptions) -> None:
     """E-TUNE-003 where this machine cannot run the target's kernels and is to."""
     if options.tracker:
         return
@@ -174,7 +174,7 @@ def compiler(target: Any, call: Callable[..., Any]) -> Callable[[Any], bytes]:
     return compile
 
 
-def measurer(target: Any, options: argparse.Namespace, call: Callable[..., Any]) -> Callable[..., Any]:
+def measurer(target: Any, options: TuneOptions, call: Callable[..., Any]) -> Callable[..., Any]:
     """How kernels are measured: by servers of a tracker, or on this machine's CPU."""
     from lowering.codegen.workers import WorkerDied
     from schedules.tuning.measure import MAX_KERNEL_SECONDS, Measured, Nodes, measure_in_process

@@ -3,7 +3,6 @@ those of the kernels that it still has; docs/tuning.md says more."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from attrs import evolve, frozen
 
 from ..language import codes
 from ..language.diagnostics import UserError
+from .options import SHIPPED, CompileOptions
 
-SHIPPED = "shipped"  # the word for the records that come with the package
 RULE = "tuned: "  # how the failure of a record begins, among those of rules
 
 
@@ -35,7 +34,7 @@ class Use:
     text: str
 
 
-def found(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+def found(names: Sequence[str], options: CompileOptions) -> dict[str, Any]:
     """Library -> its Records of ``--records``; nothing without it. E-TUNE-001."""
     if options.records is None:
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,11 +10,11 @@ from surroundings import entry
 from surroundings.streams import discard, standard
 
 from ..build import interrupt
+from ..language import codes
 from ..language.diagnostics import UserError
-from ..reports.output import as_json, complain, show, unexpected
-from . import paths
-from .commands import COMMANDS
-from .options import EXIT_USAGE, Usage, read
+from ..reports.output import complain, show, unexpected
+
+PROGRAM = "sexpgpu"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,26 +25,43 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    wanted = "--output-format=json" in argv or ("--output-format", "json") in pairwise(argv)
-    options = argparse.Namespace(output_format="json" if wanted else "text")  # until they are read
+    json = "--output-format=json" in argv or ("--output-format", "json") in pairwise(argv)
     try:
-        options = read(argv)
+        import typer
+
+        from .app import app
+        from .usage import EXIT_USAGE, USAGE_ERROR, Usage, usage_of
+    except ModuleNotFoundError as error:
+        if error.name != "typer":
+            raise
+        hint = "pip install 'sexpgpu[cli]', or with what compiles: 'sexpgpu[build]'"
+        what = "the command line of the builder needs the extra `cli`"
+        return complain(what, codes.ENV_MISSING.exit, json, codes.ENV_MISSING.name, hint)
+    try:
         interrupt.watch()
-        paths.settle(options)
-        status = COMMANDS[options.command](options) if options.command else 0
+        command = typer.main.get_command(app)
+        # Not command.main(), which prints errors itself and obeys a variable that asks for shell completion.
+        with command.make_context(PROGRAM, [*argv]) as context:
+            status = command.invoke(context)
         sys.stdout.flush()
         return status
+    except typer.Exit as done:  # of --help and --version
+        sys.stdout.flush()
+        return done.exit_code
     except UserError as error:
-        return show([error], options)
+        return show([error], json)
+    except USAGE_ERROR as error:
+        wrong = usage_of(error, " ".join([PROGRAM, *(word for word in argv[:1] if word in command.commands)]))
+        return complain(wrong.what, EXIT_USAGE, json, "E-CLI-001", wrong.hint, wrong.command)
     except Usage as wrong:
-        return complain(wrong.what, EXIT_USAGE, as_json(options), "E-CLI-001", wrong.hint, wrong.command)
+        return complain(wrong.what, EXIT_USAGE, json, "E-CLI-001", wrong.hint, wrong.command)
     except KeyboardInterrupt:
-        return complain(*interrupt.said(), as_json(options))
+        return complain(*interrupt.said(), json)
     except BrokenPipeError:
         discard(sys.stdout)
         return 141
     except Exception as error:
-        return complain(*interrupt.said(), as_json(options)) if interrupt.seen(error) else unexpected(error, options)
+        return complain(*interrupt.said(), json) if interrupt.seen(error) else unexpected(error, json)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 
 from surroundings import entry
 
-from ..build.tuning_records import SHIPPED
+from ..build.options import SHIPPED
 from ..language import codes
-from ..language.diagnostics import UserError
-
-READ, WRITTEN = ("file", "artifact", "other", "runtime", "records"), ("output", "out", "dump")
+from ..language.diagnostics import Code, UserError
 
 
-def settle(options: argparse.Namespace) -> None:
-    """UserError for a relative path where the current folder has been deleted. A folder in which processes write that
-    work elsewhere becomes absolute."""
-    for names, code in ((READ, codes.READ_FILE), (WRITTEN, codes.IO_WRITE)):
-        given = (getattr(options, name, None) for name in names)
-        if gone := entry.lost(path for path in given if path != SHIPPED):
-            what = "the current folder has been deleted, and a path that begins there names nothing"
-            raise UserError(code, None, what, where=gone, hint="give an absolute path")
-    if getattr(options, "dump", None):
-        options.dump = os.path.abspath(options.dump)
+def check_read(*paths: str | None) -> None:
+    """E-READ for a relative path where the current folder has been deleted."""
+    _check(paths, codes.READ_FILE)
+
+
+def check_written(*paths: str | None) -> None:
+    """E-IO-001, of a path that is written to."""
+    _check(paths, codes.IO_WRITE)
+
+
+def _check(paths: tuple[str | None, ...], code: Code) -> None:
+    if gone := entry.lost(path for path in paths if path not in (None, SHIPPED)):
+        what = "the current folder has been deleted, and a path that begins there names nothing"
+        raise UserError(code, None, what, where=gone, hint="give an absolute path")
+
+
+def absolute(path: str | None) -> str | None:
+    """Of a folder into which processes write that work elsewhere."""
+    return path if path is None else os.path.abspath(path)

@@ -3,7 +3,6 @@ of JSON."""
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import sys
@@ -16,10 +15,6 @@ from surroundings.streams import discard
 from ..language.diagnostics import UserError, printable
 
 EXIT_BUG = 70
-
-
-def as_json(options: argparse.Namespace) -> bool:
-    return options.output_format == "json"
 
 
 def complain(what: str, status: int, json_too: bool, code: str = "", hint: str = "", where: str = "") -> int:
@@ -35,26 +30,26 @@ def warn(text: str, json_too: bool) -> None:
     print(line({"warning": text}) if json_too else f"warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
-def show(errors: Sequence[UserError], options: argparse.Namespace) -> int:
+def show(errors: Sequence[UserError], json_too: bool) -> int:
     """Every error on stderr; the status of the first."""
-    tell(errors, options)
-    if len(errors) > 1 and not as_json(options):
+    tell(errors, json_too)
+    if len(errors) > 1 and not json_too:
         print(f"{len(errors)} errors", file=sys.stderr)
     return errors[0].code.exit
 
 
-def tell(found: Sequence[UserError], options: argparse.Namespace) -> None:
+def tell(found: Sequence[UserError], json_too: bool) -> None:
     """Errors or warnings on standard error."""
     for each in found:
-        print(line(each.to_json()) if as_json(options) else str(each), file=sys.stderr)
+        print(line(each.to_json()) if json_too else str(each), file=sys.stderr)
 
 
-def unexpected(error: Exception, options: argparse.Namespace) -> int:
+def unexpected(error: Exception, json_too: bool) -> int:
     """A coded error of the artifact package, a failed write, or our bug."""
     code: Any = getattr(error, "code", None)
     to_json: Any = getattr(error, "to_json", None)
     if code is not None and hasattr(code, "exit"):
-        print(line(to_json()) if as_json(options) and to_json else str(error), file=sys.stderr)
+        print(line(to_json()) if json_too and to_json else str(error), file=sys.stderr)
         return code.exit
     if os.environ.get("SEXPGPU_DEBUG") == "1":
         raise error
@@ -62,7 +57,7 @@ def unexpected(error: Exception, options: argparse.Namespace) -> int:
         if error.errno == errno.ENOSPC and error.filename is None:
             discard(sys.stdout)
         what, where = str(error.strerror or error), str(error.filename or "output")
-        return complain(what, 5, as_json(options), "E-IO-001", where=where)
+        return complain(what, 5, json_too, "E-IO-001", where=where)
     first = str(error).splitlines()[0] if str(error) else ""
     hint = "please report; SEXPGPU_DEBUG=1 shows the traceback"
-    return complain(f"internal error: {type(error).__name__}: {first}", EXIT_BUG, as_json(options), hint=hint)
+    return complain(f"internal error: {type(error).__name__}: {first}", EXIT_BUG, json_too, hint=hint)
