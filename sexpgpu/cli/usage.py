@@ -28,6 +28,8 @@ def usage_of(error: Any, command: str) -> Usage:
     what = what[:1].lower() + what[1:]
     nearest = difflib.get_close_matches(*_wrong_word(error, what), n=1)
     what = what.partition(" (Possible options: ")[0]
+    if what.endswith("()"):  # got unexpected extra argument(s)
+        what = "an argument too many, which is empty"
     if what == "no such command 'run'":
         return Usage(what, command, "sexpgpu-run trains from an artifact")
     return Usage(what, command, f"did you mean {nearest[0]}?" if nearest else f"see {command} --help")

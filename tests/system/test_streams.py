@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import json
@@ -18,11 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from attrs import frozen
 
 from artifacts import options, run
 from artifacts.base import canonical_json
 from sexpgpu.cli import commands, main
-from sexpgpu.cli import options as build_options
+from sexpgpu.cli.app import app
 from sexpgpu.reports import output
 from tests.artifacts import toy
 from tests.artifacts.support import arguments, environment, metrics
@@ -35,43 +36,60 @@ Captured = pytest.CaptureFixture[str]
 # Options with an empty value
 
 
-def actions(parser: argparse.ArgumentParser) -> Iterator[tuple[tuple[str, ...], argparse.Action]]:
-    """(command, action) of every option and argument, those of the commands too."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, inner in action.choices.items():
-                yield from (((name,), one) for _, one in actions(inner))
-        elif action.dest not in ("help", "version", "command"):
-            yield (), action
+@frozen
+class Parameter:
+    """An option, by its ``names``, or an argument, which has none, of a command of a program."""
+
+    command: tuple[str, ...]
+    dest: str
+    names: tuple[str, ...]
+    is_flag: bool
+    shown: str  # what a message calls it
 
 
-OURS = [("run", (), action) for _, action in actions(options.parser())]
-OURS += [("sexpgpu", command, action) for command, action in actions(build_options.parser())]
+def of_the_runner() -> Iterator[Parameter]:
+    for action in options.parser()._actions:
+        if action.dest not in ("help", "version"):
+            names = tuple(action.option_strings)
+            shown = names[-1] if names else str(action.metavar or action.dest)
+            yield Parameter((), action.dest, names, action.nargs == 0, shown)
 
 
-def empty(action: argparse.Action) -> list[list[str]]:
+def of_the_builder() -> Iterator[Parameter]:
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        for parameter in command.params:
+            if parameter.name != "help":
+                is_option = parameter.param_type_name == "option"
+                names = tuple(parameter.opts) if is_option else ()
+                shown = names[-1] if is_option else parameter.metavar
+                yield Parameter((name,), parameter.name, names, getattr(parameter, "is_flag", False), shown)
+
+
+OURS = [("run", parameter) for parameter in of_the_runner()] + [("sexpgpu", p) for p in of_the_builder()]
+
+
+def empty(parameter: Parameter) -> list[list[str]]:
     """Every way to give the option or argument no more than an empty word."""
-    if not action.option_strings:
-        return [["a.tar", ""]] if action.dest == "other" else [[""]]
-    joined = [[f"{name}="] for name in action.option_strings]
-    return joined if action.nargs == 0 else [*joined, *([name, ""] for name in action.option_strings)]
+    if not parameter.names:
+        return [["a.tar", ""]] if parameter.dest == "other" else [[""]]
+    joined = [[f"{name}="] for name in parameter.names if name.startswith("--")]
+    return joined if parameter.is_flag else [*joined, *([name, ""] for name in parameter.names)]
 
 
-@pytest.mark.parametrize(("program", "command", "action"), OURS, ids=lambda x: getattr(x, "dest", None))
+@pytest.mark.parametrize(("program", "parameter"), OURS, ids=lambda x: getattr(x, "dest", None))
 def test_an_empty_value_is_refused_by_the_option_s_name(
-    program: str, command: tuple[str, ...], action: argparse.Action, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    program: str, parameter: Parameter, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As ``--fork "$UNSET"`` gives it; before any work."""
     monkeypatch.setattr(run, "_guarded", lambda *_: pytest.fail("the run was begun"))
     monkeypatch.setattr(commands, "plan_of", lambda *_: pytest.fail("the work was begun"))
-    for words in empty(action):
-        before = ["a.tar", "--out", "o"] if program == "run" and action.option_strings else []
-        status = run.main([*before, *words]) if program == "run" else main.main([*command, *words])
+    for words in empty(parameter):
+        before = ["a.tar", "--out", "o"] if program == "run" and parameter.names else []
+        status = run.main([*before, *words]) if program == "run" else main.main([*parameter.command, *words])
         found = capsys.readouterr()
         assert (status, found.out) == (2, ""), words
-        name = action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
         assert found.err.startswith("error[E-CLI-00") and found.err.count("\n") == 1
-        assert name in found.err, (words, found.err)
+        assert parameter.shown in found.err, (words, found.err)
 
 
 def test_an_empty_word_beyond_the_arguments_is_refused(capsys: Captured) -> None:
@@ -79,11 +97,11 @@ def test_an_empty_word_beyond_the_arguments_is_refused(capsys: Captured) -> None
     assert run.main(["a.tar", "--out", "o", "--resume", ""]) == 2
     assert "there is no argument that is empty" in capsys.readouterr().err
     assert main.main(["check", str(TINY), ""]) == 2
-    assert "unrecognized arguments: one that is empty" in capsys.readouterr().err
+    assert "an argument too many, which is empty" in capsys.readouterr().err
 
 
 def test_the_walk_sees_every_command() -> None:
-    assert {command for _, command, _ in OURS} == {
+    assert {parameter.command for _, parameter in OURS} == {
         (), *((name,) for name in ["check", "explain", "build", "tune", "inspect", "verify", "diff", "targets"])
     }  # fmt: skip
     assert len(OURS) > 60
