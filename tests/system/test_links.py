@@ -35,7 +35,7 @@ def anchors(text: str) -> set[str]:
 def links(text: str) -> list[str]:
     """The targets of all links, in prose and not in code."""
     text = prose(text)
-    plain = re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "", text)
+    plain = re.sub(r"(`+)(?!`)(?:(?!\n[ \t]*\n).)+?(?<!`)\1(?!`)", "", text, flags=re.DOTALL)
     return [target for _, target in re.findall(LINK, plain)] + re.findall(REFERENCE, plain, re.MULTILINE)
 
 
@@ -85,7 +85,7 @@ def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# Here\n\n[a](there.md) [b](there.md#a-part) [`c`](#here) [d](https://example.org/gone#x) `[e](gone.md)`\n"
-        "[f\ng](gone.md) [h](there.md#gone) [i](#gone) ![j](gone.png)\n\n[k]: lost.md\n\n```\n[l](gone.md)\n```\n",
+        "`one\nspan` [f\ng](gone.md) [h](there.md#gone) [i](#gone) ![j](gone.png)\n\n[k]: lost.md\n\n```\n[l](gone.md)\n```\n",
         encoding="utf-8",
     )
     assert broken(page) == [
