@@ -85,7 +85,8 @@ def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# Here\n\n[a](there.md) [b](there.md#a-part) [`c`](#here) [d](https://example.org/gone#x) `[e](gone.md)`\n"
-        "`one\nspan` [f\ng](gone.md) [h](there.md#gone) [i](#gone) ![j](gone.png)\n\n[k]: lost.md\n\n```\n[l](gone.md)\n```\n",
+        "`one\nspan` [f\ng](gone.md) [h](there.md#gone) [i](#gone) ![j](gone.png)\n\n"
+        "[k]: lost.md\n\n```\n[l](gone.md)\n```\n",
         encoding="utf-8",
     )
     assert broken(page) == [
