@@ -207,9 +207,9 @@ op("attend", "attention of many heads as one kernel: q [.. q d], k [.. k d], v [
    cases=ATTEND_CASES)
 
 op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor "
-   "that broadcasts to [.. q k], is true where a query sees a key; with `:causal` a query sees no later key. What is "
-   "not seen weighs exactly 0, and may be infinite or NaN; a query that sees such a value gives infinities or "
-   "NaN, one that sees nothing gives 0.",
+   "that broadcasts to [.. q k], is true where a query sees a key; with `:causal` a query sees no later key. A key "
+   "that is not seen weighs exactly 0, even if it is infinite or NaN. A query that sees such a value gives infinities "
+   "or NaN; one that sees nothing gives 0.",
    group="neural", precision="bf16",
    args=(tensor("q"), tensor("k"), tensor("v"), index("mask", key=True, default=None), key("causal", "bool", False)),
    expand=attention, ref=halves_in_f32(attention_ref),

@@ -180,14 +180,14 @@ op("random-uniform", "f32 from [0, 1), in steps of 2^-24.",
 op("random-normal", "f32 of mean 0 and variance 1 (Box-Muller).",
    group="draws", args=(SHAPE, SALT), expand=normal, ref=no_ref, cases=SHAPES)
 
-op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape; small ones hold, to "
-   "2^-56; one that is NaN or infinite ends the run with `E-NUM-002`. Without a `:salt` that changes it is the same in "
-   "every step, and `check` warns of it.",
+op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape. Small probabilities "
+   "are resolved to 2^-56. A p that is NaN or infinite ends the run with `E-NUM-002`. Without a `:salt` that changes, "
+   "the draw is the same in every step, and `check` warns.",
    group="draws", precision="f32", args=(SHAPE, index("p", number="f32"), SALT), expand=bernoulli, ref=no_ref,
    cases=(([("f32", (3,), 0.0, 1.0)], {"shape": (40, 3)}), ([("f64", (), 0.0, 1.0), ("i64", ())], {"shape": (9,)})))
 
-op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits); small ones "
-   "hold, to 2^-56. Logits that are no distribution (a NaN, an infinity, nothing but -infinity) end the run with "
-   "`E-NUM-002`.",
+op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits). Small "
+   "probabilities are resolved to 2^-56. Logits that are no distribution (a NaN, an infinity, only -infinity) end the "
+   "run with `E-NUM-002`.",
    group="draws", precision="f32", args=(tensor("logits"), SALT), expand=categorical, ref=no_ref,
    cases=(([("f32", (20, 5))], {}), ([("f32", (7,)), ("i32", ())], {}), ([("bf16", (4, 3, 5))], {})))
