@@ -139,14 +139,15 @@ class _Emitter:
     def _keeps_flat(self, value: Value) -> bool:
         if value.type.rank < 3:
             return False
-        if value.op == "matmul":
+        if OPS[value.op].fusion == "product":
             a, b = (x.type for x in value.args)
             return a.rank > 2 and b.rank == 2 and not value.attrs.get("ta")
-        is_elementwise = OPS[value.op].elementwise or value.op == "cast"
-        return is_elementwise and any(a in self.flat for a in value.args) and all(_fits(a, value) for a in value.args)
+        if not OPS[value.op].elementwise:
+            return False
+        return any(a in self.flat for a in value.args) and all(_fits(a, value) for a in value.args)
 
     def _flat_args(self, value: Value) -> list[relax.Expr]:
-        if value.op == "matmul":
+        if OPS[value.op].fusion == "product":
             return [self.rows(value.args[0]), self.full(value.args[1])]
         return [self.rows(a) if a.type.rank > 1 else self.full(a) for a in value.args]
 

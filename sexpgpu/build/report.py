@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..ops import OPS
 from ..phases.plan import Plan
 from ..planning.cost_model import Rates
 from ..planning.memory_plan import Memory
@@ -23,6 +24,7 @@ from .gpu_report import lines as gpu_lines
 
 WIDTH = 100
 SHOWN = 6  # kinds of kernels that the report names for a rule
+SILENT = ("broadcast", *(name for name, row in OPS.items() if row.fusion == "view"))  # moves beside other work
 
 
 def lowering_text(plan: Plan, made: Any, rates: Mapping[str, Rates], memory: Memory) -> str:
@@ -102,7 +104,7 @@ def family(kernel: str, most: int = 36) -> str:
     other work: ``fused_matmul3_reshape_add1`` is ``matmul add``."""
     words = [re.sub(r"\d+$", "", w) for w in kernel.replace("broadcast_to", "broadcast").split("_")]
     words = [w for w in words if w and w not in ("fused", "tir", "wrap")]
-    text = " ".join([w for w in words if w not in ("reshape", "broadcast")] or words)
+    text = " ".join([w for w in words if w not in SILENT] or words)
     return text if len(text) <= most or " " not in text else text[: text.rindex(" ", 0, most - 3)] + " ..."
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from attrs import evolve
 
 from ..ops import OPS
+from ..ops.create import number_of
 from ..ops.types import TensorType
 from .core import Graph, Value, content
 
@@ -71,7 +72,8 @@ def unchanged(t: Table, v: Value) -> Value:
 
 def constant(v: Value) -> Number | None:
     """The number that fills ``v``, as its dtype holds it; None where ``v`` is not a ``full`` or is of bf16 or f16."""
-    return rounded(v.attrs["value"], v.type.dtype) if v.op == "full" else None
+    number = number_of(v)
+    return None if number is None else rounded(number, v.type.dtype)
 
 
 def rounded(value: Number, dtype: str) -> Number | None:
@@ -109,7 +111,7 @@ def folded(t: Table, v: Value) -> Value | None:
 
 def is_number(v: Value, number: Number) -> bool:
     """Does ``number``, which every dtype holds exactly and which is not -0.0, fill ``v``?"""
-    return v.op == "full" and v.attrs["value"] == number and math.copysign(1.0, v.attrs["value"]) > 0
+    return number_of(v) == number and math.copysign(1.0, number_of(v)) > 0
 
 
 def arithmetic(*identities: tuple[int, int, Number]) -> Callable[[Table, Value], Value]:

@@ -18,6 +18,8 @@ from typing import Any
 from attrs import evolve, field, frozen, mutable
 
 from ..ops import OPS
+from ..ops.cast import cast_from
+from ..ops.create import number_of
 from ..ops.reduction import HALVES
 from ..ops.types import TensorType
 from .core import Graph, Value, content, order
@@ -88,17 +90,19 @@ class _Found:
         if all(args):
             type = TensorType((of.table.type.shape[0], v.type.shape[-1]), v.type.dtype)
             table = self.one(evolve(v, args=tuple(args), type=type))
-            self.rows[v] = Rows(table, of.ids, table if v.op == "matmul" else of.product)
-            if v.op == "matmul":
+            is_product = OPS[v.op].fusion == "product"
+            self.rows[v] = Rows(table, of.ids, table if is_product else of.product)
+            if is_product:
                 self.read[table] = self.read.get(table, 0) + of.ids.type.size
 
     def shared(self, v: Value) -> Value | None:
         """``v`` if it is an input, a number, or a cast of them: nothing that would be worked out a second time."""
         if not v.op:
             return v
-        if v.op == "cast" and (x := self.shared(v.args[0])):
+        source = cast_from(v)
+        if source is not None and (x := self.shared(source)):
             return self.one(evolve(v, args=(x,), region=0))
-        return self.one(v) if v.op == "full" else None
+        return self.one(v) if number_of(v) is not None else None
 
     def one(self, v: Value) -> Value:
         return self.made.setdefault(content(v), v)
@@ -109,7 +113,6 @@ def is_by_rows(v: Value, mine: Sequence[Value]) -> bool:
     if len(mine) > 1:
         return False
     others = [a for a in v.args if a is not mine[0]]
-    if v.op == "matmul":
+    if OPS[v.op].fusion == "product":
         return v.args[0] is mine[0] and not v.attrs["ta"] and all(a.type.rank == 2 for a in others)
-    is_pointwise = OPS[v.op].elementwise or v.op == "cast"
-    return is_pointwise and mine[0].type.shape == v.type.shape and all(a.type.rank < 2 for a in others)
+    return OPS[v.op].elementwise and mine[0].type.shape == v.type.shape and all(a.type.rank < 2 for a in others)

@@ -15,6 +15,7 @@ from .cotangents import scaled
 from .reduction import halves_in_f32, in_f32, in_wide, widening
 from .spec import op, tensor
 from .type_rules import FLOATS, need, unary
+from .work import GELU, per_element
 
 HINT = "cast it to a float dtype first"
 X = (tensor("x"),)
@@ -109,7 +110,7 @@ def silu_slope_ref(np: Any, x: Any) -> Any:
 def activation(name: str, doc: str, value: Any, value_ref: Any, slope: Any, slope_ref: Any) -> None:
     """A row of f32 arithmetic, and the row of its derivative."""
     common: Any = {"group": "neural", "elementwise": True, "stack": pointwise, "args": X, "cases": FLOAT_CASES,
-                   "type": unary(FLOATS, hint=HINT)}  # fmt: skip
+                   "type": unary(FLOATS, hint=HINT), "work": per_element(GELU)}  # fmt: skip
     op(name, doc, ref=halves_in_f32(value_ref), relax=bound(value),
        vjp=widening(lambda b, dy, y, x: scaled(b, dy, b(f"{name}-slope", x))), **common)
     op(f"{name}-slope", f"The derivative of {name}.", internal=True, ref=halves_in_f32(slope_ref),

@@ -11,6 +11,7 @@ from .nn import ATTEND_CASES, softmax_of_scores
 from .reduction import halves_in_f32
 from .spec import key, op, tensor
 from .type_rules import axis_attr
+from .work import NORMALIZE, SOFTMAX, attention_work, per_element
 
 AXIS = key("axis", "int")
 PAIR = [("f32", (3, 5)), ("f32", (3, 5))]
@@ -44,6 +45,7 @@ op("softmax-grad", "The gradient of y = softmax(x) along `axis`: y (dy - sum(dy 
    group="neural", internal=True, args=(tensor("dy"), tensor("y"), AXIS), normal=axis_attr(-1),
    type=lambda dy, y, axis: dy,
    ref=softmax_grad_ref,
+   work=per_element(SOFTMAX),
    relax=lambda r, dy, y, axis: r.kernel("softmax-grad", dy, y, axis=axis),
    vjp=softmax_grad_vjp,
    stack=summed,
@@ -65,6 +67,7 @@ op("log-softmax-grad", "The gradient of y = log-softmax(x) along `axis`: dy - ex
    group="neural", internal=True, args=(tensor("dy"), tensor("y"), AXIS), normal=axis_attr(-1),
    type=lambda dy, y, axis: dy,
    ref=log_softmax_grad_ref,
+   work=per_element(SOFTMAX),
    relax=lambda r, dy, y, axis: r.kernel("log-softmax-grad", dy, y, axis=axis),
    vjp=log_softmax_grad_vjp,
    stack=summed,
@@ -102,7 +105,7 @@ for name, formula, ref in (
        group="neural", internal=True,
        args=(tensor("dy"), tensor("y"), tensor("x"), key("axes", "ints"), key("eps", "number")),
        type=lambda dy, y, x, axes, eps: dy,
-       ref=ref,
+       ref=ref, work=per_element(NORMALIZE),
        relax=lambda r, dy, y, x, axes, eps, name=name: r.kernel(name, dy, y, x, axes=axes, eps=eps),
        vjp=None,  # a run has one backward pass, and nothing differentiates it
        stack=summed,
@@ -132,7 +135,12 @@ def attend_grad_cases() -> tuple[Any, ...]:
     return tuple(made)
 
 
-for n, name in enumerate("qkv"):
+# One kernel makes all three; the scores and what the gradients share is counted with that of q.
+GRADIENTS = (("q", attention_work(qk_products=2, pv_products=1, softmaxes=2, elementwise=2)),
+             ("k", attention_work(qk_products=1, pv_products=0, softmaxes=0, elementwise=0)),
+             ("v", attention_work(qk_products=0, pv_products=1, softmaxes=0, elementwise=0)))
+
+for n, (name, work) in enumerate(GRADIENTS):
     op(f"attend-grad-{name}", f"The gradient of attend with respect to {name}; dy stands before attend's arguments.",
        group="neural", internal=True,
        args=(tensor("dy"), tensor("q"), tensor("k"), tensor("v"), key("causal", "bool")),
@@ -142,5 +150,5 @@ for n, name in enumerate("qkv"):
        vjp=None,  # a run has one backward pass, and nothing differentiates it
        stack=attended,
        cases=attend_grad_cases()[n::3],  # each makes all three, in a kernel that takes long to compile
-       strided=True, shares="attend-grad",
+       strided=True, shares="attend-grad", work=work,
        tolerance=(1e-5, 2e-6))  # a gradient of a score is a difference, and carries the roundings of two sums

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from .batching import pointwise
+from .element_boxes import cast_origins
+from .partial_cotangents import cast_padded
 from .shape import X
 from .spec import attr, op
 from .type_rules import WHOLE, int_range, numpy_dtype
 from .types import DTYPES, TensorType
+from .work import moving
 
 
 def cast_ref(np: Any, x: Any, dtype: str) -> Any:
@@ -20,6 +23,11 @@ def cast_ref(np: Any, x: Any, dtype: str) -> Any:
     inside = (x >= low) & (x < high + 1)
     whole = np.where(inside, x, 0).astype(numpy_dtype(np, dtype))
     return np.where(x >= high + 1, whole.dtype.type(high), np.where(x < low, whole.dtype.type(low), whole))
+
+
+def cast_from(v: Any) -> Any:
+    """What ``v``, a graph's value, is a cast of, or None."""
+    return v.args[0] if v.op == "cast" else None
 
 
 def cast_relax(r: Any, x: Any, dtype: str) -> Any:
@@ -45,6 +53,7 @@ op("cast", "x in another dtype. Float to integer truncates toward zero, saturate
    type=lambda x, dtype: TensorType(x.shape, dtype),
    ref=cast_ref, relax=cast_relax, vjp=cast_vjp,
    stack=pointwise,
+   elementwise=True, work=moving(), rearranges=True, origins=cast_origins, padded=cast_padded,
    cases=(([("f32", (3, 5), -9.0, 9.0)], {"dtype": "i32"}), ([("f32", (40,), -9e9, 9e9)], {"dtype": "i32"}),
           ([("f32", (40,), -300.0, 300.0)], {"dtype": "u8"}), ([("f32", (9,), -1e10, 1e10)], {"dtype": "u32"}),
           ([("f64", (9,), -1e19, 1e19)], {"dtype": "i64"}), ([("bf16", (40,), -300.0, 300.0)], {"dtype": "i8"}),

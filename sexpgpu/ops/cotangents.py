@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .create import number_of
 from .spec import op, tensor
 from .type_rules import FLOATS, joined
 
@@ -25,7 +26,8 @@ def divided(b: Any, dy: Any, divisor: Any) -> Any:
 
 
 def _plain(x: Any) -> bool:
-    return x.op == "full" and math.isfinite(x.attrs["value"]) and x.attrs["value"] != 0
+    number = number_of(x)
+    return number is not None and math.isfinite(number) and number != 0
 
 
 def strong_ref(np: Any, dy: Any, g: Any) -> Any:

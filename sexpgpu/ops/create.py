@@ -7,6 +7,7 @@ from typing import Any
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
 from .type_rules import NUMBERS, WHOLE, held, need, numpy_dtype
 from .types import DTYPES, ShapeFault, TensorType, TypeFault, axis_of, check_shape
+from .work import moving, nothing
 
 X = (tensor("x"),)
 
@@ -35,6 +36,11 @@ def full_relax(r: Any, shape: tuple[int, ...], value: Any, dtype: str) -> Any:
     if not shape:
         return scalar
     return r.kernel("spread-bf16", scalar) if dtype == "bf16" else r.full(shape, scalar, r.dt(dtype))
+
+
+def number_of(v: Any) -> Any:
+    """The number that fills ``v``, a graph's value, where it is a ``full``; None of any other."""
+    return v.attrs["value"] if v.op == "full" else None
 
 
 def iota_normal(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
@@ -156,6 +162,7 @@ op("iota", "0, 1, 2 ... counted along `:axis` (the last by default) of a tensor 
    group="make", args=(attr("shape", "shape"), key("axis", "int", -1), key("dtype", "dtype", "i32")),
    normal=iota_normal, type=made, vjp=ZERO_GRAD,
    ref=iota_ref,
+   fusion="elementwise", work=moving(),
    relax=lambda r, shape, axis, dtype: r.kernel("iota", axis=axis),
    cases=(([], {"shape": (7,)}), ([], {"shape": (1, 5), "axis": 1}),
           ([], {"shape": (3, 2, 4), "axis": -3, "dtype": "i64"}),
@@ -167,6 +174,7 @@ op("full", "`value` everywhere in a tensor of `shape`. The default `:dtype` is :
    group="make", args=(attr("shape", "shape"), attr("value", "data"), key("dtype", "dtype", None)),
    normal=full_normal, type=made, vjp=ZERO_GRAD,
    ref=lambda np, shape, value, dtype: np.full(shape, value, numpy_dtype(np, dtype)),
+   work=nothing, literal=lambda shape, value, dtype: value,
    relax=full_relax,
    cases=(([], {"shape": (2, 3), "value": 0.1}), ([], {"shape": (), "value": 7}), ([], {"shape": (5,), "value": True}),
           ([], {"shape": (3,), "value": 0.1, "dtype": "bf16"}), ([], {"shape": (3,), "value": 2**40, "dtype": "i64"}),
@@ -187,6 +195,7 @@ op("constant", "The tensor of the given numbers: a number, or vectors nested to 
    normal=constant_normal, vjp=ZERO_GRAD,
    type=lambda data, dtype: TensorType(shape_of(data), dtype),
    ref=lambda np, data, dtype: np.array(as_lists(data), numpy_dtype(np, dtype)),
+   work=nothing, literal=lambda data, dtype: data,
    relax=lambda r, data, dtype: r.const(as_lists(data), dtype),
    cases=(([], {"data": ((1, 2, 3), (4, 5, 6))}), ([], {"data": 0.1}), ([], {"data": (True, False)}),
           ([], {"data": (1, 0.1), "dtype": "bf16"}), ([], {"data": (1, -2), "dtype": "i8"}),

@@ -13,6 +13,7 @@ from .cotangents import divided, scaled
 from .spec import ZERO_GRAD, op, tensor, tensors
 from .type_rules import FLOATS, NUMBERS, WHOLE, joined, no_zero, power_of_zero
 from .types import DTYPES
+from .work import DIVIDE, POW, per_element
 
 XY = (tensor("x"), tensor("y"))
 XS = (tensors("xs"),)
@@ -210,6 +211,7 @@ op("/", "Quotient of floats, broadcast; `(/ x)` is the reciprocal, and more argu
    "numbers is an integer if it is exact.",
    group="arithmetic", args=XS, folds=True, type=joined(FLOATS, hint=INTS_HINT),
    ref=lambda np, x, y: x / y,
+   work=per_element(DIVIDE),
    relax=scaling_relax("divide"),
    vjp=quotient_vjp,
    number=divide,
@@ -223,6 +225,7 @@ op("mod", "Remainder with the sign of the divisor, broadcast, for integers and f
    "exactly. Integer x mod 0 is 0, float x mod 0 is NaN.",
    group="arithmetic", args=XY, type=joined(NUMBERS),
    ref=rounded(mod_ref),
+   work=per_element(DIVIDE),
    relax=lambda r, x, y: r.kernel("mod", x, y),
    vjp=mod_vjp,
    number=lambda x, y: x % y,
@@ -239,6 +242,7 @@ op("quot", "Quotient of integers truncated toward zero, broadcast. x quot 0 is 0
    "itself.",
    group="arithmetic", args=XY, type=joined(WHOLE, hint="of floats it is floordiv"),
    ref=quot_ref,
+   work=per_element(DIVIDE),
    relax=lambda r, x, y: r.kernel("quot", x, y),
    vjp=ZERO_GRAD,
    number=quot_number,
@@ -252,6 +256,7 @@ op("floordiv", "Quotient rounded down, broadcast, for integers and floats: x is 
    "x floordiv 0 is NaN, and the smallest integer floordiv -1 is itself.",
    group="arithmetic", args=XY, type=joined(NUMBERS),
    ref=rounded(floordiv_ref),
+   work=per_element(DIVIDE),
    relax=lambda r, x, y: r.kernel("floordiv", x, y),
    vjp=ZERO_GRAD,
    number=lambda x, y: x // y,
@@ -267,6 +272,7 @@ op("pow", "x to the power y, floats, broadcast. The gradient to y is 0 where x i
    "where y is 0.",
    group="arithmetic", precision="f32", args=XY, type=joined(FLOATS, hint="cast it to a float dtype first"),
    ref=rounded(lambda np, x, y: np.power(x, y)),
+   work=per_element(POW),
    relax=rounded_relax("power"),
    vjp=pow_vjp,
    number=power,

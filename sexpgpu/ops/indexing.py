@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from .batching import added_along, added_at, added_rows, looked_up, taken, windowed
+from .element_boxes import Box, Origins, moved, on_axis, overlap, whole, without
+from .partial_cotangents import scatter_along_merged, scatter_rows_merged
 from .reduction import halves_in_f32
-from .spec import attr, index, key, op, tensor
+from .spec import OPS, attr, index, key, op, tensor
 from .type_rules import NUMBERS, WHOLE, int_range, need, same_dtype
 from .types import ShapeFault, TensorType, axis_of, broadcast, listed
+from .work import LOOK_UP, SCATTER, moving, per_element, per_read
 
 Shape = tuple[int, ...]
 IDS_HINT = "cast indices to an integer dtype"
@@ -71,6 +74,7 @@ op("gather", "Rows of a table by number: table [n ...], ids any shape -> [ids...
    "nearest row.",
    group="index", args=(tensor("table"), index("ids")), type=gathered,
    ref=lambda np, table, ids: np.take(table, ids.astype("int64"), axis=0, mode="clip"),
+   fusion="move", work=moving(LOOK_UP), reads_part=True, index_range=lambda table, ids: (1, table.shape[0]),
    relax=lambda r, table, ids: r.kernel("gather", table, ids),
    vjp=gather_vjp,
    stack=looked_up,
@@ -85,6 +89,7 @@ op("scatter-add", "Base [n ...] with updates [ids... ...] added at the rows `ids
    "is dropped.",
    group="index", precision="f32", args=(tensor("base"), index("ids"), tensor("updates")), type=scattered,
    ref=halves_in_f32(scatter_ref),
+   work=per_read(SCATTER),
    relax=lambda r, base, ids, updates: r.kernel("scatter-add", base, ids, updates),
    vjp=scatter_vjp,
    stack=added_at,
@@ -111,6 +116,7 @@ op("scatter-rows", "The gradient of gather: zeros of `n` rows, to which the upda
    "their order.",
    group="index", internal=True, args=(tensor("updates"), index("ids"), key("n", "int")), type=scatter_rows_type,
    ref=halves_in_f32(scatter_rows_ref),
+   work=per_element(SCATTER), merged=scatter_rows_merged,
    relax=lambda r, updates, ids, n: r.kernel("scatter-rows", updates, ids),
    vjp=lambda b, dy, y, updates, ids, n: (b("gather", dy, ids), None),
    stack=added_rows,
@@ -160,6 +166,7 @@ op("take-along", "x at the indices `ids` along `:axis`, the last by default; the
    "range reads the nearest.",
    group="index", args=(tensor("x"), index("ids"), key("axis", "int", -1)), normal=along_normal, type=along,
    ref=along_ref,
+   fusion="move", work=moving(LOOK_UP), reads_part=True, index_range=lambda x, ids, axis: (1, x.shape[axis]),
    relax=lambda r, x, ids, axis: r.kernel("take-along", x, ids, axis=axis),
    vjp=along_vjp,
    stack=taken,
@@ -174,6 +181,7 @@ op("scatter-along", "The gradient of take-along: zeros with `n` places along `ax
    group="index", internal=True, args=(tensor("dy"), index("ids"), key("n", "int"), key("axis", "int")),
    type=scatter_along_type,
    ref=halves_in_f32(scatter_along_ref),
+   work=per_element(SCATTER), merged=scatter_along_merged,
    relax=lambda r, dy, ids, n, axis: r.kernel("scatter-along", dy, ids, axis=axis),
    vjp=lambda b, dz, z, dy, ids, n, axis: (b("take-along", dz, ids, axis=axis), None),
    stack=added_along,
@@ -238,6 +246,37 @@ def read_vjp(b: Any, dz: Any, z: Any, x: Any, at: Any, starts: Shape, axis: int,
     return b("write-window", b.full(0, x.type), dz, at, starts=starts, axis=axis), None
 
 
+def window_box(value: Any, at: Any, shape: Shape, size: Shape) -> Box | None:
+    """Where the window of ``size`` is in ``shape``; None where that is computed."""
+    if not at.op or not (literal := OPS[at.op].literal):
+        return None
+    number = literal(**at.attrs)
+    first = window_start(int(number), value.attrs["starts"], value.attrs["axis"], shape, size)
+    return tuple((i, i + n) for i, n in zip(first, size, strict=True))
+
+
+def write_origins(value: Any, box: Box) -> Origins:
+    x, part, at = value.args
+    window = window_box(value, at, x.type.shape, part.type.shape)
+    if window is None:
+        yield x, box
+        yield part, whole(part)
+        return
+    yield from ((x, rest) for rest in without(box, window))
+    for both in overlap(box, window):
+        yield part, moved(both, (-a for a, _ in window))
+
+
+def read_origins(value: Any, box: Box) -> Origins:
+    x, at = value.args
+    window = window_box(value, at, x.type.shape, value.type.shape)
+    axis, starts = value.attrs["axis"], value.attrs["starts"]
+    if window is None:
+        yield x, on_axis(moved(box, starts), axis, (0, x.type.shape[axis]))
+    else:
+        yield x, moved(box, (a for a, _ in window))
+
+
 def update_slice(b: Any, x: Any, part: Any, at: Any = None, starts: Shape = (), axis: int = 0) -> Any:
     """Without ``at`` no axis is clamped: ShapeFault for a window that leaves x."""
     axis = axis_of(axis, x.type.rank)
@@ -265,6 +304,7 @@ op("write-window", "x with the window at `starts`, moved by the scalar `at` alon
    group="index", internal=True, type=written,
    args=(tensor("x"), tensor("part"), index("at"), key("starts", "ints"), key("axis", "int")),
    ref=write_ref,
+   work=moving(), origins=write_origins,
    relax=lambda r, x, part, at, starts, axis: r.kernel("write-window", x, part, at, starts=starts, axis=axis),
    vjp=write_vjp,
    stack=windowed,
@@ -277,6 +317,7 @@ op("read-window", "The window of `sizes` that write-window would replace.",
    group="index", internal=True, type=read_type,
    args=(tensor("x"), index("at"), key("starts", "ints"), key("axis", "int"), key("sizes", "ints")),
    ref=lambda np, x, at, starts, axis, sizes: x[window(np, at, starts, axis, x.shape, sizes)],
+   fusion="move", work=moving(), reads_part=True, origins=read_origins,
    relax=lambda r, x, at, starts, axis, sizes: r.kernel("read-window", x, at, starts=starts, axis=axis),
    vjp=read_vjp,
    stack=windowed,

@@ -10,6 +10,7 @@ from .reduction import halves_in_f32
 from .spec import op, tensor
 from .type_rules import NUMBERS, need, same_dtype
 from .types import MAX_DIM, ShapeFault, TensorType, broadcast
+from .work import matrix_product
 
 
 def flags(types: tuple[TensorType, ...], attrs: dict[str, Any]) -> dict[str, Any]:
@@ -68,6 +69,7 @@ op("matmul", "Product of matrices: [.. m k] by [.. k n] -> [.. m n]; leading axe
    "in f32.",
    group="linear algebra", precision="bf16", args=(tensor("x"), tensor("y")), normal=flags, type=product,
    ref=halves_in_f32(product_ref),
+   fusion="product", work=matrix_product,
    relax=lambda r, x, y, ta, tb: r.kernel("matmul", x, y, ta=ta, tb=tb),
    vjp=product_vjp,
    stack=stacked_product,

@@ -8,10 +8,12 @@ from typing import Any
 from .activations import HINT
 from .attention_mask import guarded, of_all_queries
 from .batching import as_given, attended, pointwise, summed
+from .element_boxes import same_origins
 from .reduction import HALVES, halves_in_f32, in_f32, widening
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
 from .type_rules import BOOLS, FLOATS, WHOLE, axes_of, axis_attr, need, same_dtype, unary
 from .types import ShapeFault, TensorType, broadcast, listed
+from .work import NORMALIZE, SOFTMAX, attention_work, nothing, per_element
 
 X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))
@@ -47,6 +49,7 @@ op("softmax", "exp of each element over the sum of exp along `:axis`, the last b
    "in f32.",
    group="neural", precision="f32", args=AXIS, normal=axis_attr(-1), type=unary(FLOATS, hint=HINT),
    ref=halves_in_f32(softmax_ref),
+   work=per_element(SOFTMAX),
    relax=in_f32(lambda r, x, axis: r.nn.softmax(x, axis)),
    vjp=widening(softmax_vjp),
    onnx=lambda o, x, axis: o("Softmax", x, axis=axis),
@@ -57,6 +60,7 @@ op("log-softmax", "log of softmax along `:axis`, the last by default, without ov
    "in f32.",
    group="neural", precision="f32", args=AXIS, normal=axis_attr(-1), type=unary(FLOATS, hint=HINT),
    ref=halves_in_f32(log_softmax_ref),
+   work=per_element(SOFTMAX),
    relax=in_f32(lambda r, x, axis: r.nn.log_softmax(x, axis)),
    vjp=widening(log_softmax_vjp),
    onnx=lambda o, x, axis: o("LogSoftmax", x, axis=axis),
@@ -102,7 +106,7 @@ for name, formula, ref, vjp in (
 ):
     op(name, f"{formula} over `:axes`, the last by default. bf16 and f16 are computed in f32.",
        group="neural", args=NORM_ARGS, normal=norm_attrs, type=unary(FLOATS, hint=HINT),
-       ref=halves_in_f32(ref),
+       ref=halves_in_f32(ref), work=per_element(NORMALIZE),
        relax=lambda r, x, axes, eps, name=name: r.kernel(name, x, axes=axes, eps=eps),
        vjp=widening(vjp),
        stack=summed,
@@ -203,7 +207,7 @@ op("attend", "attention of many heads as one kernel: q [.. q d], k [.. k d], v [
    relax=lambda r, *xs, causal: r.kernel("attend", *xs, causal=causal),
    vjp=attend_vjp,
    stack=attended,
-   strided=True,
+   strided=True, work=attention_work(qk_products=1, pv_products=1, softmaxes=1, elementwise=1),
    cases=ATTEND_CASES)
 
 op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor "
@@ -273,18 +277,18 @@ op("dropout", "x with each element set to 0 with probability `rate`, the others 
    "In an evaluation pass, x itself. Without a `:salt` that changes, as `(getf ctx :step)` does, the mask is "
    "the same in every step, and `check` warns of it.",
    group="neural", args=(tensor("x"), attr("rate", "number"), index("salt", key=True, default=None, number="i64")),
-   expand=dropout, ref=identity_rate, cases=((F, {"rate": 0.0}),))
+   expand=dropout, ref=identity_rate, mask=True, cases=((F, {"rate": 0.0}),))
 
 
 # -- control of gradients -------------------------------------------------------------------------------------------
 
 op("stop-gradient", "x; no gradient flows through it.",
    group="control", args=X, type=lambda x: x, ref=lambda np, x: x, relax=lambda r, x: x, vjp=ZERO_GRAD,
-   stack=pointwise,
+   stack=pointwise, fusion="view", work=nothing, rearranges=True, origins=same_origins,
    cases=((F, {}), ([("i32", (3,), 0, 9)], {}), ([("bool", (3,))], {})), grad_cases=())
 
 op("barrier", "x, once `after` is known, and never taken for equal to x: what a recomputed checkpoint body reads.",
    group="control", internal=True, args=(tensor("x"), index("after")), type=lambda x, after: x,
    ref=lambda np, x, after: x, relax=lambda r, x, after: x, vjp=lambda b, dy, y, x, after: (dy, None),
-   stack=as_given,
+   stack=as_given, fusion="view", work=nothing, origins=same_origins,
    cases=(([("f32", (3, 5)), ("f32", ())], {}), ([("bool", (3,)), ("f32", (2,))], {})))

@@ -14,6 +14,7 @@ from typing import Any
 from .spec import ZERO_GRAD, attr, index, key, op, tensor
 from .type_rules import FLOATS, WHOLE, need
 from .types import ShapeFault, TensorType, TypeFault, listed
+from .work import PHILOX, per_element
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -166,6 +167,7 @@ op("philox", "u32 words of Philox4x32-10 under the seed, for the draw at `place`
    group="draws", internal=True, args=(index("seed"), index("salt"), key("shape", "shape"), key("place", "int")),
    type=bits_type,
    ref=bits_ref,
+   work=per_element(PHILOX),
    relax=lambda r, seed, salt, shape, place: r.kernel("philox", seed, salt, place=place),
    vjp=ZERO_GRAD,
    cases=((SEEDED, {"shape": (5, 3), "place": 7}), (SEEDED, {"shape": (), "place": 2**32 - 1}),
@@ -183,7 +185,8 @@ op("random-normal", "f32 of mean 0 and variance 1 (Box-Muller).",
 op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape. Small probabilities "
    "are resolved to 2^-56. A p that is NaN or infinite ends the run with `E-NUM-002`. Without a `:salt` that changes, "
    "the draw is the same in every step, and `check` warns.",
-   group="draws", precision="f32", args=(SHAPE, index("p", number="f32"), SALT), expand=bernoulli, ref=no_ref,
+   group="draws", precision="f32", args=(SHAPE, index("p", number="f32"), SALT), mask=True,
+   expand=bernoulli, ref=no_ref,
    cases=(([("f32", (3,), 0.0, 1.0)], {"shape": (40, 3)}), ([("f64", (), 0.0, 1.0), ("i64", ())], {"shape": (9,)})))
 
 op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits). Small "

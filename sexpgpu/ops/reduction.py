@@ -12,9 +12,11 @@ from typing import Any
 
 from .batching import shifted, summed
 from .cotangents import divided, scaled
+from .partial_cotangents import sum_padded
 from .spec import ZERO_GRAD, key, op, tensor
 from .type_rules import BOOLS, FLOATS, NUMBERS, axes_of, axis_attr, need
 from .types import TensorType
+from .work import LOOK_UP, per_element, per_read
 
 ARGS = (tensor("x"), key("axes", "ints", None), key("keepdims", "bool", False))
 AXIS_ARGS = (tensor("x"), key("axis", "int", -1), key("keepdims", "bool", False))
@@ -261,6 +263,7 @@ op("sum", "Sum over `:axes`, all of them by default; `:keepdims true` leaves eac
    group="reduce", precision="f32", args=ARGS, normal=reduction,
    type=reduced(NUMBERS, hint="cast a bool tensor to count"),
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype)),
+   fusion="reduction", work=per_read(), padded=sum_padded,
    relax=wrapping("sum"),
    vjp=lambda b, dy, y, x, axes, keepdims: (spread(b, dy, x, axes, keepdims),),
    stack=summed,
@@ -276,6 +279,7 @@ op("prod", "Product over `:axes`, all of them by default.",
    group="reduce", precision="f32", args=ARGS, normal=reduction,
    type=reduced(NUMBERS, hint="of a bool tensor it is all"),
    ref=halves_in_f32(lambda np, x, axes=None, keepdims=False: np.prod(x, axis=axes, keepdims=keepdims, dtype=x.dtype)),
+   fusion="reduction", work=per_read(),
    relax=wrapping("prod"),
    vjp=prod_vjp,
    stack=summed,
@@ -287,6 +291,7 @@ for name, word, way in (("reduce-max", "largest", "max"), ("reduce-min", "smalle
        group="reduce", precision="f32", args=ARGS, normal=reduction,
        type=reduced(NUMBERS, hint="of a bool tensor it is any or all"),
        ref=lambda np, x, axes=None, keepdims=False, way=way: getattr(np, way)(x, axis=axes, keepdims=keepdims),
+       fusion="reduction", work=per_read(),
        relax=extremum(way),
        vjp=extremum_vjp,
        stack=shifted,
@@ -296,6 +301,7 @@ for name, word in (("argmax", "largest"), ("argmin", "smallest")):
     op(name, f"Index of the {word} element along `:axis`, the last by default, i32: the first of equals, or of NaNs.",
        group="reduce", args=AXIS_ARGS, normal=axis_normal, type=needs_axis,
        ref=extreme_index(name),
+       work=per_read(LOOK_UP),
        relax=lambda r, x, axis, keepdims, name=name: r.kernel(name, x, axis=axis, keepdims=keepdims),
        vjp=ZERO_GRAD,
        stack=shifted,
@@ -331,6 +337,7 @@ op("cumsum", "Running sums along `:axis`, the last by default; `:reverse true` s
    group="reduce", precision="f32", args=(tensor("x"), key("axis", "int", -1), key("reverse", "bool", False)),
    normal=cumsum_normal, type=numbers,
    ref=halves_in_f32(cumsum_ref),
+   work=per_element(LOOK_UP),
    relax=lambda r, x, axis, reverse: r.kernel("cumsum", x, axis=axis, reverse=reverse),
    vjp=lambda b, dy, y, x, axis, reverse: (b("cumsum", dy, axis=axis, reverse=not reverse),),
    stack=shifted,

@@ -7,9 +7,20 @@ from typing import Any
 
 from .affine_index import of_reshape, of_slice, of_transpose
 from .batching import changed, shifted, spread
+from .element_boxes import (
+    broadcast_origins,
+    concat_origins,
+    flip_origins,
+    pad_origins,
+    reshape_origins,
+    slice_origins,
+    transpose_origins,
+)
+from .partial_cotangents import pad_padded, reshape_padded, transpose_padded
 from .spec import attr, key, op, tensor, tensors
 from .type_rules import axes_of, axis_attr, held, same_dtype
 from .types import ShapeFault, TensorType, axis_of, broadcast, check_shape, listed
+from .work import LOOK_UP, moving, nothing
 
 X = (tensor("x"),)
 Attrs = dict[str, Any]
@@ -205,6 +216,7 @@ op("reshape", "The elements of x, in row-major order, in another shape of as man
    group="shape", args=(*X, attr("shape", "ints")), normal=reshape_normal,
    type=lambda x, shape: TensorType(shape, x.dtype),
    ref=lambda np, x, shape: np.reshape(x, shape),
+   fusion="view", work=nothing, rearranges=True, origins=reshape_origins, padded=reshape_padded,
    relax=lambda r, x, shape: r.reshape(x, shape),
    vjp=lambda b, dy, y, x, shape: (b("reshape", dy, shape=x.type.shape),),
    stack=changed(lambda k, attrs: {"shape": (k, *attrs["shape"])}),
@@ -216,6 +228,7 @@ op("transpose", "x with its axes in the order `perm` (result axis i is axis perm
    group="shape", args=(*X, attr("perm", "ints", None)), normal=transpose_normal,
    type=lambda x, perm: TensorType(tuple(x.shape[i] for i in perm), x.dtype),
    ref=lambda np, x, perm: np.transpose(x, perm),
+   fusion="move", work=moving(LOOK_UP), rearranges=True, origins=transpose_origins, padded=transpose_padded,
    relax=lambda r, x, perm: r.permute_dims(x, list(perm)) if perm else x,
    vjp=transpose_vjp,
    onnx=lambda o, x, perm: o("Transpose", x, perm=list(perm)),
@@ -243,6 +256,7 @@ op("broadcast", "x repeated to `shape`, as an elementwise operator would: axes o
    group="shape", args=(*X, attr("shape", "shape")), normal=broadcast_normal,
    type=lambda x, shape: TensorType(shape, x.dtype),
    ref=lambda np, x, shape: np.broadcast_to(x, shape),
+   fusion="elementwise", work=moving(), rearranges=True, origins=broadcast_origins,
    relax=lambda r, x, shape: r.broadcast_to(x, shape) if r.dtype(x) != "bf16" else r.kernel("spread-bf16", x),
    vjp=lambda b, dy, y, x, shape: (b.fit(dy, x),),
    stack=spread,
@@ -255,6 +269,7 @@ op("concat", "The tensors of one dtype one after another along `:axis` (0 by def
    "equal.",
    group="shape", args=(tensors("xs"), key("axis", "int", 0)), normal=axis_attr(0), type=concat_type,
    ref=lambda np, *xs, axis: np.concatenate(xs, axis),
+   work=moving(), origins=concat_origins,
    relax=lambda r, x, *xs, axis: r.kernel("concat", x, *xs, axis=axis) if xs else x,
    vjp=concat_vjp,
    onnx=lambda o, *xs, axis: o("Concat", *xs, axis=axis),
@@ -282,6 +297,7 @@ op("slice", "The elements of x from `:from` (0 by default) up to, without, `:to`
    "numbers count from the end.",
    group="shape", args=(*X, key("axis", "int", 0), key("from", "int", 0), key("to", "int", None)),
    normal=slice_normal, type=slice_type, ref=cut,
+   fusion="move", work=moving(), reads_part=True, rearranges=True, origins=slice_origins,
    relax=lambda r, x, axis, start, stop: r.strided_slice(x, [axis], [start], [stop]),
    vjp=slice_vjp,
    stack=shifted,
@@ -294,6 +310,7 @@ op("slice", "The elements of x from `:from` (0 by default) up to, without, `:to`
 op("pad", "x with `value` (0 by default) around it: `widths` is a vector of [before after] for each axis.",
    group="shape", args=(*X, attr("widths", "data"), key("value", "number", 0)), normal=pad_normal, type=pad_type,
    ref=lambda np, x, widths, value: np.pad(x, widths, constant_values=x.dtype.type(value)) if widths else x,
+   fusion="move", work=moving(), origins=pad_origins, padded=pad_padded,
    relax=lambda r, x, widths, value: pad_relax(r, x, widths, value),
    vjp=pad_vjp,
    stack=changed(lambda k, attrs: {**attrs, "widths": ((0, 0), *attrs["widths"])}),
@@ -306,6 +323,7 @@ op("flip", "x in the opposite order along each of `axes`.",
    normal=lambda types, attrs: {"axes": axes_of(attrs["axes"], types[0].rank)},
    type=lambda x, axes: x,
    ref=lambda np, x, axes: np.flip(x, axes),
+   fusion="move", work=moving(), rearranges=True, origins=flip_origins,
    relax=flip_relax,
    vjp=lambda b, dy, y, x, axes: (b("flip", dy, axes=axes),),
    stack=shifted,

@@ -16,8 +16,20 @@ from typing import Any
 from attrs import field, frozen, validators
 
 from .types import TensorType
+from .work import per_element
 
 OPS: dict[str, Op] = {}
+
+# How kernel fusion treats an operator: see planning/fusion_model.py.
+FUSIONS = (
+    "elementwise",  # each element of the result is made of those at its place, broadcast
+    "move",  # elements are copied to other places
+    "view",  # the same elements in the same memory
+    "literal",  # numbers of the program, written into whatever reads them
+    "reduction",  # each element of the result is folded from many
+    "product",  # a matrix product
+    "opaque",  # a kernel of its own
+)
 
 # What a non-tensor argument may be; the tracer checks and converts by this word.
 KINDS = (
@@ -102,9 +114,21 @@ class Op:
     grad_cases: like cases, for the gradient test; None: the float cases of ``cases``
     precision: what the row runs in where model code of a run under :bf16 calls it with f32 operands: "bf16", to which
              they are rounded; "f32"; or "operands": bf16 where none of them was computed in f32 (mixed_precision.py)
+    elementwise: each element is made of those at its place, broadcast: so in the groups arithmetic and logic, too
+    fusion:  one of FUSIONS; "" is "elementwise" where the row is, "literal" where it has that column, else "opaque"
+    work:    (the result's type, *TensorType, **attrs) -> Work: see work.py
+    reads_part: its kernel reads no more elements of its first argument than the result has
+    literal: (**attrs) -> the number that fills the result, or its numbers in nested tuples; of rows without operands
+    rearranges: every element of the result is one of its only argument, in the result's dtype
+    origins: (value, box) -> (argument, box of the elements of it) for all that is moved into ``box`` of the value; None
+             of a row that only computes: see element_boxes.py
+    index_range: (*TensorType, **attrs) -> (number of the argument that holds indices, how many places they choose from)
     source:  (the argument's shape, index, **attrs) -> where the element at ``index`` stands in the argument, or None;
              of rows that only move elements: see affine_index.py
-    elementwise: each element is made of those at its place, broadcast: so in the groups arithmetic and logic, too
+    padded:  (b, value, Padded | None) -> Padded | None: the value as a tensor with zeros around it, given its first
+             argument as one; None of a row that zeros do not pass through: see partial_cotangents.py
+    merged:  (b, values) -> Value: the sum of several values of this row, with equal attributes, as one value of it
+    mask:    it draws a mask; `check` warns where its salt is the same in every step
     strided: its kernel reads its arguments through such rows, and may write its result with its axes in another order
     shares:  the name of a kernel of several results, which makes those of all rows that name it on the same arguments
     tolerance: (rtol, atol) of Relax against ref, with the reason in a comment where it is not the default
@@ -129,9 +153,19 @@ class Op:
     tolerance: tuple[float, float] = (2e-6, 2e-6)
     precision: str = field(default="operands", validator=validators.in_(("bf16", "f32", "operands")))
     folds: bool = False  # the language takes any number of operands and folds them from the left; the row takes two
-    source: Callable[..., Any] | None = None
-    strided: bool = False
     elementwise: bool = False
+    fusion: str = field(default="", validator=validators.in_(("", *FUSIONS)))
+    work: Callable[..., Any] = per_element()
+    reads_part: bool = False
+    literal: Callable[..., Any] | None = None
+    rearranges: bool = False
+    origins: Callable[..., Any] | None = None
+    index_range: Callable[..., tuple[int, int]] | None = None
+    source: Callable[..., Any] | None = None
+    padded: Callable[..., Any] | None = None
+    merged: Callable[..., Any] | None = None
+    mask: bool = False
+    strided: bool = False
     shares: str = ""
     internal: bool = False  # made by gradients and the simplifier only; no name in the language
     operands: tuple[Arg, ...] = field(init=False, repr=False, eq=False)  # the arguments that are tensors
@@ -141,8 +175,11 @@ class Op:
 
     def __attrs_post_init__(self) -> None:
         tensor = ("tensor", "tensors")
+        elementwise = self.elementwise or self.group in ("arithmetic", "logic")
+        usual = "elementwise" if elementwise else "literal" if self.literal else "opaque"
         for name, value in (
-            ("elementwise", self.elementwise or self.group in ("arithmetic", "logic")),
+            ("elementwise", elementwise),
+            ("fusion", self.fusion or usual),
             ("operands", tuple(a for a in self.args if a.kind in tensor)),
             ("settings", tuple(a for a in self.args if a.kind not in tensor)),
             ("places", tuple(a for a in self.args if not a.key)),

@@ -8,11 +8,11 @@ would be out of range may be what is not chosen, and look-ups clamp. By the trip
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..graph.core import Value
-from ..graph.element_boxes import Box, covers, joined, origins, spread, whole
+from ..ops import OPS
+from ..ops.element_boxes import Box, covers, joined, spread, whole
 from .plan import Bounds
 
 if TYPE_CHECKING:
@@ -23,11 +23,6 @@ Demand = dict[Box, Bound]  # of the elements of a tensor
 Ports = dict[tuple[str, str], Demand]
 
 MAX_BOXES = 64  # of one tensor; more demand nothing
-
-LOOKUPS: dict[str, Callable[[Value], tuple[Value, int]]] = {
-    "gather": lambda v: (v.args[1], v.args[0].type.shape[0]),
-    "take-along": lambda v: (v.args[1], v.args[0].type.shape[v.attrs["axis"]]),
-}
 
 
 def field_demands(phases: list[Phase]) -> dict[str, Demand]:
@@ -54,11 +49,12 @@ def demands(phase: Phase, wanted: Ports) -> None:
     values = phase.graph.values()
     blind = turns(phase, values)
     for value in reversed(values):
-        if value.op in LOOKUPS:
-            ids, size = LOOKUPS[value.op](value)
-            add(need, ids, whole(ids), (0, size))
+        row = OPS.get(value.op)
+        if row and row.index_range:
+            n, size = row.index_range(*(a.type for a in value.args), **value.attrs)
+            add(need, value.args[n], whole(value.args[n]), (0, size))
         for box, bound in need.get(value, {}).items():
-            for origin, part in origins(value, box):
+            for origin, part in row.origins(value, box) if row and row.origins else ():
                 add(need, origin, part, bound)
             if value.op == "where" and value.args[0] in blind:
                 for side in value.args[1:]:

@@ -14,9 +14,11 @@ from collections.abc import Iterable
 from attrs import frozen
 
 from ..graph.core import Graph, Value
+from ..ops import OPS
+from ..ops.work import Work
 from ..phases.plan import Phase
 from ..phases.run_settings import Settings
-from .fusion_model import FREE, VIEWS, Kernel, kernels
+from .fusion_model import Kernel, kernels
 from .memory_plan import beside
 
 
@@ -54,47 +56,7 @@ class Cost:
     seconds: float
 
 
-# Free of arithmetic: elements are moved, or stand in the program.
-MOVES = {
-    *VIEWS,
-    *FREE,
-    "transpose",
-    "broadcast",
-    "slice",
-    "concat",
-    "pad",
-    "flip",
-    "iota",
-    "cast",
-    "gather",
-    "take-along",
-}
-
-# Multiplications and additions at the peak rate that take as long as one element of an operator, rounded: of the
-# kernels' times in docs/performance.md. Most of them are long chains, integer work, or divisions.
-WORK = {
-    **dict.fromkeys(("/", "sqrt", "rsqrt", "mod", "quot", "floordiv"), 10),
-    **dict.fromkeys(("exp", "expm1", "log", "log1p"), 40),
-    **dict.fromkeys(("tanh", "sigmoid", "sin", "cos", "erf"), 60),
-    **dict.fromkeys(("gelu", "gelu-slope", "silu", "silu-slope"), 70),
-    **dict.fromkeys(("softmax", "log-softmax", "softmax-grad", "log-softmax-grad"), 60),
-    **dict.fromkeys(("normalize", "rms-normalize", "normalize-grad", "rms-normalize-grad"), 30),
-    **dict.fromkeys(("argmax", "argmin", "cumsum", "gather", "take-along", "transpose"), 15),
-    **dict.fromkeys(("scatter-add", "scatter-rows", "scatter-along"), 60),
-    "pow": 150,
-    "philox": 90,
-}
-# Of the scores of attention: products of a key's depth and of a value's that an operator makes, softmaxes and their
-# gradients, and elements of other operators. The gradients are one kernel; the first makes what they share.
-ATTENTION = {
-    "attend": (1, 1, 1, 1),
-    "attend-grad-q": (2, 1, 2, 2),
-    "attend-grad-k": (1, 0, 0, 0),
-    "attend-grad-v": (0, 1, 0, 0),
-}
-ENDS = 8  # multiplications that beginning and ending a sum of a product costs: short ones reach less of the peak
 UNIT_DEPTH = 16  # of an instruction of a matrix unit: a shorter product does not run there
-PLAIN = 2  # any other element: an addition takes the place of a multiplication and an addition
 
 
 def phase_cost(phase: Phase, rates: Rates, known: int | None = None) -> Cost:
@@ -117,60 +79,25 @@ def kernel_seconds(kernel: Kernel, rates: Rates, missed: float = 0) -> float:
 
 def work_seconds(v: Value, rates: Rates) -> float:
     """Of one thread, without the bytes: products on matrix units at their rate, all else at that of ``flops``."""
-    products, rest = work(v)
-    return products / (rates.halves if rates.halves and on_matrix_units(v) else rates.flops) + rest / rates.flops
+    made = work(v)
+    rate = rates.halves if rates.halves and on_matrix_units(v, made) else rates.flops
+    return made.products / rate + made.other / rates.flops
 
 
-def on_matrix_units(v: Value) -> bool:
-    """Are the products of ``v`` of halves, and as deep as one instruction?"""
-    floats = [a.type for a in v.args if a.type.kind == "float"][-3:]
-    if not all(t.dtype in ("bf16", "f16") for t in floats):
-        return False
-    return v.op in ATTENTION or (v.op == "matmul" and inner(v) >= UNIT_DEPTH)
+def on_matrix_units(v: Value, made: Work) -> bool:
+    """Are the products of ``v``, of the work ``made``, of halves, and as deep as one instruction?"""
+    floats = [a.type.dtype for a in v.args if a.type.kind == "float"][-3:]  # of a gradient of attention: not dy
+    return made.depth >= UNIT_DEPTH and all(dtype in ("bf16", "f16") for dtype in floats)
 
 
-def work(v: Value) -> tuple[float, float]:
-    """Multiplications and additions at the peak rate that take as long as the products of ``v``, and as all else."""
-    if v.op == "matmul":
-        return 2 * v.type.size * (inner(v) + ENDS), 0
-    if v.op in FREE or v.op in VIEWS:
-        return 0, 0
-    if v.op in ATTENTION:
-        scores, depth, (keys, values, rows, others) = attention(v)
-        products = scores * 2 * (depth + ENDS * (keys + values))
-        return products, scores * (rows * WORK["softmax"] + others * PLAIN)
-    return 0, WORK.get(v.op, PLAIN) * elements(v)
-
-
-def elements(v: Value) -> int:
-    """Of the result or the largest argument, for what is reduced or looked at one by one; else of the result."""
-    whole = v.op in ("sum", "prod", "reduce-max", "reduce-min", "argmax", "argmin", "scatter-add")
-    return max((v.type.size, *(a.type.size for a in v.args))) if whole else v.type.size
+def work(v: Value) -> Work:
+    """The work of ``v``, which is no input, by its row."""
+    return OPS[v.op].work(v.type, *(a.type for a in v.args), **v.attrs)
 
 
 def flops(graph: Graph) -> int:
     """Multiplications and additions: 2 m n k of each product, attention's too; else one an element, none of moves."""
-    return sum(own_flops(v) for v in graph.values() if v.op and v.op not in MOVES)
-
-
-def own_flops(v: Value) -> int:
-    """Of one value. Attention has, beside its products, one a score for each of ATTENTION's other counts."""
-    if v.op in ATTENTION:
-        scores, depth, (_, _, rows, others) = attention(v)
-        return scores * (2 * depth + rows + others)
-    return 2 * v.type.size * inner(v) if v.op == "matmul" else v.type.size
-
-
-def attention(v: Value) -> tuple[int, int, tuple[int, int, int, int]]:
-    """How many scores the attention of ``v`` has, the depths of its products together, and its row of ATTENTION."""
-    q, k, values = [a.type for a in v.args if a.type.kind == "float"][-3:]
-    counts = ATTENTION[v.op]
-    return q.size // q.shape[-1] * k.shape[-2], counts[0] * q.shape[-1] + counts[1] * values.shape[-1], counts
-
-
-def inner(v: Value) -> int:
-    """The summed dimension of a matmul."""
-    return v.args[0].type.shape[-2 if v.attrs.get("ta") else -1]
+    return sum(work(v).flops for v in graph.values() if v.op)
 
 
 def calls(phase: Phase, phases: Iterable[Phase], settings: Settings, trips: int | None) -> int:

@@ -18,23 +18,23 @@ from ..graph.core import Graph, Value
 from ..ops import OPS
 from ..ops.strided_views import Views
 
-MAP, MOVE, REDUCE, PRODUCT, ALONE = "map", "move", "reduce", "product", "alone"
-FREE = ("full", "constant")  # written into whatever reads them
-VIEWS = ("reshape", "stop-gradient", "barrier")
-PARTS = ("slice", "gather", "take-along", "read-window")  # read no more than they return
-SUMS = ("sum", "prod", "reduce-max", "reduce-min")
-MOST = 512  # tensors of one program, as in lowering/passes/horizontal_fusion.py
+ELEMENTWISE, MOVE, REDUCTION, PRODUCT, OPAQUE = "elementwise", "move", "reduction", "product", "opaque"
 
 
 def kind(value: Value) -> str:
-    """How fusion treats the operator of ``value``."""
-    if OPS[value.op].elementwise or value.op in ("cast", "broadcast", "iota"):
-        return MAP
-    if value.op in VIEWS or value.op in PARTS or value.op in ("transpose", "pad", "flip"):
-        return MOVE
-    if value.op in SUMS:
-        return REDUCE
-    return PRODUCT if value.op == "matmul" else ALONE
+    """How fusion treats the operator of ``value``: its row's column ``fusion``, where a view counts as a move."""
+    fusion = OPS[value.op].fusion
+    return MOVE if fusion == "view" else fusion
+
+
+def is_view(value: Value) -> bool:
+    """Whether ``value`` is its argument's memory in another shape."""
+    return bool(value.op) and OPS[value.op].fusion == "view"
+
+
+def is_literal(value: Value) -> bool:
+    """Whether ``value`` is numbers, written into whatever reads them."""
+    return bool(value.op) and OPS[value.op].literal is not None
 
 
 @define(eq=False)
@@ -68,7 +68,7 @@ def kernels(graph: Graph, in_place: Sequence[tuple[int, int]] = ()) -> list[Kern
     views = Views.of(values, outputs)
     turned = set(views.written.values())
     for v in reversed(values):
-        if v.op and v.op not in FREE and v not in of and v not in turned and v not in views.unmade:
+        if v.op and not is_literal(v) and v not in of and v not in turned and v not in views.unmade:
             alone = v in outputs or OPS[v.op].strided or any(u in views.unmade for u in users[v])
             group = shared.get(one_call(v)) or (None if alone else joined(v, users, of))
             if group is None:
@@ -81,7 +81,7 @@ def kernels(graph: Graph, in_place: Sequence[tuple[int, int]] = ()) -> list[Kern
             group.values += mine
             of.update(dict.fromkeys(mine, group))
             group.anchor = PRODUCT if kind(v) == PRODUCT else group.anchor
-    made = [measured(g, users, outputs, of) for g in reversed(groups) if any(v.op not in VIEWS for v in g.values)]
+    made = [measured(g, users, outputs, of) for g in reversed(groups) if any(not is_view(v) for v in g.values)]
     return made + [Kernel((), v.type.nbytes, v.type.nbytes) for v in copied(graph, in_place)]
 
 
@@ -97,14 +97,16 @@ def joined(v: Value, users: Mapping[Value, Sequence[Value]], of: Mapping[Value, 
     if len(found) != 1:
         return None
     group, kinds = next(iter(found.values())), {kind(u) for u in users[v]}
-    if kind(v) == MAP:
-        return group if kinds <= {MAP, MOVE, REDUCE} else None
+    if kind(v) == ELEMENTWISE:
+        return group if kinds <= {ELEMENTWISE, MOVE, REDUCTION} else None
     if kind(v) == MOVE:
-        meets = group.anchor == REDUCE and kinds <= {MAP, MOVE} and is_shared(v, users)
-        return group if group.anchor in (MAP, MOVE) or meets else None
+        meets = group.anchor == REDUCTION and kinds <= {ELEMENTWISE, MOVE} and is_shared(v, users)
+        return group if group.anchor in (ELEMENTWISE, MOVE) or meets else None
     if kind(v) == PRODUCT:
-        fits = group.anchor == MAP and all(u.type.size == v.type.size for u in group.values if kind(u) == MAP)
-        return group if fits and kinds == {MAP} else None
+        fits = group.anchor == ELEMENTWISE and all(
+            u.type.size == v.type.size for u in group.values if kind(u) == ELEMENTWISE
+        )
+        return group if fits and kinds == {ELEMENTWISE} else None
     return None
 
 
@@ -112,7 +114,7 @@ def is_shared(v: Value, users: Mapping[Value, Sequence[Value]]) -> bool:
     """Whether ``v`` moves an elementwise value of several users: what they meet in takes the moves between too."""
     while v.op and kind(v) == MOVE:
         v = v.args[0]
-    return bool(v.op) and v.op not in FREE and kind(v) == MAP and len(users[v]) > 1
+    return bool(v.op) and kind(v) == ELEMENTWISE and len(users[v]) > 1
 
 
 def together(
@@ -122,16 +124,16 @@ def together(
     sums of whole tensors that they need; ``of`` learns whose they are."""
     ranks: dict[Value, int] = {}  # how many sums stand one after the other before a value
     for v in values:
-        if not v.op or (all(a in ranks for a in v.args) and (kind(v) == MAP or v.op in FREE or is_total(v))):
+        if not v.op or (all(a in ranks for a in v.args) and (kind(v) == ELEMENTWISE or is_literal(v) or is_total(v))):
             ranks[v] = max((ranks[a] for a in v.args), default=0) + is_total(v)
     roots = [graph.outputs[o][1] for o, _ in in_place if graph.outputs[o][1] in ranks]
     if len(roots) < 2:
         return []
     last = max(2, *(ranks[r] + 1 for r in roots))
-    needed = [v for v in Graph("", (), tuple(("", r) for r in roots)).values() if v.op and v.op not in FREE]
+    needed = [v for v in Graph("", (), tuple(("", r) for r in roots)).values() if v.op and not is_literal(v)]
     made: dict[int, _Group] = {}
     for v in reversed(needed):
-        of[v] = made.setdefault(last if v.type.rank else max(ranks[v], 1), _Group(ALONE, []))
+        of[v] = made.setdefault(last if v.type.rank else max(ranks[v], 1), _Group(OPAQUE, []))
         of[v].values.append(v)
     return [made[rank] for rank in sorted(made, reverse=True)]
 
@@ -147,8 +149,8 @@ def measured(group: _Group, users: dict[Value, list[Value]], outputs: set[Value]
     reads: dict[Value, int] = {}
     for v in group.values:
         for n, a in enumerate(v.args):
-            if a not in inside and a.op not in FREE:
-                part = v.op in PARTS and n == 0
+            if a not in inside and not is_literal(a):
+                part = OPS[v.op].reads_part and n == 0
                 reads[a] = max(reads.get(a, 0), min(a.type.nbytes, v.type.nbytes) if part else a.type.nbytes)
     writes = sum(v.type.nbytes for v in group.values if v in outputs or any(u not in inside for u in users[v]))
     return Kernel(tuple(reversed(group.values)), sum(reads.values()), writes)

@@ -17,7 +17,7 @@ from ..graph.core import Graph, Value
 from ..language.codes import MEM_LIMIT
 from ..language.diagnostics import UserError
 from ..phases.plan import Phase, Plan, Port
-from .fusion_model import VIEWS, kernels
+from .fusion_model import is_view, kernels
 
 HELD = ("param", "optimizer", "gradient")  # ports whose tensors outlive the call, counted once for the run
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -189,6 +189,6 @@ def live_bytes(graph: Graph) -> int:
 
 def source(v: Value) -> Value:
     """The value whose memory ``v`` is in: itself, or what it is a view of."""
-    while v.op in VIEWS:
+    while is_view(v):
         v = v.args[0]
     return v

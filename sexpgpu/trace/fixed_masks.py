@@ -8,18 +8,18 @@ from ..graph.core import Graph, Value
 from ..language import codes
 from ..language.diagnostics import UserError
 from ..language.source import Span
+from ..ops import Op
 from .builtin_table import Tracer
 
-MASKS = ("dropout", "random-bernoulli")
 FIXED = (("seed", ""), ("ctx", "microbatch"))  # inputs that are the same in every step
 
 
-def check_mask(t: Tracer, name: str, given: dict[str, Any], span: Span) -> None:
+def check_mask(t: Tracer, row: Op, given: dict[str, Any], span: Span) -> None:
     """W-DRAW-001 for a mask of training or of the generator whose salt no step changes. ``given``: its arguments."""
-    drawn = name in MASKS and given.get("rate") != 0 and not t.builder.evaluating
+    drawn = row.mask and given.get("rate") != 0 and not t.builder.evaluating
     if drawn and (t.form == "train" or t.form.startswith("generate.")) and not changes(t, given["salt"]):
         how = "without a :salt" if given["salt"] is None else "with a :salt that does not change"
-        what = f"{name} {how} draws the same mask in every step"
+        what = f"{row.name} {how} draws the same mask in every step"
         t.world.report.warn(UserError(codes.WARN_MASK, span, what, hint=":salt (getf ctx :step) draws another in each"))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from ..graph.core import Builder, Value
 from ..ops import Op
+from ..ops.cast import cast_from
+from ..ops.create import number_of
 from ..ops.type_rules import FLOAT_LIMIT
 
 PRECISIONS = ("f32", "bf16")
@@ -17,20 +19,22 @@ PRECISIONS = ("f32", "bf16")
 
 def behind(v: Value) -> Value | None:
     """The bf16 value that the f32 value ``v`` is a cast of, or None."""
-    return v.args[0] if v.op == "cast" and v.type.dtype == "f32" and v.args[0].type.dtype == "bf16" else None
+    x = cast_from(v)
+    return x if x is not None and v.type.dtype == "f32" and x.type.dtype == "bf16" else None
 
 
 def adapts(v: Value) -> bool:
     """Is ``v`` a number everywhere, or a truth value as 0 or 1? Then it takes the dtype of what stands beside it."""
-    if v.op == "full":
-        size = abs(v.attrs["value"])
+    number, x = number_of(v), cast_from(v)
+    if number is not None:
+        size = abs(number)
         return size < FLOAT_LIMIT["bf16"] or size == float("inf") or size != size
-    return v.op == "cast" and v.args[0].type.dtype == "bool"
+    return x is not None and x.type.dtype == "bool"
 
 
 def rounded(b: Builder, v: Value) -> Value:
     """``v``, f32, in bf16."""
-    if v.op == "full" and adapts(v):
+    if number_of(v) is not None and adapts(v):
         return b("full", **{**v.attrs, "dtype": "bf16"})
     return behind(v) or b("cast", v.args[0] if adapts(v) else v, dtype="bf16")
 

@@ -10,7 +10,7 @@ from ..graph.core import Builder, Value
 from ..language import codes
 from ..language.diagnostics import UserError
 from ..language.source import Span
-from ..ops import Op, type_rules
+from ..ops import OPS, Op, type_rules
 from ..ops.spec import Arg
 from ..ops.types import DTYPES, ShapeFault, TypeFault, check_shape
 from . import mixed_precision
@@ -40,7 +40,7 @@ def call_operator(t: Tracer, row: Op, call: Call) -> Any:
     }
     values = tensors(t.builder, row, bound, spans, call.span)
     check_domain(row, values, call.span)
-    check_mask(t, row.name, bound, call.span)
+    check_mask(t, row, bound, call.span)
     if t.in_bf16 and (narrow := mixed_precision.operands(t.builder, row, values)) is not None:
         return build_in_bf16(t.builder, row, values, narrow, attrs, call.span)
     return build(t.builder, row, values, attrs, call.span)
@@ -251,9 +251,10 @@ def constant_range(value: Value) -> type_rules.Range:
     """The least and the greatest number of what is made of a constant by moving and casting its elements; what the
     dtype is too coarse for is 0."""
     tiny = type_rules.ROUNDS_TO_0.get(value.type.dtype, 0)
-    while value.op in ("reshape", "broadcast", "transpose", "slice", "flip", "cast"):
+    while value.op and OPS[value.op].rearranges:
         (value,) = value.args
-    data = value.attrs["value"] if value.op == "full" else value.attrs["data"] if value.op == "constant" else ()
+    literal = OPS[value.op].literal if value.op else None
+    data = literal(**value.attrs) if literal else ()
     numbers = [x if abs(x) > tiny else 0 for x in numbers_of(data)]
     return (min(numbers), max(numbers)) if numbers else None
 

@@ -1,18 +1,21 @@
-"""Boxes of a tensor's elements, and where what an operator moves comes from."""
+"""Boxes of a tensor's elements, and the ``origins`` column: where what an operator moves comes from.
+
+    (value, box) -> (argument, box of the argument's elements), ... that stand in ``box`` of the value
+
+What the operator computes, or chooses by what the data say, has no origin. ``value`` is a graph's Value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
-
-from ..ops.indexing import window_start
-from .core import Value
+from typing import Any
 
 Box = tuple[tuple[int, int], ...]  # (start, stop) on each axis; none is empty
 MAX_RUNS = 64  # pieces that a box may fall into; more are taken for all that lies between them
 
 
-def whole(value: Value) -> Box:
+def whole(value: Any) -> Box:
     return tuple((0, n) for n in value.type.shape)
 
 
@@ -56,59 +59,52 @@ def on_axis(box: Box, axis: int, part: tuple[int, int]) -> Box:
     return (*box[:axis], part, *box[axis + 1 :])
 
 
-Origins = Iterator[tuple[Value, Box]]
+Origins = Iterator[tuple[Any, Box]]
 
 
-def origins(value: Value, box: Box) -> Origins:
-    """(argument, its elements) that stand in ``box`` of ``value``; none for what an operator computes or chooses. A
-    window whose place is computed may be anywhere along its axis, and may replace nothing."""
-    if value.op in MOVES:
-        yield from MOVES[value.op](value, box)
-
-
-def _same(value: Value, box: Box) -> Origins:
+def same_origins(value: Any, box: Box) -> Origins:
     yield value.args[0], box
 
 
-def _cast(value: Value, box: Box) -> Origins:
+def cast_origins(value: Any, box: Box) -> Origins:
     if value.args[0].type.kind in ("int", "uint"):
         yield value.args[0], box
 
 
-def _transpose(value: Value, box: Box) -> Origins:
+def transpose_origins(value: Any, box: Box) -> Origins:
     perm = value.attrs["perm"]
     yield value.args[0], tuple(box[perm.index(axis)] for axis in range(len(perm)))
 
 
-def spread(x: Value, box: Box) -> Box:
+def spread(x: Any, box: Box) -> Box:
     """What of ``x`` stands in ``box`` of what it is broadcast to."""
     inner = box[len(box) - x.type.rank :]
     return tuple((0, 1) if n == 1 else side for n, side in zip(x.type.shape, inner, strict=True))
 
 
-def _broadcast(value: Value, box: Box) -> Origins:
+def broadcast_origins(value: Any, box: Box) -> Origins:
     yield value.args[0], spread(value.args[0], box)
 
 
-def _slice(value: Value, box: Box) -> Origins:
+def slice_origins(value: Any, box: Box) -> Origins:
     axis, start = value.attrs["axis"], value.attrs["start"]
     a, b = box[axis]
     yield value.args[0], on_axis(box, axis, (a + start, b + start))
 
 
-def _flip(value: Value, box: Box) -> Origins:
+def flip_origins(value: Any, box: Box) -> Origins:
     for axis in value.attrs["axes"]:
         n, (a, b) = value.type.shape[axis], box[axis]
         box = on_axis(box, axis, (n - b, n - a))
     yield value.args[0], box
 
 
-def _pad(value: Value, box: Box) -> Origins:
+def pad_origins(value: Any, box: Box) -> Origins:
     inner = moved(box, (-before for before, _ in value.attrs["widths"]))
     yield from ((value.args[0], both) for both in overlap(inner, whole(value.args[0])))
 
 
-def _concat(value: Value, box: Box) -> Origins:
+def concat_origins(value: Any, box: Box) -> Origins:
     axis, at = value.attrs["axis"], 0
     for part in value.args:
         a, b = box[axis]
@@ -117,38 +113,7 @@ def _concat(value: Value, box: Box) -> Origins:
         at += part.type.shape[axis]
 
 
-def _window(value: Value, at: Value, shape: tuple[int, ...], size: tuple[int, ...]) -> Box | None:
-    """Where the window of ``size`` is in ``shape``; None where that is computed."""
-    number = at.attrs.get("value") if at.op == "full" else at.attrs["data"] if at.op == "constant" else None
-    if number is None:
-        return None
-    first = window_start(int(number), value.attrs["starts"], value.attrs["axis"], shape, size)
-    return tuple((i, i + n) for i, n in zip(first, size, strict=True))
-
-
-def _write(value: Value, box: Box) -> Origins:
-    x, part, at = value.args
-    window = _window(value, at, x.type.shape, part.type.shape)
-    if window is None:
-        yield x, box
-        yield part, whole(part)
-        return
-    yield from ((x, rest) for rest in without(box, window))
-    for both in overlap(box, window):
-        yield part, moved(both, (-a for a, _ in window))
-
-
-def _read(value: Value, box: Box) -> Origins:
-    x, at = value.args
-    window = _window(value, at, x.type.shape, value.type.shape)
-    axis, starts = value.attrs["axis"], value.attrs["starts"]
-    if window is None:
-        yield x, on_axis(moved(box, starts), axis, (0, x.type.shape[axis]))
-    else:
-        yield x, moved(box, (a for a, _ in window))
-
-
-def _reshape(value: Value, box: Box) -> Origins:
+def reshape_origins(value: Any, box: Box) -> Origins:
     """Axes fall into the smallest groups of equal size; within each the box is cut into runs."""
     (x,) = value.args
     made: list[Box] = [()]
@@ -207,17 +172,3 @@ def _boxes(shape: Shape, run: tuple[int, int]) -> Iterator[Box]:
     if last * inner < stop:
         yield from (((last, last + 1), *rest) for rest in _boxes(shape[1:], (0, stop - last * inner)))
 
-
-MOVES: dict[str, Callable[[Value, Box], Origins]] = {
-    **dict.fromkeys(("stop-gradient", "barrier"), _same),
-    "cast": _cast,
-    "transpose": _transpose,
-    "broadcast": _broadcast,
-    "reshape": _reshape,
-    "slice": _slice,
-    "flip": _flip,
-    "pad": _pad,
-    "concat": _concat,
-    "write-window": _write,
-    "read-window": _read,
-}
