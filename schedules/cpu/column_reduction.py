@@ -1,6 +1,6 @@
 """Column reductions: vectors across columns, tasks over groups of columns, rows in order inside a task.
 
-Taken: reductions over an axis that is not the contiguous one (bias gradients, sums over a batch), with their epilogue.
+Taken: reductions along another axis than the contiguous (bias gradients, sums over a batch), with their epilogue.
 COLUMNS neighbouring columns have accumulators in registers. A single task adds a column from its first row to its last,
 on every target.
 """
@@ -45,7 +45,7 @@ def column_reduction_nest(ctx: NestContext, reduction: Stage, epilogue: Sequence
 def _with_narrow_last(
     ctx: NestContext, reduce_group: ReduceGroup, outer_extents: Sequence[int], full: int, rest: int
 ) -> Stmt:
-    """``full`` groups of COLUMNS columns and a narrower last one, which needs code of its own: widths are static."""
+    """``full`` groups of COLUMNS columns and a narrower last group, which needs code of its own: widths are static."""
     extents = [*outer_extents, full + 1]
 
     def task(flat: Expr, _: int) -> Stmt:

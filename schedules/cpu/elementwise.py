@@ -1,4 +1,4 @@
-"""Elementwise stages over one iteration domain, fused: vectors along the last axis, tasks over the others.
+"""Elementwise stages over a common iteration domain, fused: vectors along the last axis, tasks over the others.
 
 The domain is cut into boxes inside which no condition depends on the point (``iteration_domain.py``), axes are split
 and merged (``loop_axes.py``), and a nest that transposes goes to ``transpose.py``. At a point all loads come before its
@@ -25,7 +25,7 @@ from .loop_axes import DIVISIONS, Loops, flatten_divided_indices, merge_axes, pl
 from .transpose import transpose_nest
 
 TASK_ELEMENTS = 2048  # of a task that has a part of the last axis; chosen, not measured
-BYTES_PER_FLOAT = 4  # one-byte elements in the place of a float32: nests of bytes have vectors so much wider
+BYTES_PER_FLOAT = 4  # elements of a byte in the space of a float32: nests of bytes only have vectors so much wider
 ENOUGH_TASKS = 16  # that any usual machine shares evenly; with fewer the last axis is cut. Chosen, not measured
 
 
@@ -59,9 +59,9 @@ def _box_nest(ctx: NestContext, stages: Sequence[Stage], box: Box) -> Stmt:
                 return []
             return [*outer, f if start is None else start + f]
 
-        whole = length // wide * wide
-        wide_vectors = vector_loop(whole, wide, lambda f: stores_at(point(f)))
-        rest = vector_loop(length - whole, ctx.lanes, lambda f: stores_at(point(f + whole if whole else f)))
+        covered = length // wide * wide
+        wide_vectors = vector_loop(covered, wide, lambda f: stores_at(point(f)))
+        rest = vector_loop(length - covered, ctx.lanes, lambda f: stores_at(point(f + covered if covered else f)))
         return seq([*wide_vectors, *rest])
 
     return share_tasks(ctx, outer_extents, inner_extent, span)
@@ -77,7 +77,7 @@ def _point_writer(
     """A function from the indices of the loops to the stages at that point of the box.
 
     Conditions that the box decides are gone, and indices are simplified by the ranges of the loops. Both need plain
-    variables: the stages are written in these once a call, and the indices then put in their place."""
+    variables, for which the indices are substituted last."""
     materialized = [s for s in stages if is_materialized(ctx, s, stages)]
 
     def stores_at(indices: Sequence[Expr]) -> Stmt:

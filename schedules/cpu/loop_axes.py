@@ -30,7 +30,7 @@ DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 
 @attrs.frozen(eq=False)
 class Loops:
-    """Loops over ``axes``, which have taken the place of the stages' own axes.
+    """Loops over ``axes``, which replace the stages' own axes.
 
     ``indices``: of the stages' axes, in terms of ``axes``; ``accesses``: of all stages, in terms of ``axes`` too."""
 
@@ -39,7 +39,7 @@ class Loops:
     accesses: tuple[Access, ...]
 
     def analyzer(self, axis_vars: Sequence[Any] | None = None) -> Any:
-        """An analyzer that knows the ranges of the axes (or of ``axis_vars``, one an axis)."""
+        """An analyzer that knows the ranges of the axes (or of ``axis_vars``, a variable an axis)."""
         analyzer = Analyzer()
         for axis, var in zip(self.axes, axis_vars or [a.var for a in self.axes], strict=True):
             low = tirx.IntImm(str(var.ty.dtype), 0)
@@ -91,7 +91,7 @@ def _find_split(loops: Loops) -> tuple[int, int] | None:
 
 
 def merge_axes(loops: Loops) -> Loops:
-    """The last axes merged into one, as far as every access is contiguous from one to the next.
+    """The last axes merged, as far as every access is contiguous from each axis to the next.
 
     Some accesses may have dimensions of their own for the axes: then their indices divide the merged axis. That is
     accepted until it has LONG_AXIS elements, and for a single division of an index."""
@@ -109,7 +109,7 @@ def merge_axes(loops: Loops) -> Loops:
 
 
 def _merge_last(loops: Loops, count: int) -> Loops:
-    """The last ``count`` axes merged into one."""
+    """The last ``count`` axes, merged."""
     tail = loops.axes[-count:]
     extents = [a.extent for a in tail]
     dtype = str(tail[-1].var.ty.dtype)
@@ -123,7 +123,7 @@ def _merge_last(loops: Loops, count: int) -> Loops:
 
 
 def _is_linear(access: Access, outer: Axis, inner: Axis) -> bool:
-    """Is a step of ``outer`` as far in memory as all steps of ``inner`` (or both none)?"""
+    """Is the stride of ``outer`` the extent of ``inner`` times its stride (perhaps 0)?"""
     strides = list(detect_linear_equation(_flat_offset(access), [outer.var, inner.var]))[:2]
     if len(strides) != 2 or not all(map(is_int, strides)):
         return False

@@ -148,11 +148,11 @@ def _transposed_k_loop(plan: MatmulPlan, batch: Expr, start: Expr, width: int, i
     step = plan.transpose_k
     full, rest = divmod(k, step)
     statements = [loop(full, lambda o: transpose_and_multiply(o * step, step), name="depth")] if full else []
-    whole = rest // TRANSPOSE_COLUMNS * TRANSPOSE_COLUMNS
-    if whole:
-        statements.append(transpose_and_multiply(i64(k - rest), whole))
-    if rest > whole:
-        skip = TRANSPOSE_COLUMNS - rest + whole
+    full_transposes = rest // TRANSPOSE_COLUMNS * TRANSPOSE_COLUMNS
+    if full_transposes:
+        statements.append(transpose_and_multiply(i64(k - rest), full_transposes))
+    if rest > full_transposes:
+        skip = TRANSPOSE_COLUMNS - (rest - full_transposes)
         statements.append(transpose_and_multiply(i64(k - TRANSPOSE_COLUMNS), TRANSPOSE_COLUMNS, skip))
     return [block(statements, transposed)]
 

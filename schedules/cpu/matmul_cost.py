@@ -2,8 +2,8 @@
 
 As in BLIS the micro-kernel keeps ``mr`` rows by ``nv`` vectors of C in registers; here a model chooses them for each
 shape. The nominal core starts two vectors of multiply-adds and two loads a cycle, as x86-64 cores do at 256 bits and
-some at 512. On a core that starts one at 512 bits multiply-adds alone decide, and nearly all tiles are equal.
-No constant changes bits, as every element is summed in the order of k: if one is wrong, a slower tile is chosen.
+some at 512. On a core that starts a single one at 512 bits multiply-adds alone decide: nearly all tiles are equal.
+No constant changes bits, as every element is summed in the order of k; a wrong constant chooses a slower tile.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ISSUE_RATE = 2  # vectors of multiply-adds that start in a cycle; as many loads
 FMA_LATENCY = 4  # cycles of a multiply-add
 L1_BYTES = 24 * 1024  # of L1 (32 to 48 KiB) for B: the rest is for A and the result
 LINE_BYTES = 64  # of a cache line
-WAY_BYTES = 4096  # of a way of L1: addresses so far apart fall into the same set
-MIN_PAGE_STRIDE = 2048  # bytes from one k to the next from which most k are in another page of 4096 bytes
+WAY_BYTES = 4096  # of a way of L1: addresses at such a distance fall into the same set
+MIN_PAGE_STRIDE = 2048  # bytes from each k to the next from which most k are in a page (4096 bytes) of their own
 MAX_ROWS, MAX_VECTORS = 14, 4  # of a tile
 CHEAP_ROWS = 8  # rows of a tile whose addresses fit the code and the ways of L1: each more costs ROW_CYCLES
 # A tile that transposes B as it goes reads each of its columns as a row of B, a stream of its own; its shuffles need
@@ -112,7 +112,7 @@ def packs_b(shape: MatmulShape, tile: Tile) -> bool:
         # contiguous along k, a single row tile transposes B in registers as it goes: a panel would be read only once
         return shape.b_layout != B_ALONG_K or row_tiles > 1
     vectors = -(-shape.n // tile.lanes)
-    # packing widens B once, reading in place once for each row tile
+    # packing widens B once, reading it in place does so for each row tile
     widen = (row_tiles - 1) * WIDEN_CYCLES * vectors if shape.half_b else 0
     panels = -(-vectors // tile.nv)
     in_place = row_tiles * (panels * _in_place_cycles(shape, tile) + _tail_cycles(shape, tile))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store, unravel
@@ -28,121 +29,143 @@ from .matmul_tiling import KBlocks, MatmulPlan, clipped_count, read_b
 
 
 def k_blocked_nest(plan: MatmulPlan, nanoseconds: float) -> Stmt:
-    """Tasks of some panels and a group of row tiles each. ``nanoseconds``: of all of it on one thread."""
+    """Tasks of some panels and a group of row tiles each. ``nanoseconds``: of all of it on a single thread."""
     assert plan.k_blocks is not None
     blocks = plan.k_blocks
     extents = [plan.product.count, -(-plan.panels // blocks.panels), plan.row_groups]
 
     def task(flat: Expr) -> Stmt:
-        return _task(plan, blocks, *unravel(flat, extents))
+        return _make_task(plan, blocks, *unravel(flat, extents)).statements()
 
     return parallel_loop(plan.ctx, extents[0] * extents[1] * extents[2], task, nanoseconds)
 
 
-def _task(plan: MatmulPlan, blocks: KBlocks, batch: Expr, panel_group: Expr, row_group: Expr) -> Stmt:
-    """A group of row tiles against ``blocks.panels`` panels."""
-    max_rows = plan.row_partition.max_tiles * plan.tile.mr
-    sums = scratch([max_rows, blocks.panels * plan.tile.panel], plan.dtype, "sums")
-    first_panel, first_tile = panel_group * blocks.panels, plan.row_partition.first(row_group)
-    panels = clipped_count(blocks.panels, plan.panels, first_panel)
-    tiles = plan.row_partition.count(row_group)
-    packed = scratch([blocks.panels, blocks.k, plan.tile.panel], plan.dtype, "panels")
-    packs = plan.b_packing != "none"
+@attrs.frozen(eq=False)
+class _Task:
+    """A group of row tiles against a group of panels.
 
-    def initialize(row: Expr) -> Stmt:
-        columns = blocks.panels * plan.tile.panel
-        return seq(vector_loop(columns, plan.tile.lanes, lambda c: store(sums, plan.init, row, c)))
+    panels, tiles: how many the task has, from ``first_panel`` and ``first_tile`` on
+    sums:          the task's part of the result, between blocks of k
+    packed:        B's block as [panel][k][column]; None: B is read in place
+    """
 
-    def pack(j: Expr, first_k: Expr, count: int) -> Stmt:
-        def store_packed(value: Expr, k: Expr, c: Expr) -> Stmt:
-            return store(packed, value, j, k, c)
+    plan: MatmulPlan
+    blocks: KBlocks
+    batch: Expr
+    first_panel: Expr
+    panels: Expr
+    first_tile: Expr
+    tiles: Expr
+    sums: Any
+    packed: Any
 
-        def pack_width(panel: Expr, width: int) -> Stmt:
-            return pack_panel(plan, batch, panel * plan.tile.panel, width, store_packed, first_k, count)
+    @property
+    def first_row(self) -> Expr:
+        return self.first_tile * self.plan.tile.mr
 
-        return plan.for_panel(first_panel + j, pack_width)
+    def statements(self) -> Stmt:
+        full, rest = divmod(self.plan.product.k, self.blocks.k)
+        k_blocks = [loop(full, lambda o: self.k_block(o * self.blocks.k, self.blocks.k), name="block")]
+        k_blocks += [self.k_block(i64(full * self.blocks.k), rest)] if rest else []
+        max_rows = self.plan.row_partition.max_tiles * self.plan.tile.mr
+        initialize = loop(max_rows, self.initialize_row, name="row")
+        stores = dynamic_loop(self.row_count(), self.store_row, "row")
+        buffers = [self.sums, *([self.packed] if self.packed is not None else [])]
+        return block([initialize, *k_blocks, stores], buffers)
 
-    def tile(t: Expr, j: Expr, first_k: Expr, count: int) -> Stmt:
-        def tile_of_width(panel: Expr, width: int) -> Stmt:
-            start = panel * plan.tile.panel
+    def initialize_row(self, row: Expr) -> Stmt:
+        columns = self.blocks.panels * self.plan.tile.panel
+        init = self.plan.init
+        return seq(vector_loop(columns, self.plan.tile.lanes, lambda c: store(self.sums, init, row, c)))
 
-            def load_b(k: Expr, lane: Expr, first: int) -> tuple[list[Stmt], Expr]:
-                if not packs:
-                    return read_b(plan, batch, first_k + k, start + (lane + first))
-                return [], load(packed, j, k, lane + first)
-
-            spans, column = spans_of(plan, width), j * plan.tile.panel
-            return _tile(plan, batch, (first_tile + t, t), sums, column, spans, (first_k, count), load_b)
-
-        return plan.for_panel(first_panel + j, tile_of_width)
-
-    def k_block(first_k: Expr, count: int) -> Stmt:
+    def k_block(self, first_k: Expr, count: int) -> Stmt:
         """B's block stays in L2 for all row tiles; a row tile's A stays in L1 for all panels."""
 
         def row_tile(t: Expr) -> Stmt:
-            return dynamic_loop(panels, lambda j: tile(t, j, first_k, count), "panel")
+            return dynamic_loop(self.panels, lambda j: self.tile(t, j, first_k, count), "panel")
 
-        pack_all = [dynamic_loop(panels, lambda j: pack(j, first_k, count), "panel")] if packs else []
-        return seq([*pack_all, dynamic_loop(tiles, row_tile, "tile")])
+        packs = self.packed is not None
+        pack = [dynamic_loop(self.panels, lambda j: self.pack(j, first_k, count), "panel")] if packs else []
+        return seq([*pack, dynamic_loop(self.tiles, row_tile, "tile")])
 
-    full, rest = divmod(plan.product.k, blocks.k)
-    k_blocks = [loop(full, lambda o: k_block(o * blocks.k, blocks.k), name="block")]
-    k_blocks += [k_block(i64(full * blocks.k), rest)] if rest else []
+    def pack(self, j: Expr, first_k: Expr, count: int) -> Stmt:
+        """The block of panel ``first_panel + j``."""
 
-    rows = _row_count(plan, tiles, first_tile)
-    first_row = first_tile * plan.tile.mr
-    stores = dynamic_loop(rows, lambda r: _store_row(plan, batch, sums, (first_row, r), first_panel, panels), "row")
-    return block([loop(max_rows, initialize, name="row"), *k_blocks, stores], [sums, *([packed] if packs else [])])
+        def store_packed(value: Expr, k: Expr, c: Expr) -> Stmt:
+            return store(self.packed, value, j, k, c)
+
+        def pack_width(panel: Expr, width: int) -> Stmt:
+            start = panel * self.plan.tile.panel
+            return pack_panel(self.plan, self.batch, start, width, store_packed, first_k, count)
+
+        return self.plan.for_panel(self.first_panel + j, pack_width)
+
+    def tile(self, t: Expr, j: Expr, first_k: Expr, count: int) -> Stmt:
+        """A tile goes on with a block of k: row tile ``first_tile + t`` against panel ``first_panel + j``."""
+
+        def tile_of_width(panel: Expr, width: int) -> Stmt:
+            def load_b(k: Expr, lane: Expr, first: int) -> tuple[list[Stmt], Expr]:
+                if self.packed is None:
+                    start = panel * self.plan.tile.panel
+                    return read_b(self.plan, self.batch, first_k + k, start + (lane + first))
+                return [], load(self.packed, j, k, lane + first)
+
+            return self.add_block(t, j, spans_of(self.plan, width), (first_k, count), load_b)
+
+        return self.plan.for_panel(self.first_panel + j, tile_of_width)
+
+    def add_block(self, t: Expr, j: Expr, spans: Spans, k_range: tuple[Expr, int], load_b: LoadB) -> Stmt:
+        """Loads a tile's sums into registers, adds a block of k, and stores them. ``k_range``: first k, how many."""
+        plan, (first_k, count) = self.plan, k_range
+        accumulators = accumulators_of(plan, spans)
+
+        def position(r: int, first: int, lane: Expr) -> tuple[Expr, Expr]:
+            return t * plan.tile.mr + r, j * plan.tile.panel + (lane + first)
+
+        def load_sum(acc: Any, r: int, first: int, lane: Expr) -> Stmt:
+            return store(acc, load(self.sums, *position(r, first, lane)), lane)
+
+        def store_sum(acc: Any, r: int, first: int, lane: Expr) -> Stmt:
+            return store(self.sums, load(acc, lane), *position(r, first, lane))
+
+        def iteration(k: Expr) -> Stmt:
+            return outer_product(plan, self.batch, self.first_tile + t, accumulators, spans, k, load_b, first_k)
+
+        loads = for_each_accumulator(accumulators, spans, load_sum)
+        stores = for_each_accumulator(accumulators, spans, store_sum)
+        statements = [*loads, *k_loop(plan, count, iteration), *stores]
+        return block(statements, [acc for row in accumulators for acc in row])
+
+    def row_count(self) -> Expr:
+        """The rows of the task's tiles; the last tile of all may have fewer than ``mr``."""
+        max_rows, rows = self.plan.row_partition.max_tiles * self.plan.tile.mr, self.plan.product.m
+        if self.plan.row_partition.is_balanced:
+            return tirx.min(self.tiles * self.plan.tile.mr, i64(rows) - self.first_row)
+        return clipped_count(max_rows, rows, self.first_row)
+
+    def store_row(self, r: Expr) -> Stmt:
+        """Row ``r`` of the sums stored as part of the result, with its epilogue."""
+
+        def store_panel(j: Expr, panel: Expr, width: int) -> Stmt:
+            def value(first: int, lane: Expr) -> Expr:
+                return load(self.sums, r, j * self.plan.tile.panel + (lane + first))
+
+            start, spans = panel * self.plan.tile.panel, spans_of(self.plan, width)
+            return store_row(self.plan, self.batch, self.first_row + r, start, spans, value)
+
+        def store_panel_number(j: Expr) -> Stmt:
+            return self.plan.for_panel(self.first_panel + j, lambda panel, width: store_panel(j, panel, width))
+
+        return dynamic_loop(self.panels, store_panel_number, "panel")
 
 
-def _row_count(plan: MatmulPlan, tiles: Expr, first_tile: Expr) -> Expr:
-    """The rows of ``tiles`` tiles from ``first_tile`` on; the last tile of all may have fewer than ``mr``."""
-    max_rows, first_row = plan.row_partition.max_tiles * plan.tile.mr, first_tile * plan.tile.mr
-    if plan.row_partition.is_balanced:
-        return tirx.min(tiles * plan.tile.mr, i64(plan.product.m) - first_row)
-    return clipped_count(max_rows, plan.product.m, first_row)
-
-
-def _store_row(
-    plan: MatmulPlan, batch: Expr, sums: Any, row: tuple[Expr, Expr], first_panel: Expr, panels: Expr
-) -> Stmt:
-    """A row of a task's sums stored, with its epilogue. ``row``: the task's first row, and its number from there on."""
-    first_row, r = row
-
-    def store_panel(j: Expr, panel: Expr, width: int) -> Stmt:
-        def value(first: int, lane: Expr) -> Expr:
-            return load(sums, r, j * plan.tile.panel + (lane + first))
-
-        return store_row(plan, batch, first_row + r, panel * plan.tile.panel, spans_of(plan, width), value)
-
-    def store_panel_number(j: Expr) -> Stmt:
-        return plan.for_panel(first_panel + j, lambda panel, width: store_panel(j, panel, width))
-
-    return dynamic_loop(panels, store_panel_number, "panel")
-
-
-def _tile(
-    plan: MatmulPlan, batch: Expr, tile: tuple[Expr, Expr], sums: Any, first_column: Expr, spans: Spans,
-    k_range: tuple[Expr, int], load_b: LoadB,
-) -> Stmt:  # fmt: skip
-    """A tile goes on with a block of k. ``tile``: its number among all, and in the task; ``first_column``: of the tile
-    in ``sums``; ``k_range``: the block's first k, and how many."""
-    (number, task_number), (first_k, count), mr = tile, k_range, plan.tile.mr
-    accumulators = accumulators_of(plan, spans)
-
-    def position(r: int, first: int, lane: Expr) -> tuple[Expr, Expr]:
-        return task_number * mr + r, first_column + (lane + first)
-
-    def load_sum(acc: Any, r: int, first: int, lane: Expr) -> Stmt:
-        return store(acc, load(sums, *position(r, first, lane)), lane)
-
-    def store_sum(acc: Any, r: int, first: int, lane: Expr) -> Stmt:
-        return store(sums, load(acc, lane), *position(r, first, lane))
-
-    def iteration(k: Expr) -> Stmt:
-        return outer_product(plan, batch, number, accumulators, spans, k, load_b, first_k)
-
-    loads = for_each_accumulator(accumulators, spans, load_sum)
-    stores = for_each_accumulator(accumulators, spans, store_sum)
-    statements = [*loads, *k_loop(plan, count, iteration), *stores]
-    return block(statements, [acc for row in accumulators for acc in row])
+def _make_task(plan: MatmulPlan, blocks: KBlocks, batch: Expr, panel_group: Expr, row_group: Expr) -> _Task:
+    max_rows = plan.row_partition.max_tiles * plan.tile.mr
+    sums = scratch([max_rows, blocks.panels * plan.tile.panel], plan.dtype, "sums")
+    packed = None
+    if plan.b_packing != "none":
+        packed = scratch([blocks.panels, blocks.k, plan.tile.panel], plan.dtype, "panels")
+    first_panel, first_tile = panel_group * blocks.panels, plan.row_partition.first(row_group)
+    panels = clipped_count(blocks.panels, plan.panels, first_panel)
+    tiles = plan.row_partition.count(row_group)
+    return _Task(plan, blocks, batch, first_panel, panels, first_tile, tiles, sums, packed)

@@ -24,7 +24,7 @@ StorePacked = Callable[[Expr, Expr, Expr], Stmt]  # value, k, columns of the pan
 def pack_all_panels(plan: MatmulPlan) -> Stmt:
     """Every panel of B, before the tasks that read them."""
 
-    def pack_one(flat: Expr) -> Stmt:
+    def task(flat: Expr) -> Stmt:
         batch, panel = unravel(flat, [plan.product.count, plan.panels])
 
         def store_packed(value: Expr, k: Expr, c: Expr) -> Stmt:
@@ -38,7 +38,7 @@ def pack_all_panels(plan: MatmulPlan) -> Stmt:
         last = pack_panel(plan, batch, i64(plan.full_panels * plan.tile.panel), plan.last_width, store_packed)
         return tirx.IfThenElse(panel < i64(plan.full_panels), pack_full(), last) if plan.full_panels else last
 
-    return parallel_loop(plan.ctx, plan.product.count * plan.panels, pack_one)
+    return parallel_loop(plan.ctx, plan.product.count * plan.panels, task)
 
 
 def pack_a_tiles(plan: MatmulPlan) -> Stmt:

@@ -36,12 +36,12 @@ MIN_TASKS = 8  # tasks: two to eight threads then have nearly equal shares
 MIN_PACKED_K, MIN_A_REUSE = 64, 4  # k, and panels that read A: below, packing an A contiguous along rows is not repaid
 LINE_ELEMENTS = 16  # elements of 4 bytes in a cache line
 IMBALANCE_LIMIT = 16  # row tiles: if more than 1 in so many is missing in the last group, all groups share the lack
-MIN_GROUP_TILES = 4  # row tiles of a task with k blocks that reads B in place: fewer reuse B's block too little
+MIN_GROUP_TILES = 4  # row tiles of a task with k blocks that reads B in place: fewer reuse the block too rarely
 MIN_PACKING_GROUP_TILES = 16  # the same where the task packs B's block, which costs as much as some row tiles
 MAX_BLOCK_K = 512  # k of a block: so much of a tile's rows of A stays in L1
 MIN_BLOCKED_PANEL_BYTES = 32 * 1024  # bytes of a panel for each lane from which k is blocked: it would leave L2
 L2_BYTES = 256 * 1024  # of L2 that a block of B may take beside the sums; as many for a block of an A in place
-MAX_STACK_BYTES = 1024  # of a buffer; TVM takes a larger one from its memory pool in every task (kMaxStackAlloca)
+MAX_STACK_BYTES = 1024  # of a buffer; TVM takes one as large from its memory pool, in every task (kMaxStackAlloca)
 
 
 @attrs.frozen
@@ -176,7 +176,7 @@ def plan_matmul(
     a_along_rows = _is_a_along_rows(ctx, product)
     k_blocks = _k_blocks(shape, tile, product.count, a_along_rows) if batch_indices is None else None
     if k_blocks is not None:
-        # Whether packing pays is decided for one block and the row tiles of a usual task.
+        # Whether packing pays is decided for a single block and the row tiles of a usual task.
         shape = attrs.evolve(shape, m=min(product.m, 2 * MIN_PACKING_GROUP_TILES * tile.mr), k=k_blocks.k)
     packs = packs_b(shape, tile)
     column_tasks = product.count * -(-panels // (1 if k_blocks is None else k_blocks.panels))
@@ -197,15 +197,15 @@ def plan_matmul(
 def _row_groups(row_tiles: int, min_tiles: int, column_tasks: int) -> int:
     """Groups of at least ``min_tiles`` row tiles, so many that there are MIN_TASKS tasks, ``column_tasks`` a group.
 
-    One more if the number of tasks is odd, as two threads would have unequal shares: then groups, if there are several,
-    may have a few tiles less than ``min_tiles``."""
+    A group more if the number of tasks is odd, as two threads would have unequal shares: then groups, if there are
+    several, may have a few tiles less than ``min_tiles``."""
     wanted = min(row_tiles // min_tiles, -(-MIN_TASKS // column_tasks))
     max_groups = row_tiles if wanted > 1 else row_tiles // min_tiles
     return max(1, min(max_groups, wanted + wanted * column_tasks % 2))
 
 
 def clipped_count(count: int, total: int, first: Expr) -> Expr:
-    """``count``, or as many as are left of ``total`` from ``first`` on."""
+    """``count``, or how many of ``total`` remain from ``first`` on."""
     return i64(count) if total % count == 0 else tirx.min(i64(count), i64(total) - first)
 
 
@@ -248,7 +248,7 @@ def is_b_along_columns(ctx: NestContext, product: Contraction) -> bool:
 
 
 def _is_contiguous_along(ctx: NestContext, operand: Expr, axes: Sequence[Axis]) -> bool:
-    """Is the operand a plain load, with the single one of ``axes`` as its last index?"""
+    """Is the operand a plain load, with the only axis of ``axes`` as its last index?"""
     read = plain_load(operand)
     if read is None or read.source in ctx.virtual.stages or len(axes) != 1:
         return False

@@ -25,7 +25,7 @@ TASK_BLOCKS = 64  # blocks, of WORDS vectors of elements each, of a task; chosen
 
 
 def philox_nest(ctx: NestContext, stages: Sequence[Stage]) -> Stmt:
-    """The loops of a group: blocks of WORDS vectors of elements, the last block with what is left."""
+    """The loops of a group: blocks of WORDS vectors of elements, the last block with the remainder."""
     points, block_size = stages[0].points, WORDS * ctx.lanes
     full, rest = divmod(points, block_size)
 
@@ -48,7 +48,7 @@ def _blocks(ctx: NestContext, stages: Sequence[Stage], start: Expr, length: int,
         # the key schedule, once for all blocks
         writer.binds += [tirx.Bind(var, writer.write(value, {})) for var, value in draw.fixed]
 
-    def one_block(b: Expr) -> Stmt:
+    def block_at(b: Expr) -> Stmt:
         number = start + b
         tiles = {s: scratch([WORDS * lanes], "uint32", "tile") for s in draws}
         fill = [part for s, draw in draws.items() for part in _fill(draw, number * lanes, lanes, tiles[s])]
@@ -60,7 +60,7 @@ def _blocks(ctx: NestContext, stages: Sequence[Stage], start: Expr, length: int,
 
         return block([*fill, *vector_loop(size, lanes, element)], list(tiles.values()))
 
-    return seq([*writer.binds, loop(length, one_block, name="block")])
+    return seq([*writer.binds, loop(length, block_at, name="block")])
 
 
 def _fill(draw: Draw, first_counter: Expr, lanes: int, tile: Any) -> list[Stmt]:

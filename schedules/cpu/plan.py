@@ -1,4 +1,4 @@
-"""A CPU program as a list of loop nests: each stage that is stored belongs to exactly one of them.
+"""A CPU program as a list of loop nests: each stage that is stored belongs to exactly one nest.
 
 Stages are prepared first (axes aligned, argmax fused, long reductions split, half-precision operands widened), then the
 nests take them greedily in program order. Which nest takes a stage follows from shapes, so the order of sums does too.
@@ -50,7 +50,7 @@ class Plan:
 def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
     program = align_axes(read_program(func))
-    # Of several outputs that may share memory with inputs, one nest could overwrite what a later one reads.
+    # Of several outputs that may share memory with inputs, a nest could overwrite what a later nest reads.
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
         raise NotStaged("several outputs, of which some are in place: pieces, or block by block")
     program = split_reductions(fuse_argmax(program))
