@@ -8,6 +8,7 @@ fused multiply-adds. A panel that would leave L2 is blocked along k (``matmul_k_
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from tvm import tirx
@@ -74,24 +75,18 @@ def _panel(plan: MatmulPlan, batch: Expr, panel: Expr, group: Expr, width: int) 
     spans = spans_of(plan, width)
 
     def tiles(load_b: LoadB) -> Stmt:
-        def loop_of(iteration: Iteration) -> list[Stmt]:
+        def k_loop_of(iteration: Iteration) -> list[Stmt]:
             return k_loop(plan, plan.product.k, lambda k: iteration(k, load_b))
 
-        return _row_tiles(plan, batch, start, group, spans, loop_of)
+        return _row_tiles(plan, batch, start, group, spans, k_loop_of)
 
     if plan.b_packing == "none":
         return tiles(lambda k, lane, first: read_b(plan, batch, k, start + (lane + first)))
     if plan.b_packing == "all":
         return tiles(lambda k, lane, first: ([], load(plan.packed_b, batch, panel, k, lane + first)))
     if plan.b_packing == "turn":
-        return _tile(
-            plan,
-            batch,
-            i64(0),
-            start,
-            spans,
-            lambda iteration: _transposed_k_loop(plan, batch, start, width, iteration),
-        )
+        k_loop_of = functools.partial(_transposed_k_loop, plan, batch, start, width)
+        return _tile(plan, batch, i64(0), start, spans, k_loop_of)
     packed = scratch([plan.product.k, plan.tile.panel], plan.dtype, "panel")
     pack = pack_panel(plan, batch, start, width, lambda value, k, c: store(packed, value, k, c))
     body = tiles(lambda k, lane, first: ([], load(packed, k, lane + first)))

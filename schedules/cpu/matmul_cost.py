@@ -35,9 +35,11 @@ PANEL_CYCLES = 45  # of a panel of B, beside its tiles
 PACK_TRANSPOSED_CYCLES = 0.33  # to transpose a vector of B, copy it and read the copy, for each of its lanes
 TRANSPOSE_CYCLES = 1.2  # to transpose a vector of B where it is used
 PACK_CYCLES = 2.1  # to copy a vector of B and read the copy
-WIDEN_CYCLES = 3  # to widen a vector of B from half precision
 # of an iteration, for each line of a B in place that left L1: where a page has several k, and where each k has its own
 IN_PLACE_LINE_CYCLES, IN_PLACE_PAGE_CYCLES = 0.2, 0.3
+
+# Beside the fit, chosen.
+WIDEN_CYCLES = 3  # to widen a vector of B from half precision
 FETCH_CYCLES = 3  # to fetch a line of B from beyond L1 the first time
 
 # The axis along which B is contiguous in memory.

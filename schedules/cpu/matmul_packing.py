@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm import tirx
-
 from ..tir.builder import UNROLLED, Expr, Stmt, i64, loop, seq, store, unravel
 from ..tir.context import parallel_chunks, parallel_loop, vector, vector_loop
 from .matmul_tiling import LINE_ELEMENTS, MatmulPlan, is_b_along_columns, is_b_along_k, read_a, read_b
@@ -30,13 +28,10 @@ def pack_all_panels(plan: MatmulPlan) -> Stmt:
         def store_packed(value: Expr, k: Expr, c: Expr) -> Stmt:
             return store(plan.packed_b, value, batch, panel, k, c)
 
-        def pack_full() -> Stmt:
-            return pack_panel(plan, batch, panel * plan.tile.panel, plan.tile.panel, store_packed)
+        def pack_width(number: Expr, width: int) -> Stmt:
+            return pack_panel(plan, batch, number * plan.tile.panel, width, store_packed)
 
-        if not plan.last_width:
-            return pack_full()
-        last = pack_panel(plan, batch, i64(plan.full_panels * plan.tile.panel), plan.last_width, store_packed)
-        return tirx.IfThenElse(panel < i64(plan.full_panels), pack_full(), last) if plan.full_panels else last
+        return plan.for_panel(panel, pack_width)
 
     return parallel_loop(plan.ctx, plan.product.count * plan.panels, task)
 

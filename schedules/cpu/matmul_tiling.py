@@ -70,7 +70,7 @@ class RowPartition:
     def is_balanced(self) -> bool:
         """Do several groups have a tile less than the others, in turn? Else the last group alone has fewer.
 
-        A thread takes neighbouring tasks, so this gives threads equal shares; with many tiles they have them anyway."""
+        A thread takes neighbouring tasks, so this gives threads equal shares; of many tiles they have them anyway."""
         return IMBALANCE_LIMIT * (self.max_tiles * self.groups - self.tiles) > self.tiles
 
     def first(self, group: Expr) -> Expr:
@@ -182,9 +182,8 @@ def plan_matmul(
     column_tasks = product.count * -(-panels // (1 if k_blocks is None else k_blocks.panels))
     min_tiles = 1 if k_blocks is None else MIN_PACKING_GROUP_TILES if packs else MIN_GROUP_TILES
     groups = 1 if batch_indices is not None else _row_groups(row_tiles, min_tiles, column_tasks)
-    # A panel that a single task reads is packed by it, while it is in that core's cache; a shared one beforehand.
-    b_packing = "none" if not packs else "task" if groups == 1 or k_blocks is not None else "all"
-    b_packing = "turn" if shape.b_layout == B_ALONG_K and row_tiles == 1 else b_packing
+    transposes = shape.b_layout == B_ALONG_K and row_tiles == 1
+    b_packing = "turn" if transposes else _b_packing(packs, groups, k_blocks)
     packed_a = packed_b = None
     if b_packing == "all":
         packed_b = scratch([product.count, panels, product.k, tile.panel], dtype, "panels")
@@ -192,6 +191,15 @@ def plan_matmul(
     if batch_indices is None and packs_a and not (k_blocks and k_blocks.keeps_a):
         packed_a = scratch([product.count, row_tiles, product.k, tile.mr], dtype, "tall")
     return MatmulPlan(ctx, product, epilogue, tile, b_packing, groups, packed_b, packed_a, batch_indices, k_blocks)
+
+
+def _b_packing(packs: bool, groups: int, k_blocks: KBlocks | None) -> str:
+    """Who packs B. A panel that several tasks read is packed once, beforehand.
+
+    A task packs what it reads alone, into its core's caches; blocks of k too, as all of B would leave the caches."""
+    if not packs:
+        return "none"
+    return "task" if groups == 1 or k_blocks is not None else "all"
 
 
 def _row_groups(row_tiles: int, min_tiles: int, column_tasks: int) -> int:
@@ -257,7 +265,7 @@ def _is_contiguous_along(ctx: NestContext, operand: Expr, axes: Sequence[Axis]) 
 
 
 def row_index(plan: MatmulPlan, first: Expr, r: int) -> Expr:
-    """Row ``r`` of a tile, clamped to the last row of A: rows past the end need no code of their own so."""
+    """Row ``r`` of a tile, clamped to the last row of A, so that rows past the end need no code of their own."""
     may_exceed = plan.product.m % plan.tile.mr and r
     return tirx.min(first + r, i64(plan.product.m - 1)) if may_exceed else first + r
 
