@@ -161,9 +161,9 @@ def test_the_script_runs_one_seed() -> None:
 
 def test_a_store_outside_of_a_buffer_of_the_kernel_s_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows of 7 that TVM leaves one row of, where all of them are reckoned to lie one behind the other."""
-    undivided = elementwise.undivided
+    flatten = elementwise.flatten_divided_indices
     monkeypatch.setattr(
-        elementwise, "undivided", lambda stmt, known, given: undivided(stmt, known, lambda buffer: True)
+        elementwise, "flatten_divided_indices", lambda stmt, analyzer, _: flatten(stmt, analyzer, lambda buffer: True)
     )
 
     def function(x: Any) -> Any:

@@ -13,7 +13,7 @@ from tvm import relax, tirx
 
 import schedules
 from schedules.cpu import matmul_tiling
-from schedules.cpu.matmul_cost import Sizes, choose_tile
+from schedules.cpu.matmul_cost import MatmulShape, choose_tile
 from schedules.tir.rewrite import collect
 from tests.schedules.kernels import V3, V4, build, close, graph, numbers, operator, product, runs_here, threads
 
@@ -72,19 +72,19 @@ DEEP = [(64, 1024, 24), (61, 1093, 41)]
 @pytest.mark.parametrize("kind", ["NN", "TN", "NT", "TT"])
 @pytest.mark.parametrize("size", DEEP, ids=str)
 def test_a_cut_depth_is_summed_in_order(kind: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_tiling, "LARGEST", 1024)
+    monkeypatch.setattr(matmul_tiling, "MIN_BLOCKED_PANEL_BYTES", 1024)
     assert "block" in loops(product(kind, *size), V3)
     check(kind, *size)
 
 
 def test_so_does_one_for_sixteen_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_tiling, "LARGEST", 1024)
+    monkeypatch.setattr(matmul_tiling, "MIN_BLOCKED_PANEL_BYTES", 1024)
     assert "block" in loops(product("NN", 61, 1093, 130), V4)
     check("NN", 61, 1093, 130, target=V4)
 
 
 def test_a_batch_of_deep_products_and_what_follows_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_tiling, "LARGEST", 1024)
+    monkeypatch.setattr(matmul_tiling, "MIN_BLOCKED_PANEL_BYTES", 1024)
     check("TN", 33, 1100, 45, (3,))
 
     def fused(emit, x, w, b):
@@ -185,5 +185,5 @@ def test_threads_change_no_bit(size: tuple[int, int, int]) -> None:
 def test_the_tile_fits_the_registers() -> None:
     for lanes, registers in ((8, 16), (16, 32), (4, 32)):
         for m, n in ((512, 512), (7, 100), (1, 1000), (300, 3)):
-            tile = choose_tile(Sizes(m, n, 64), lanes, registers)
+            tile = choose_tile(MatmulShape(m, n, 64), lanes, registers)
             assert tile.mr * tile.nv + tile.nv + 1 <= registers and tile.mr <= m

@@ -15,8 +15,19 @@ pytest.importorskip("tvm")
 
 import schedules
 from schedules.cpu import matmul_tiling
-from schedules.cpu.matmul_cost import ANY, COLUMNS, DEPTH, RATE, Sizes, Tile, choose_tile, copies, price, tiles
-from schedules.cpu.matmul_cost import ROWS as ROWS_FAST
+from schedules.cpu.matmul_cost import (
+    B_ALONG_COLUMNS,
+    B_ALONG_K,
+    B_STRIDED,
+    CHEAP_ROWS,
+    ISSUE_RATE,
+    MatmulShape,
+    Tile,
+    candidate_tiles,
+    choose_tile,
+    cycles,
+    packs_b,
+)
 from schedules.tir.builder import i64
 from tests.schedules.kernels import V3, V4
 
@@ -29,11 +40,11 @@ WRITER = [
 ]  # fmt: skip
 
 
-def sizes(kind: str, m: int, k: int, n: int) -> Sizes:
-    return Sizes(m, n, k, DEPTH if kind[1] == "T" else COLUMNS)
+def sizes(kind: str, m: int, k: int, n: int) -> MatmulShape:
+    return MatmulShape(m, n, k, B_ALONG_K if kind[1] == "T" else B_ALONG_COLUMNS)
 
 
-def chosen(of: Sizes, target: str) -> Tile:
+def chosen(of: MatmulShape, target: str) -> Tile:
     machine = schedules.TARGETS[target]
     return choose_tile(of, machine.lanes, machine.registers)
 
@@ -66,8 +77,8 @@ def test_the_price_is_the_time() -> None:
             kind, batch, m, k, n = row["sizes"]
             for tile, us in row["us"].items():
                 mr, nv = map(int, tile.split("x"))
-                if mr <= ROWS_FAST:
-                    logs.append(math.log(batch * price(sizes(kind, m, k, n), Tile(mr, nv, lanes)) / us))
+                if mr <= CHEAP_ROWS:
+                    logs.append(math.log(batch * cycles(sizes(kind, m, k, n), Tile(mr, nv, lanes)) / us))
         assert statistics.pstdev(logs) <= 0.08
 
 
@@ -84,24 +95,28 @@ def test_tiles_of_the_writer_load_little_and_have_slack(one: tuple[str, int, int
 
 def test_b_is_copied_where_waiting_for_it_takes_longer() -> None:
     tile = Tile(8, 3, 16)
-    assert not copies(Sizes(512, 96, 64), tile)  # stays in the first cache as it lies
-    assert not copies(Sizes(48, 512, 512), tile)  # six tiles of rows: less than a copy costs
-    assert copies(Sizes(512, 1024, 512), tile)  # each turn in a page of its own, all in the same sets
-    assert copies(Sizes(512, 90, 64), tile) and not copies(Sizes(8, 1000, 64), tile)  # less than a vector at the end
-    assert copies(Sizes(9, 512, 64, DEPTH), tile) and not copies(Sizes(8, 512, 64, DEPTH), tile)
-    assert copies(Sizes(1, 512, 64, ANY), tile)
-    assert copies(Sizes(32, 96, 64, halves=True), tile) and not copies(Sizes(8, 96, 64, halves=True), tile)
+    assert not packs_b(MatmulShape(512, 96, 64), tile)  # stays in the first cache as it lies
+    assert not packs_b(MatmulShape(48, 512, 512), tile)  # six tiles of rows: less than a copy costs
+    assert packs_b(MatmulShape(512, 1024, 512), tile)  # each turn in a page of its own, all in the same sets
+    assert packs_b(MatmulShape(512, 90, 64), tile) and not packs_b(
+        MatmulShape(8, 1000, 64), tile
+    )  # less than a vector at the end
+    assert packs_b(MatmulShape(9, 512, 64, B_ALONG_K), tile) and not packs_b(MatmulShape(8, 512, 64, B_ALONG_K), tile)
+    assert packs_b(MatmulShape(1, 512, 64, B_STRIDED), tile)
+    assert packs_b(MatmulShape(32, 96, 64, half_b=True), tile) and not packs_b(
+        MatmulShape(8, 96, 64, half_b=True), tile
+    )
 
 
 def test_every_shape_has_a_tile() -> None:
     for target in (V3, V4, "cpu-aarch64"):
         machine = schedules.TARGETS[target]
-        for walk in (COLUMNS, DEPTH, ANY):
+        for walk in (B_ALONG_COLUMNS, B_ALONG_K, B_STRIDED):
             for m, n, k in ((1, 1, 1), (1, 7, 5), (13, 1, 4), (2, 9, 30000), (14, 17, 16), (700, 3, 2)):
-                of = Sizes(m, n, k, walk)
+                of = MatmulShape(m, n, k, walk)
                 best = chosen(of, target)
-                assert best in list(tiles(of, machine.lanes, machine.registers))
-                assert price(of, best) >= m * n * k / (RATE * machine.lanes)
+                assert best in list(candidate_tiles(of, machine.lanes, machine.registers))
+                assert cycles(of, best) >= m * n * k / (ISSUE_RATE * machine.lanes)
 
 
 @pytest.mark.parametrize("target", [V3, V4])
@@ -113,35 +128,39 @@ def test_two_threads_have_equal_shares_of_the_writers_tasks(one: tuple[str, int,
     panels, row_tiles = -(-of.n // tile.panel), -(-of.m // tile.mr)
     tasks = [
         count * min(tile.panel, of.n - j * tile.panel)
-        for count in counts(row_tiles, matmul_tiling._groups(row_tiles, 1, panels))
+        for count in counts(row_tiles, matmul_tiling._row_groups(row_tiles, 1, panels))
         for j in range(panels)
     ]
     first = sum(tasks[: -(-len(tasks) // 2)])
-    assert len(tasks) >= matmul_tiling.TASKS and 0.47 <= first / sum(tasks) <= 0.53
+    assert len(tasks) >= matmul_tiling.MIN_TASKS and 0.47 <= first / sum(tasks) <= 0.53
 
 
 def counts(row_tiles: int, groups: int) -> list[int]:
     """The row tiles of each group, which take all of them in order."""
-    shares = matmul_tiling.Shares(row_tiles, groups)
+    shares = matmul_tiling.RowPartition(row_tiles, groups)
     found = [int(shares.count(i64(g))) for g in range(groups)]
     assert [int(shares.first(i64(g))) for g in range(groups)] == [sum(found[:g]) for g in range(groups)]
-    assert sum(found) == row_tiles and 1 <= min(found) <= max(found) == shares.each
-    if shares.is_spread:
-        assert min(found) == shares.each - 1
+    assert sum(found) == row_tiles and 1 <= min(found) <= max(found) == shares.max_tiles
+    if shares.is_balanced:
+        assert min(found) == shares.max_tiles - 1
     return found
 
 
-@pytest.mark.parametrize("least", [1, matmul_tiling.SHARE, matmul_tiling.SHARED])
+@pytest.mark.parametrize("least", [1, matmul_tiling.MIN_GROUP_TILES, matmul_tiling.MIN_PACKING_GROUP_TILES])
 def test_two_threads_have_equal_shares_of_any_number_of_row_tiles(least: int) -> None:
     """Within one tile, or one in sixteen where there are many; 13 tiles as 3 groups were 10 and 3. With three panels
     of columns a group's may be cut in the middle."""
     for panels in (1, 2, 3, 5, 8):
         for row_tiles in (*range(1, 60), 76, 203, 1216, 1622):
-            found = counts(row_tiles, matmul_tiling._groups(row_tiles, least, panels))
+            found = counts(row_tiles, matmul_tiling._row_groups(row_tiles, least, panels))
             tasks = [count for count in found for _ in range(panels)]
             half = -(-len(tasks) // 2)
             apart = abs(sum(tasks[:half]) - sum(tasks[half:]))
             if len(tasks) % 2 == 0:
-                assert apart <= max(panels, panels * row_tiles / matmul_tiling.FEW), (panels, row_tiles, found)
+                assert apart <= max(panels, panels * row_tiles / matmul_tiling.IMBALANCE_LIMIT), (
+                    panels,
+                    row_tiles,
+                    found,
+                )
             else:
                 assert len(found) == 1 or set(found) == {1}, "nothing left to cut"
