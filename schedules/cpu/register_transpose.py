@@ -25,7 +25,6 @@ def transpose_columns(lanes: int, dtype: str, element: Element, store_column: Ca
 
     ``store_column(c, vector)`` stores column c."""
     raw = scratch([lanes * TRANSPOSE_COLUMNS], dtype, "rows")
-    pairs = [scratch([lanes], dtype, "pairs") for _ in range(TRANSPOSE_COLUMNS)]
 
     def load_row(r: int) -> Stmt:
         def load_element(c: Expr) -> Stmt:
@@ -35,6 +34,11 @@ def transpose_columns(lanes: int, dtype: str, element: Element, store_column: Ca
         return vector(TRANSPOSE_COLUMNS, load_element)
 
     rows = [load(raw, ramp(r * TRANSPOSE_COLUMNS, TRANSPOSE_COLUMNS)) for r in range(lanes)]
+    if lanes < TRANSPOSE_COLUMNS:  # float64 in 128 bits: a single shuffle makes a column
+        masks = [[c + r * TRANSPOSE_COLUMNS for r in range(lanes)] for c in range(TRANSPOSE_COLUMNS)]
+        store_columns = [store_column(c, _shuffle(rows, mask)) for c, mask in enumerate(masks)]
+        return block([*(load_row(r) for r in range(lanes)), *store_columns], [raw])
+    pairs = [scratch([lanes], dtype, "pairs") for _ in range(TRANSPOSE_COLUMNS)]
     a, b, c, d = (_shuffle(rows[first::TRANSPOSE_COLUMNS], range(lanes)) for first in range(TRANSPOSE_COLUMNS))
     # First round: single elements of a and b (c and d) alternate. Second round: pairs of these do.
     interleave = _masks(lanes, (0, lanes, 1, lanes + 1))
