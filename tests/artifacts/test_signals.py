@@ -17,6 +17,7 @@ import pytest
 
 from artifacts import signals
 from artifacts.base.clock import Clock
+from surroundings import end_signals
 from tests.artifacts import toy
 from tests.artifacts.support import arguments, child, contents, environment, forked, go, metrics, steps, toy_digest
 
@@ -26,7 +27,7 @@ Captured = pytest.CaptureFixture[str]
 # Rows 76 to 79: signals
 
 
-@pytest.mark.parametrize("name", [number.name for number in signals.HANDLED])
+@pytest.mark.parametrize("name", [number.name for number in end_signals.HANDLED])
 def test_row_76_each_signal_stops_cleanly(
     artifact: str, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,12 +66,12 @@ def test_row_76_in_every_phase(
 
 def test_signals_that_ask_for_an_end() -> None:
     """Those of the schedulers, of timers and of a failing power supply among them."""
-    assert {s.name for s in signals.HANDLED} == {
+    assert {s.name for s in end_signals.HANDLED} == {
         "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGPWR", "SIGXCPU", "SIGALRM", "SIGVTALRM", "SIGPROF"
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [number.name for number in signals.TIMERS])
+@pytest.mark.parametrize("name", [number.name for number in end_signals.TIMERS])
 def test_a_timer_that_comes_again_does_not_end_a_save(
     artifact: str, out: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_work_beside_a_suspension_is_counted() -> None:
 WAITING = """
 import os, subprocess, time
 from artifacts.base.clock import Clock
+from surroundings import end_signals
 
 with Clock(ticks=True) as clock:
     began = clock.now()

@@ -33,7 +33,7 @@ def in_parts(b: Builder, q: Value, k: Value, v: Value, mask: Value | None = None
         row, column = (b("iota", shape=(LENGTH, LENGTH), axis=axis, dtype="i32") for axis in (0, 1))
         seen = b("<=", column, row)
     scores = b("*", b("matmul", q, k, tb=True), b.const(1 / math.sqrt(WIDE), "f32"))
-    scores = b("where", seen, scores, b.const(nn.FAR, "f32")) if seen else scores
+    scores = b("where", seen, scores, b.const(nn.MASKED_SCORE, "f32")) if seen else scores
     weights = b("softmax", scores, axis=-1)
     return b("matmul", b("where", mask, weights, b.const(0.0, "f32")) if mask else weights, v)
 
