@@ -130,7 +130,7 @@ def measured(run: str, path: str, only: str) -> list[Total]:
     from artifacts.device.cuda import _server
     from artifacts.format import tarball
 
-    from .each_kernel import called, draws, programs
+    from .compare_kernels import called, draws, programs
 
     texts: list[str] = []
     with tarball.open(path) as opened:

@@ -11,7 +11,7 @@ import attrs
 import schedules
 from schedules.cpu import rules
 
-from .kernels import V3, graph
+from .tensor_programs import V3, graph
 
 pytestmark = pytest.mark.build
 

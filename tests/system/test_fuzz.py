@@ -23,8 +23,8 @@ from schedules.tir.rewrite import rewrite
 from scripts.fuzzing import bounds, choose, oracle, shrink, trial
 from scripts.fuzzing.child import Child
 from scripts.fuzzing.programs import Program
-from tests.schedules import kernels
-from tests.schedules.kernels import V3, V4, runs_here
+from tests.schedules import tensor_programs
+from tests.schedules.tensor_programs import V3, V4, runs_here
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/fuzz"
 
@@ -172,9 +172,9 @@ def test_a_store_outside_of_a_buffer_of_the_kernel_s_own_is_an_error(monkeypatch
         return te.compute(x.shape, lambda *at: second(*at) * second(*at) + first(*at), "third")
 
     with bounds.checked():
-        built = kernels.build(kernels.program(function, ((31, 7), "float32")))
+        built = tensor_programs.build(tensor_programs.program(function, ((31, 7), "float32")))
     with pytest.raises(RuntimeError, match=bounds.OUTSIDE):
-        built.run(kernels.numbers(31, 7))
+        built.run(tensor_programs.numbers(31, 7))
 
 
 def test_lanes_that_are_no_ramp_are_looked_at_one_by_one() -> None:

@@ -19,7 +19,7 @@ from sexpgpu.language.runfile import load
 from sexpgpu.phases.plan import Plan
 from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import EXAMPLES, build, called
-from tests.loops import interpreted, steps
+from tests.runner_loop import interpreted, steps
 
 pytestmark = pytest.mark.build
 

@@ -15,7 +15,7 @@ import schedules
 from schedules.cpu import matmul_tiling
 from schedules.cpu.matmul_cost import Sizes, choose_tile
 from schedules.tir.rewrite import collect
-from tests.schedules.kernels import V3, V4, build, close, graph, numbers, operator, product, runs_here, threads
+from tests.schedules.tensor_programs import V3, V4, build, close, graph, numbers, operator, product, runs_here, threads
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here("cpu-x86-64-v3"), reason="this CPU has no AVX2")]
 

@@ -14,11 +14,11 @@ from schedules.cuda import cubin, nvrtc
 from schedules.gpu.matmul import tensor_core
 from schedules.gpu.threads import mma_tiling
 from schedules.gpu.threads.mma_tiling import MmaTiling
-from tests.cuda_on_cpu import kernels
+from tests.cuda_on_cpu import emulator
 
-from .both import GPU, scheduled
-from .halves import product
-from .test_head_units import attend
+from .cpu_and_cuda import GPU, scheduled
+from .half_precision import product
+from .test_attention_tensor_core import attend
 
 pytestmark = [
     pytest.mark.build,
@@ -30,7 +30,7 @@ INSTRUCTION = re.compile(r"^\s*((?:mma|ldmatrix|cp\.async|wgmma|wmma)[\w.:]*)", 
 
 
 def text(func: Any) -> str:
-    return kernels.compile(scheduled(func), GPU).text
+    return emulator.compile(scheduled(func), GPU).text
 
 
 def instructions(func: Any) -> set[str]:

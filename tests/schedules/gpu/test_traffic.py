@@ -19,14 +19,14 @@ from schedules.gpu.attention import resident, shared_memory
 from schedules.gpu.matmul import simt, simt_tiling, tensor_core
 from schedules.gpu.threads import mma_tiling
 from schedules.gpu.threads.mma_tiling import MmaTiling
-from tests.cuda_on_cpu import kernels, traffic
-from tests.schedules.cpu.test_heads import attend
+from tests.cuda_on_cpu import emulator, traffic
+from tests.schedules.cpu.test_attention_cpu import attend
 
-from ..kernels import graph, numbers, operator, product, program
-from . import halves
-from .both import GPU, scheduled
-from .folds import fold
-from .test_maps import PLACE, SALT, SEED, drawn
+from ..tensor_programs import graph, numbers, operator, product, program
+from . import half_precision
+from .cpu_and_cuda import GPU, scheduled
+from .reductions import fold
+from .test_elementwise import PLACE, SALT, SEED, drawn
 
 pytestmark = pytest.mark.build
 
@@ -35,9 +35,9 @@ R, F = relax.op, "float32"
 
 def asked(func: Any, *arrays: np.ndarray, rule: str, target: str = GPU) -> list[traffic.Total]:
     """By launch."""
-    compiled = kernels.compile(scheduled(func, rule, target), target, mode="counted")
+    compiled = emulator.compile(scheduled(func, rule, target), target, mode="counted")
     compiled.run(*arrays)
-    found = traffic.counted(kernels.core(), [compiled.text])
+    found = traffic.counted(emulator.core(), [compiled.text])
     assert found and all(total.moved() for total in found)
     return found
 
@@ -62,8 +62,8 @@ def test_products(number: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_halves_that_are_widened_as_they_are_loaded() -> None:
     """One at a time, a sector a line: two of sixteen neighbours meet in a bank."""
-    arrays = halves.factors("NT", 64, 64, 64)[:2]
-    check(asked(halves.product("NT", 64, 64, 64), *arrays, rule="matmul", target="cuda-sm_75"), 1.2)
+    arrays = half_precision.factors("NT", 64, 64, 64)[:2]
+    check(asked(half_precision.product("NT", 64, 64, 64), *arrays, rule="matmul", target="cuda-sm_75"), 1.2)
 
 
 def _factors(kind: str, m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,14 +79,14 @@ def test_products_on_matrix_units(kind: str, number: int, monkeypatch: pytest.Mo
     m, k, n = 2 * tile.rows, 128, 2 * tile.columns
     narrow = tile.warp_columns < 32  # then a warp takes sums of two rows at a time
     check(
-        asked(halves.product(kind, m, k, n), *halves.factors(kind, m, k, n)[:2], rule="matrix-units"),
+        asked(half_precision.product(kind, m, k, n), *half_precision.factors(kind, m, k, n)[:2], rule="matrix-units"),
         1.07 if narrow else 1.0,
     )
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_transposes(dtype: str) -> None:
-    x = numbers(3, 64, 96).astype({"f32": "float32", "bf16": halves.DTYPES["bfloat16"]}[dtype])
+    x = numbers(3, 64, 96).astype({"f32": "float32", "bf16": half_precision.DTYPES["bfloat16"]}[dtype])
     check(asked(operator("transpose", (dtype, x.shape), perm=(0, 2, 1)), x, rule="elementwise"))
 
 

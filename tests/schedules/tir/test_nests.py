@@ -12,7 +12,7 @@ pytest.importorskip("tvm")
 from tvm import relax, te, tirx
 
 import schedules
-from tests.schedules.kernels import V3, build, close, graph, numbers, program, runs_here, threads
+from tests.schedules.tensor_programs import V3, build, close, graph, numbers, program, runs_here, threads
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here("cpu-x86-64-v3"), reason="this CPU has no AVX2")]
 
