@@ -19,7 +19,7 @@ from sexpgpu.phases.plan import Plan
 from sexpgpu.planning.microbatch_stacking import stacked
 
 
-class Watched(Loop):
+class RecordingLoop(Loop):
     """A loop that shows the gradients of its last step, of one microbatch too, which nothing sums. They are copies: a
     tensor that is held would be memory that a run does not take."""
 
@@ -31,13 +31,13 @@ class Watched(Loop):
 
 
 @contextmanager
-def loop_of(artifact: tarball.Artifact, device: Device, folder: Path) -> Iterator[tuple[Watched, Training]]:
+def loop_of(artifact: tarball.Artifact, device: Device, folder: Path) -> Iterator[tuple[RecordingLoop, Training]]:
     """The loop on ``device`` with the data that lie in ``folder``, and its training data."""
     manifest = artifact.manifest
     records = {n: open_records(manifest.loader(n), str(folder), artifact) for n in manifest.loaders_used()}
     training = Training(manifest, records)
     try:
-        yield Watched(manifest, device, training, records, lambda: None), training
+        yield RecordingLoop(manifest, device, training, records, lambda: None), training
     finally:
         training.close()
 

@@ -60,7 +60,7 @@ def manifest(*targets: m.Target, **changes: object) -> m.Manifest:
     return attrs.evolve(made, **changes)
 
 
-def go(folder: Path, made: m.Manifest, *more: str) -> int:
+def run_fake(folder: Path, made: m.Manifest, *more: str) -> int:
     artifact = toy.write(folder, made)
     return run.main([artifact, "--out", str(folder / "out"), "--data", str(folder), *more])
 
@@ -107,7 +107,7 @@ def test_row_70_refused_in_words_before_anything_is_loaded(
     environment, code, words = REFUSED[case]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert go(tmp_path, manifest(H100)) == 3
+    assert run_fake(tmp_path, manifest(H100)) == 3
     assert words in one_error(capsys.readouterr().err, code)
     assert not (tmp_path / "out").exists()
 
@@ -170,14 +170,14 @@ def test_kernels_are_served_by_their_key_and_nothing_else_is(tmp_path: Path) -> 
 
 def test_row_70_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr(cuda_driver, "LIBRARY", "libcuda-that-is-not-there.so.1")
-    assert go(tmp_path, manifest(H100)) == 3
+    assert run_fake(tmp_path, manifest(H100)) == 3
     line = one_error(capsys.readouterr().err, "E-DEVICE-010")
     assert "there is no NVIDIA driver: libcuda-that-is-not-there.so.1" in line and "driver 580 or newer" in line
     assert "the wheel nvidia-cuda-runtime: pip install 'sexpgpu[gpu]'" in line  # all else of CUDA that a run needs
 
 
 def test_row_48_the_host_of_a_gpu(tmp_path: Path, capsys: Captured) -> None:
-    assert go(tmp_path, manifest(attrs.evolve(H100, machine="riscv64"))) == 3
+    assert run_fake(tmp_path, manifest(attrs.evolve(H100, machine="riscv64"))) == 3
     assert "built for riscv64, this machine is" in one_error(capsys.readouterr().err, "E-TARGET-010")
     with pytest.raises(RunError) as caught:
         memory_check.check_host(manifest(H100), "x.tar", available=10 * 2**20, data=3 * 2**20)
@@ -271,7 +271,7 @@ def test_a_device_that_the_artifact_has_no_library_for() -> None:
 
 @pytest.mark.parametrize("value", ["gpu", "cuda:", "cuda:-1", "cuda:a", "CPU", "cpu:0"])
 def test_the_option_is_read_strictly(value: str, tmp_path: Path, capsys: Captured) -> None:
-    assert go(tmp_path, manifest(CPU), f"--device={value}") == 2
+    assert run_fake(tmp_path, manifest(CPU), f"--device={value}") == 2
     assert "it should be cpu, cuda, or cuda: and a number" in one_error(capsys.readouterr().err, "E-CLI-002")
 
 
@@ -323,7 +323,7 @@ def test_row_70_a_gpu_that_others_have_or_that_is_not_up(
     capsys: Captured,
 ) -> None:
     monkeypatch.setenv(f"FAKE_CUDA_{where}", str(status.number))
-    assert go(tmp_path, manifest(H100)) == 3
+    assert run_fake(tmp_path, manifest(H100)) == 3
     line = one_error(capsys.readouterr().err, "E-DEVICE-014")
     assert words + status.driver in line and status.hint in line
 
@@ -337,7 +337,7 @@ def test_row_70_a_driver_that_does_not_start(
     number: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_INIT", str(number))
-    assert go(tmp_path, manifest(H100)) == 3
+    assert run_fake(tmp_path, manifest(H100)) == 3
     assert words in one_error(capsys.readouterr().err, "E-DEVICE-010")
 
 

@@ -27,7 +27,7 @@ from artifacts.data.shuffle import Order
 from artifacts.format import manifest as m
 from artifacts.format import tar_writer, tarball
 from tests.artifacts import toy
-from tests.artifacts.support import go, one_error
+from tests.artifacts.support import one_error, run_toy
 
 RECORDS = toy.records(11, 3)
 
@@ -203,7 +203,7 @@ def test_row_23_declared_sizes_are_not_believed(tmp_path: Path) -> None:
 
 def test_row_23_at_run_time_the_exit_is_5(artifact: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path(artifact).with_name("rows.npz").unlink()
-    assert go(artifact, out) == 5
+    assert run_toy(artifact, out) == 5
     assert "rows.npz" in one_error(capsys.readouterr().err, "E-DATA-010")
 
 

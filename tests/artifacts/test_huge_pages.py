@@ -63,14 +63,14 @@ with open("/proc/self/smaps") as file:
 """
 
 
-def able() -> bool:
+def has_huge_pages() -> bool:
     """Whether the kernel of this machine joins pages when it is asked."""
     version = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
     enabled = Path(huge_pages.ENABLED)
     return version >= (6, 1) and enabled.exists() and "[never]" not in enabled.read_text()
 
 
-@pytest.mark.skipif(not able(), reason="needs Linux 6.1, and large pages that are not turned off")
+@pytest.mark.skipif(not has_huge_pages(), reason="needs Linux 6.1, and large pages that are not turned off")
 def test_the_kernel_joins_what_it_is_asked_to() -> None:
     done = subprocess.run([sys.executable, "-c", MADE], env=environment(), capture_output=True, text=True, check=True)
     joined, large = map(int, done.stdout.split())

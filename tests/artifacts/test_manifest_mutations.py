@@ -28,7 +28,7 @@ from artifacts.device.interface import HostDevice
 from artifacts.format import manifest as m
 from artifacts.format import manifest_reader, tar_writer, tarball
 from tests.artifacts import manifest_mutations, toy
-from tests.artifacts.support import ROOT, checkpoint, forked, go, members_of, one_error, sealed, steps
+from tests.artifacts.support import ROOT, checkpoint, forked, members_of, one_error, run_toy, sealed, steps
 from tests.conftest import called
 
 COUNT = 250
@@ -166,7 +166,7 @@ def rewritten(folder: Path, name: str, change: Callable[[Any], None]) -> None:
 @pytest.fixture
 def saved(artifact: str, out: Path) -> Path:
     """A run that has checkpoints of the steps 2 and 4."""
-    assert go(artifact, out, "-q", "--steps", "4") == 0
+    assert run_toy(artifact, out, "-q", "--steps", "4") == 0
     return out
 
 
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_lies(artifact: str, saved: Path, tmp_path: Path, name
         out = tmp_path / str(n)
         shutil.copytree(saved, out)
         rewritten(checkpoint(out, 4), name, lambda whole: said.append(mutate_leaf(rng, whole)))
-        status = go(artifact, out, "--resume", "-q", "--steps", "5")
+        status = run_toy(artifact, out, "--resume", "-q", "--steps", "5")
         shown = capsys.readouterr().err
         statuses[status, "not whole" in shown, shown.partition("]")[0] if status else ""] += 1
         assert status in (0, 4) and shown.count("\n") <= 2, (said[-1], shown)
@@ -214,9 +214,9 @@ CURSORS = {
 @pytest.mark.parametrize("what", CURSORS)
 def test_a_cursor_that_is_not_that_of_its_step(artifact: str, saved: Path, what: str, capsys: Any) -> None:
     rewritten(checkpoint(saved, 4), "manifest.json", lambda whole: whole["cursor"].update(CURSORS[what]))
-    assert go(artifact, saved, "--resume", "-q", "--strict") == 4
+    assert run_toy(artifact, saved, "--resume", "-q", "--strict") == 4
     one_error(capsys.readouterr().err, "E-CKPT-002")
-    assert go(artifact, saved, "--resume", "-q") == 0
+    assert run_toy(artifact, saved, "--resume", "-q") == 0
     said = capsys.readouterr().err
     assert "step-000000004 is not whole" in said and said.count("warning") == 2  # and once more, when it is moved aside
 
@@ -228,7 +228,7 @@ def test_a_shape_that_no_memory_has_addresses_for(artifact: str, saved: Path, sh
         entry.update(shape=shape, data_offsets=[0, 0] if 0 in shape else entry["data_offsets"])
 
     rewritten(checkpoint(saved, 4), "optim.safetensors", change)
-    assert go(artifact, saved, "--resume", "-q", "--strict") == 4
+    assert run_toy(artifact, saved, "--resume", "-q", "--strict") == 4
     one_error(capsys.readouterr().err, "E-CKPT-002")
 
 

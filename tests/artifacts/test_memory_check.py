@@ -18,7 +18,7 @@ from artifacts.device import memory_check
 from artifacts.format import manifest as m
 from artifacts.format import tar_writer, tarball
 from tests.artifacts import toy
-from tests.artifacts.support import go, one_error
+from tests.artifacts.support import one_error, run_toy
 
 Captured = pytest.CaptureFixture[str]
 
@@ -44,7 +44,7 @@ def hungry(nbytes: int) -> m.Manifest:
 
 def test_a_run_that_does_not_fit_is_refused_before_it_writes_anything(tmp_path: Path, capsys: Captured) -> None:
     path, out = toy.write(tmp_path, hungry(2**50)), tmp_path / "out"
-    assert go(path, out) == 3
+    assert run_toy(path, out) == 3
     line = one_error(capsys.readouterr().err, "E-MEM-010")
     assert "the run takes 1024.0 TiB of memory, " in line and " are free" in line
     assert "its largest phase is generate.finish with 512.0 TiB" in line and not out.exists()
@@ -65,7 +65,7 @@ def test_the_data_in_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Free memory is looked at again once the data is read."""
     left = iter((2**40, 2**20))  # bytes
     monkeypatch.setattr(memory_check, "free", lambda: next(left))
-    assert go(toy.write(tmp_path), tmp_path / "out") == 3
+    assert run_toy(toy.write(tmp_path), tmp_path / "out") == 3
     assert "1.0 MiB are free" in one_error(capsys.readouterr().err, "E-MEM-010")
 
 
@@ -176,7 +176,7 @@ def test_data_that_do_not_fit_are_not_read(
     room = memory_check.wanted(toy.manifest(), 1).total + memory_check.OVERHEAD
     monkeypatch.setattr(memory_check, "free", lambda: room + BYTES // 2)
     monkeypatch.setattr(file_formats, "read", lambda *_: pytest.fail("the data were read"))
-    status = go(artifact.path, tmp_path / "out", "--threads", "1")
+    status = run_toy(artifact.path, tmp_path / "out", "--threads", "1")
     line = one_error(capsys.readouterr().err, "E-MEM-010")
     assert status == 3 and "of them for data" in line and not (tmp_path / "out").exists()
 

@@ -86,7 +86,7 @@ def test_what_is_read_together_is_put_together_on_a_gpu() -> None:
         assert taken(widened("metric", count=1000), graphs) - taken(toy.manifest(), graphs) == more
 
 
-def alone(manifest: m.Manifest, every: int) -> m.Manifest:
+def single_microbatch(manifest: m.Manifest, every: int) -> m.Manifest:
     """One microbatch, whose gradients nothing sums, and the pass after each ``every`` steps."""
     inputs = tuple(port for port in manifest.phase("train").inputs if port.kind != "gradient")
     phases = (attrs.evolve(p, inputs=inputs, in_place=()) if p.name == "train" else p for p in manifest.phases)
@@ -99,7 +99,7 @@ def test_a_pass_that_first_comes_late_finds_the_step_captured() -> None:
     """What its generator makes, call by call, is beside the gradients that the step's capture holds."""
     wide = widened("state", "gradient")
     for every, graphs, count in ((3, True, 3), (2, True, 3), (1, True, 2), (3, False, 2), (3, None, 2)):
-        more = taken(alone(wide, every), graphs) - taken(alone(toy.manifest(), every), graphs)
+        more = taken(single_microbatch(wide, every), graphs) - taken(single_microbatch(toy.manifest(), every), graphs)
         assert round(more / (4 * 10**6), 1) == count, (every, graphs)
 
 

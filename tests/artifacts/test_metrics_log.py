@@ -14,7 +14,7 @@ from artifacts.checkpoint import identity_forms
 from artifacts.format import tar_writer
 from artifacts.metrics_log import HEADER
 from tests.artifacts import toy
-from tests.artifacts.support import forked, go, metrics, steps
+from tests.artifacts.support import forked, metrics, run_toy, steps
 
 Captured = pytest.CaptureFixture[str]
 NULS = b"\0" * 40
@@ -28,13 +28,13 @@ def half(artifact: str, out: Path) -> list[bytes]:
 
 def resumed(artifact: str, out: Path, capsys: Captured) -> list[str]:
     """Go on to step 6: what was said on standard error."""
-    assert go(artifact, out, "-q", "--resume") == 0
+    assert run_toy(artifact, out, "-q", "--resume") == 0
     return capsys.readouterr().err.splitlines()
 
 
-def whole(artifact: str, folder: Path) -> list[dict]:
+def uninterrupted_log(artifact: str, folder: Path) -> list[dict]:
     """The log of a run that was never stopped."""
-    assert go(artifact, folder / "whole", "-q") == 0
+    assert run_toy(artifact, folder / "whole", "-q") == 0
     return metrics(folder / "whole")
 
 
@@ -51,8 +51,8 @@ def test_the_log_is_cut_back_to_the_checkpoint(artifact: str, tmp_path: Path) ->
     assert [line["step"] for line in metrics(out) if "pass" not in line] == [1, 2, 3, 4, 5]
     with open(out / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "lo')  # torn
-    assert go(artifact, out, "--resume", "-q") == 0
-    assert metrics(out) == whole(artifact, tmp_path)
+    assert run_toy(artifact, out, "--resume", "-q") == 0
+    assert metrics(out) == uninterrupted_log(artifact, tmp_path)
     assert not list(out.glob("metrics.jsonl.*"))
 
 
@@ -108,7 +108,7 @@ def test_a_last_line_that_is_whole_stays_whatever_follows_it(
     lines = half(artifact, out)
     (out / "metrics.jsonl").write_bytes(b"".join(lines).rstrip(b"\n") + tail)
     assert len(resumed(artifact, out, capsys)) == said
-    assert metrics(out) == whole(artifact, tmp_path) and not list(out.glob("metrics.jsonl.*"))
+    assert metrics(out) == uninterrupted_log(artifact, tmp_path) and not list(out.glob("metrics.jsonl.*"))
 
 
 @pytest.mark.parametrize("text", [b"", b"\n\n", HEADER, HEADER[:20], NULS, None])
@@ -117,7 +117,7 @@ def test_a_log_without_lines_is_gone_on_with(artifact: str, out: Path, text: byt
     os.unlink(out / "metrics.jsonl")
     if text is not None:
         (out / "metrics.jsonl").write_bytes(text)
-    assert go(artifact, out, "-q", "--resume") == 0
+    assert run_toy(artifact, out, "-q", "--resume") == 0
     assert [line["step"] for line in metrics(out)] == [5, 6, 6]
     assert not list(out.glob("metrics.jsonl.*"))
 
@@ -138,7 +138,7 @@ def test_a_link_is_read_and_what_it_leads_to_stays(artifact: str, tmp_path: Path
     before = elsewhere.read_bytes()
     (said,) = resumed(artifact, out, capsys)
     assert "is a link" in said and elsewhere.read_bytes() == before
-    assert metrics(out) == whole(artifact, tmp_path)
+    assert metrics(out) == uninterrupted_log(artifact, tmp_path)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
@@ -187,9 +187,9 @@ def test_a_start_keeps_the_log_of_one_that_left_no_checkpoint(
     out = tmp_path / "out"
     before = killed(artifact, out)
     if how == ("--fork",):
-        assert go(artifact, tmp_path / "other", "-q", "--steps", "2") == 0
+        assert run_toy(artifact, tmp_path / "other", "-q", "--steps", "2") == 0
         how = ("--fork", str(tmp_path / "other"))
-    assert go(artifact, out, "-q", *how) == 0
+    assert run_toy(artifact, out, "-q", *how) == 0
     (said,) = capsys.readouterr().err.splitlines()
     assert f"{out}/metrics.jsonl is of a run that left no checkpoint: it is now {out}/metrics.jsonl.old-" in said
     assert kept(out, "old") == before and metrics(out)[0]["step"] == 1
@@ -199,16 +199,16 @@ def test_a_resume_from_before_the_first_step_is_no_new_start(artifact: str, tmp_
     """Stopped in its first step, a run leaves a checkpoint of step 0."""
     out = tmp_path / "out"
     assert forked(artifact, out, "train:1:SIGTERM") == 143 and steps(out) == [0]
-    assert go(artifact, out, "-q", "--resume") == 0
+    assert run_toy(artifact, out, "-q", "--resume") == 0
     assert capsys.readouterr().err == "" and not list(out.glob("metrics.jsonl.*"))
-    assert metrics(out) == whole(artifact, tmp_path)
+    assert metrics(out) == uninterrupted_log(artifact, tmp_path)
 
 
 @pytest.mark.parametrize("text", [b"", HEADER])
 def test_a_log_that_says_nothing_is_not_kept(artifact: str, out: Path, capsys: Captured, text: bytes) -> None:
     out.mkdir()
     (out / "metrics.jsonl").write_bytes(text)
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     assert capsys.readouterr().err == "" and not list(out.glob("metrics.jsonl.*"))
 
 
@@ -216,7 +216,7 @@ def test_a_refused_start_changes_nothing(artifact: str, out: Path, capsys: Captu
     """With checkpoints there, a start without --resume is refused before it looks at the log."""
     half(artifact, out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
-    assert go(artifact, out) == 4
+    assert run_toy(artifact, out) == 4
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"} == before
 
 
@@ -226,7 +226,7 @@ def test_what_a_killed_start_left_is_swept(artifact: str, out: Path) -> None:
     for name in (".tmp-12-0123abcd", ".tmp-12-0123abcd.bak", ".tmp-mine"):
         (out / name).write_text("half")
     (out / ".tmp-13-0123abcd").mkdir()
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     assert sorted(path.name for path in out.glob(".tmp*")) == [".tmp-12-0123abcd.bak", ".tmp-13-0123abcd", ".tmp-mine"]
 
 
@@ -242,7 +242,7 @@ def test_a_start_keeps_the_forms_of_another_run(tmp_path: Path, out: Path, capsy
         os.symlink(tmp_path / "mine", out / identity_forms.NAME)
     else:
         (out / identity_forms.NAME).write_bytes(b'{"mine": 1}')
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     (said,) = capsys.readouterr().err.splitlines()
     assert "identity.json is not of this run: it is now" in said
     (aside,) = out.glob("identity.json.old-*")
@@ -250,16 +250,16 @@ def test_a_start_keeps_the_forms_of_another_run(tmp_path: Path, out: Path, capsy
     assert (out / identity_forms.NAME).read_bytes() == members[identity_forms.NAME] and not (
         out / identity_forms.NAME
     ).is_symlink()
-    assert go(artifact, out, "-q", "--resume") == 0 and capsys.readouterr().err == ""
+    assert run_toy(artifact, out, "-q", "--resume") == 0 and capsys.readouterr().err == ""
 
 
 def test_a_file_called_lock_is_not_written_over(artifact: str, out: Path, capsys: Captured) -> None:
     """It is locked all the same."""
     out.mkdir()
     (out / directory_lock.NAME).write_text("the key of my house\n")
-    assert go(artifact, out, "-q") == 0 and (out / directory_lock.NAME).read_text() == "the key of my house\n"
+    assert run_toy(artifact, out, "-q") == 0 and (out / directory_lock.NAME).read_text() == "the key of my house\n"
     with directory_lock.held(str(out), print):
-        assert go(artifact, out, "-q", "--resume") == 4
+        assert run_toy(artifact, out, "-q", "--resume") == 4
     assert "the directory is in use by another process" in capsys.readouterr().err
 
 
@@ -272,6 +272,6 @@ def test_a_link_called_lock_is_not_written_through(
     if there:
         outside.write_text("mine")
     os.symlink(outside, out / directory_lock.NAME)
-    assert go(artifact, out) == 5
+    assert run_toy(artifact, out) == 5
     assert "E-IO-010" in capsys.readouterr().err
     assert outside.read_text() == "mine" if there else not outside.exists()

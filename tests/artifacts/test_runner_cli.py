@@ -36,9 +36,9 @@ from .support import (
     child,
     contents,
     environment,
-    go,
     metrics,
     one_error,
+    run_toy,
     steps,
     toy_digest,
 )
@@ -237,18 +237,18 @@ def test_more_threads_than_cores_do_not_spin(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_row_67_odd_directories(artifact: str, tmp_path: Path, name: bytes, capsys: Captured) -> None:
     out = tmp_path / os.fsdecode(name)
-    assert go(artifact, out) == 0 and steps(out) == [2, 4, 6]
+    assert run_toy(artifact, out) == 0 and steps(out) == [2, 4, 6]
     printed = capsys.readouterr()
     assert "\x1b" not in printed.out and "new\nline" not in printed.out
     printed.out.encode("utf-8")  # no lone surrogate
-    assert go(artifact, out) == 4
+    assert run_toy(artifact, out) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "y/" * 2100, "nul\0"])
 def test_row_67_impossible_directories(artifact: str, tmp_path: Path, name: str, capsys: Captured) -> None:
     before = sorted(tmp_path.rglob("*"))
-    assert go(artifact, tmp_path / name) == 5
+    assert run_toy(artifact, tmp_path / name) == 5
     one_error(capsys.readouterr().err, "E-IO-010")
     assert sorted(tmp_path.rglob("*")) == before
     assert run.main([name, "--out", str(tmp_path)]) == 5
@@ -257,7 +257,7 @@ def test_row_67_impossible_directories(artifact: str, tmp_path: Path, name: str,
 
 def test_row_67_out_is_the_artifact(artifact: str, capsys: Captured) -> None:
     before = Path(artifact).read_bytes()
-    assert go(artifact, Path(artifact)) == 5
+    assert run_toy(artifact, Path(artifact)) == 5
     one_error(capsys.readouterr().err, "E-IO-010")
     assert Path(artifact).read_bytes() == before
 
@@ -327,9 +327,9 @@ def test_rows_69_and_73_the_environment_changes_nothing(artifact: str, tmp_path:
 def test_row_73_the_clock_is_in_no_digest(
     artifact: str, tmp_path: Path, now: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert go(artifact, tmp_path / "a", "-q") == 0
+    assert run_toy(artifact, tmp_path / "a", "-q") == 0
     monkeypatch.setattr(time, "time", lambda: now)
-    assert go(artifact, tmp_path / "b", "-q") == 0
+    assert run_toy(artifact, tmp_path / "b", "-q") == 0
     assert contents(tmp_path / "a", 6) == contents(tmp_path / "b", 6)
 
 
@@ -345,7 +345,7 @@ def test_row_69_a_terminal_gets_a_bar_on_standard_error(
     monkeypatch.setenv("TERM", "xterm")
     with open(side, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        assert go(artifact, out) == 0
+        assert run_toy(artifact, out) == 0
     reader.join(10)
     os.close(main)
     printed = capsys.readouterr().out
@@ -412,14 +412,14 @@ def limited(kind: int, value: int):  # noqa: ANN201
 
 def test_row_74_a_file_size_limit(artifact: str, out: Path) -> None:
     """The second run may write no file as large as a manifest: the old checkpoint stays, alone and whole."""
-    assert go(artifact, out, "-q", "--steps", "2") == 0
+    assert run_toy(artifact, out, "-q", "--steps", "2") == 0
     before = contents(out, 2)
     env = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python would leave modules cut short for all that import them later
     done = child(artifact, out, "-q", "--resume", env=env, preexec_fn=limited(resource.RLIMIT_FSIZE, 1000))
     assert done.returncode == 5
     one_error(done.stderr.splitlines()[-1], "E-IO-011")
     assert steps(out) == [2] and contents(out, 2) == before and not list((out / "checkpoints").glob(".tmp*"))
-    assert go(artifact, out, "-q", "--resume") == 0 and steps(out)[-1] == 6
+    assert run_toy(artifact, out, "-q", "--resume") == 0 and steps(out)[-1] == 6
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_row_75_what_the_system_refuses_is_coded(error: Exception, code: str) ->
 
 def test_row_81_a_log_that_cannot_be_written(artifact: str, out: Path, capsys: Captured) -> None:
     (out / "metrics.jsonl").mkdir(parents=True)
-    assert go(artifact, out, "-q") == 0 and steps(out) == [2, 4, 6]
+    assert run_toy(artifact, out, "-q") == 0 and steps(out) == [2, 4, 6]
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -462,13 +462,13 @@ def test_row_81_a_log_that_fails_later(
 ) -> None:
     full = open("/dev/full", "w")  # noqa: SIM115 (the log closes it)
     monkeypatch.setattr(Log, "_open", lambda self: setattr(self, "_file", full))
-    assert go(artifact, out, "-q") == 0 and steps(out) == [2, 4, 6]
+    assert run_toy(artifact, out, "-q") == 0 and steps(out) == [2, 4, 6]
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 1 and "metrics.jsonl cannot be written" in err[0]
 
 
 def test_numbers_in_the_log_are_exact_and_json(artifact: str, out: Path) -> None:
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     line = metrics(out)[0]
     assert set(line) == {"step", "loss", "metrics", "lr", "grad_norm", "records", "counters"}
     assert float(repr(line["loss"])) == line["loss"] and line["records"] == 8 and line["counters"] == {"tokens": 8}
@@ -480,7 +480,7 @@ def test_numbers_in_the_log_are_exact_and_json(artifact: str, out: Path) -> None
 
 
 def test_text_lines(artifact: str, out: Path, capsys: Captured) -> None:
-    assert go(artifact, out) == 0
+    assert run_toy(artifact, out) == 0
     lines = capsys.readouterr().out.splitlines()
     with tarball.open(artifact) as opened:
         assert lines[0] == f"run toy: 6 steps, artifact sha256:{opened.hash}"
@@ -490,7 +490,7 @@ def test_text_lines(artifact: str, out: Path, capsys: Captured) -> None:
 
 
 def test_json_lines(artifact: str, out: Path, capsys: Captured) -> None:
-    assert go(artifact, out, "--output-format", "json", "--diagnostic", "rows") == 0
+    assert run_toy(artifact, out, "--output-format", "json", "--diagnostic", "rows") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[-1]["done"] and lines[-1]["step"] == 6 and lines[-1]["params"].startswith("sha256:")
     assert len([line for line in lines if "diagnostic" in line]) == 5
@@ -509,7 +509,7 @@ def test_a_diagnostic_that_is_not_finite_is_json(
         return *made, rows * float("-inf")
 
     monkeypatch.setitem(toy.FUNCTIONS, "train", train)
-    assert go(artifact, out, "--output-format", "json", "-v", "--diagnostic", "rows") == 0
+    assert run_toy(artifact, out, "--output-format", "json", "-v", "--diagnostic", "rows") == 0
     found = capsys.readouterr()
     lines = [json.loads(line, parse_constant=pytest.fail) for line in (found.out + found.err).splitlines()]
     values = [line["values"] for line in lines if "diagnostic" in line]
@@ -517,21 +517,21 @@ def test_a_diagnostic_that_is_not_finite_is_json(
 
 
 def test_diagnostics(artifact: str, out: Path, capsys: Captured) -> None:
-    assert go(artifact, out, "-q", "--diagnostic", "rows") == 0
+    assert run_toy(artifact, out, "-q", "--diagnostic", "rows") == 0
     text = capsys.readouterr().out
     assert text.count("diagnostic rows, step ") == 3 and text.count("diagnostic rows, pass held at step ") == 2
     assert "float32[4, 3]" in text
-    assert go(artifact, out, "--resume", "--diagnostic", "logits") == 2
+    assert run_toy(artifact, out, "--resume", "--diagnostic", "logits") == 2
     line = one_error(capsys.readouterr().err, "E-CLI-004")
     assert "sexpgpu build --diagnostic logits" in line and "rows" in line
 
 
 def test_nothing_left_to_do(artifact: str, out: Path, capsys: Captured) -> None:
-    assert go(artifact, out, "-q") == 0
-    assert go(artifact, out, "--resume") == 0
+    assert run_toy(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "--resume") == 0
     text = capsys.readouterr().out
     assert "done: step 6" in text and "step 7" not in text and f"checkpoint {checkpoint(out, 6)}" in text
-    assert go(artifact, out, "--resume", "--steps", "3", "-q") == 0 and steps(out) == [2, 4, 6]
+    assert run_toy(artifact, out, "--resume", "--steps", "3", "-q") == 0 and steps(out) == [2, 4, 6]
 
 
 def test_an_unexpected_error_is_ours(
@@ -539,11 +539,11 @@ def test_an_unexpected_error_is_ours(
 ) -> None:
     monkeypatch.setitem(toy.FUNCTIONS, "train", lambda *_: 1 / 0)
     monkeypatch.delenv("SEXPGPU_DEBUG", raising=False)
-    assert go(artifact, out, "-q") == 70
+    assert run_toy(artifact, out, "-q") == 70
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1 and err.startswith("internal error: ZeroDivisionError") and "report" in err
     monkeypatch.setenv("SEXPGPU_DEBUG", "1")
-    assert go(artifact, out.with_name("two"), "-q") == 70 and "Traceback" in capsys.readouterr().err
+    assert run_toy(artifact, out.with_name("two"), "-q") == 70 and "Traceback" in capsys.readouterr().err
 
 
 def test_codes_are_complete() -> None:

@@ -29,7 +29,7 @@ from sexpgpu.language.runfile import load
 from sexpgpu.phases.trace_run import trace_run
 from sexpgpu.planning.microbatch_stacking import stacked
 
-from .artifact import again
+from .artifact import recompiled
 
 ORDERS = (0, 1, 2)  # fake_cuda_order
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -68,7 +68,7 @@ def libraries(on_gpu: tarball.Artifact, on_cpu: tarball.Artifact) -> tuple[Any, 
     served = _server(on_gpu, gpu.archs[0])
     loaded = []
     for n, (artifact, target) in enumerate(((on_gpu, gpu), (on_gpu, gpu), (on_cpu, cpu))):
-        serve = (lambda key: again(served(key), "watched")) if n == 1 else served
+        serve = (lambda key: recompiled(served(key), "watched")) if n == 1 else served
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", serve, override=True)
         file = Path(f"/dev/shm/each-kernel-{tvm_ffi.__version__}-{n}-{id(target)}.so")
         file.write_bytes(artifact.read(target.library))

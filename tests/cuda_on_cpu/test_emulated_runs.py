@@ -84,7 +84,7 @@ def made(shared: Callable[..., Path], request: pytest.FixtureRequest) -> Callabl
     return get
 
 
-def python(module: str, *arguments: object, **fake: object) -> str:
+def run_module(module: str, *arguments: object, **fake: object) -> str:
     """The output of a module of this folder, in a process that has the fake driver."""
     command = [sys.executable, "-m", f"tests.cuda_on_cpu.{module}", *map(str, arguments)]
     env = artifact.preloaded() if module == "compare_kernels" else artifact.environment(**fake)
@@ -96,7 +96,7 @@ def python(module: str, *arguments: object, **fake: object) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kernel_is_the_cpus_in_every_order(kind: str, made: Callable[[str], Made]) -> None:
     run, _, gpu, cpu = made(kind)
-    rows = [json.loads(line) for line in python("compare_kernels", run, gpu, cpu).splitlines()]
+    rows = [json.loads(line) for line in run_module("compare_kernels", run, gpu, cpu).splitlines()]
     assert len(rows) > 100
     assert [row["kernel"] for row in rows if row["orders"] != 1] == []
     exact = [row for row in rows if kind != HALVES or not any(name in row["kernel"] for name in ON_UNITS)]
@@ -106,7 +106,7 @@ def test_every_kernel_is_the_cpus_in_every_order(kind: str, made: Callable[[str]
 
 def stepped(made: Made, out: Path, kind: str, **fake: object) -> dict[str, np.ndarray]:
     _, data, gpu, cpu = made
-    python("training_steps", cpu if kind == "cpu" else gpu, data, out, kind, **fake)
+    run_module("training_steps", cpu if kind == "cpu" else gpu, data, out, kind, **fake)
     with np.load(out) as found:
         return dict(found)
 

@@ -21,7 +21,7 @@ def program(make):
     return te.create_prim_func([x, z, *(made if isinstance(made, list) else [made])])
 
 
-def each(x, z, f):
+def pointwise(x, z, f):
     return te.compute((4, 4), lambda i, j: f(x, z, i, j))
 
 
@@ -55,24 +55,24 @@ def scaled_sum(x, z):
     return te.compute((4, 4), lambda i, j: te.sum(x[i, j] * z[i, k], axis=k))
 
 
-def two(x, z):
+def two_outputs(x, z):
     """z's copy is written first, so that the second output would read what the first has overwritten."""
-    return [each(x, z, lambda x, z, i, j: z[i, j]), each(x, z, lambda x, z, i, j: x[i, j])]
+    return [pointwise(x, z, lambda x, z, i, j: z[i, j]), pointwise(x, z, lambda x, z, i, j: x[i, j])]
 
 
 CASES = [
-    ("same element", lambda x, z: each(x, z, lambda x, z, i, j: x[i, j] + z[j, i]), True),
-    ("not read", lambda x, z: each(x, z, lambda x, z, i, j: z[j, i]), True),
+    ("same element", lambda x, z: pointwise(x, z, lambda x, z, i, j: x[i, j] + z[j, i]), True),
+    ("not read", lambda x, z: pointwise(x, z, lambda x, z, i, j: z[j, i]), True),
     ("a chain", chain, True),
     ("an epilogue", epilogue, True),
-    ("another element", lambda x, z: each(x, z, lambda x, z, i, j: x[j, i]), False),
-    ("this and another", lambda x, z: each(x, z, lambda x, z, i, j: x[i, j] + x[3 - i, j]), False),
-    ("a neighbour", lambda x, z: each(x, z, lambda x, z, i, j: x[i, (j + 1) % 4]), False),
-    ("a fixed row", lambda x, z: each(x, z, lambda x, z, i, j: x[0, j]), False),
+    ("another element", lambda x, z: pointwise(x, z, lambda x, z, i, j: x[j, i]), False),
+    ("this and another", lambda x, z: pointwise(x, z, lambda x, z, i, j: x[i, j] + x[3 - i, j]), False),
+    ("a neighbour", lambda x, z: pointwise(x, z, lambda x, z, i, j: x[i, (j + 1) % 4]), False),
+    ("a fixed row", lambda x, z: pointwise(x, z, lambda x, z, i, j: x[0, j]), False),
     ("a chain that turns", shifted_chain, False),
     ("a sum of a row", row_sum, False),
     ("a factor of every term of a sum", scaled_sum, False),
-    ("another output reads it later", two, False),
+    ("another output reads it later", two_outputs, False),
 ]
 
 
@@ -82,12 +82,16 @@ def test_may_alias(make, may):
 
 
 def test_another_output_may_read_the_input_before_but_not_after():
-    func = program(lambda x, z: [each(x, z, lambda x, z, i, j: x[i, j]), each(x, z, lambda x, z, i, j: x[i, j])])
+    func = program(
+        lambda x, z: [pointwise(x, z, lambda x, z, i, j: x[i, j]), pointwise(x, z, lambda x, z, i, j: x[i, j])]
+    )
     assert [may_alias(func, 0, out) for out in (2, 3)] == [False, True]
 
 
 def test_another_output_may_not_read_another_element_of_the_input():
-    func = program(lambda x, z: [each(x, z, lambda x, z, i, j: x[j, i]), each(x, z, lambda x, z, i, j: x[i, j])])
+    func = program(
+        lambda x, z: [pointwise(x, z, lambda x, z, i, j: x[j, i]), pointwise(x, z, lambda x, z, i, j: x[i, j])]
+    )
     assert not may_alias(func, 0, 3)
 
 
@@ -112,4 +116,4 @@ def test_what_is_read_after_the_first_write_may_not_alias():
 
 
 def test_outputs_are_the_parameters_that_are_written():
-    assert outputs(program(two)) == [2, 3]
+    assert outputs(program(two_outputs)) == [2, 3]

@@ -22,17 +22,17 @@ N = 4099
 A, B, C = (numbers(N, seed=n) for n in range(3))
 
 
-def once(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def fused_multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a b + c, rounded once: the product of two f32 is exact in f64, and the sum's double rounding shows in no value
     here."""
     return (a.astype("float64") * b + c).astype("float32")
 
 
 FORMS = {
-    "a b + c": (lambda a, b, c: a * b + c, once(A, B, C)),
-    "c + a b": (lambda a, b, c: c + a * b, once(A, B, C)),
-    "c - a b": (lambda a, b, c: c - a * b, once(-A, B, C)),
-    "a b - c": (lambda a, b, c: a * b - c, once(A, B, -C)),
+    "a b + c": (lambda a, b, c: a * b + c, fused_multiply_add(A, B, C)),
+    "c + a b": (lambda a, b, c: c + a * b, fused_multiply_add(A, B, C)),
+    "c - a b": (lambda a, b, c: c - a * b, fused_multiply_add(-A, B, C)),
+    "a b - c": (lambda a, b, c: a * b - c, fused_multiply_add(A, B, -C)),
 }
 
 

@@ -163,7 +163,7 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
-def close(got: np.ndarray, want: np.ndarray, depth: int = 1) -> None:
+def assert_close(got: np.ndarray, want: np.ndarray, depth: int = 1) -> None:
     """Equal up to what ``depth`` additions in float32 in another order may differ: each rounds to half of 2^-23, errors
     of random sign grow as the root, and the terms are of order one."""
     bound = 4 * 2.0**-24 * max(1.0, depth) ** 0.5 * (1 + np.abs(want).max(initial=0.0))

@@ -20,7 +20,7 @@ from lowering.math import elementary
 from schedules.tir.rewrite import collect
 from sexpgpu.ops.backward import attend_grads
 from sexpgpu.ops.types import TensorType
-from tests.schedules.tensor_programs import V3, build, close, numbers, program, runs_here, threads
+from tests.schedules.tensor_programs import V3, assert_close, build, numbers, program, runs_here, threads
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -55,7 +55,7 @@ def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     causal = q == k
     built = build(attend(*size, causal))
     given = [numbers(*shape, seed=s) for s, (shape, _) in enumerate(built.params[:3])]
-    close(on_any_threads(built, given)[0], want(*given, causal), k)
+    assert_close(on_any_threads(built, given)[0], want(*given, causal), k)
 
 
 def on_any_threads(built: Any, given: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -78,7 +78,7 @@ def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
     given = [numbers(*shape, seed=s) for s, (shape, _) in enumerate(built.params[:4])]
     wide = [x.astype("float64") for x in given]
     for got, exact in zip(on_any_threads(built, given), attend_grads(np, *wide, causal=q == k), strict=True):
-        close(got, exact, max(q, k))
+        assert_close(got, exact, max(q, k))
 
 
 @pytest.mark.parametrize("target", ["cpu-x86-64-v3", "cpu-x86-64-v4"])

@@ -28,7 +28,7 @@ DTYPES = {"f32": "float32", "i32": "int32", "f64": "float64", "bool": "bool", "u
 R = relax.op
 
 
-def some(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> np.ndarray:
+def random_values(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> np.ndarray:
     return (numbers(*shape, seed=seed) * (1 if dtype[0] == "f" else 40)).astype(DTYPES[dtype])
 
 
@@ -45,13 +45,13 @@ def test_transposes(shape: list[int], data: Any) -> None:
     perm = tuple(data.draw(st.permutations(range(len(shape)))))
     dtype = data.draw(st.sampled_from(sorted(DTYPES)))
     if perm != tuple(range(len(shape))):
-        moved("transpose", (some(tuple(shape), dtype), dtype), perm=perm)
+        moved("transpose", (random_values(tuple(shape), dtype), dtype), perm=perm)
 
 
 @FEW
 @given(st.lists(st.tuples(SIZE, st.integers(0, 19), st.integers(0, 19)), min_size=1, max_size=3))
 def test_padding(sides: list[tuple[int, int, int]]) -> None:
-    x = some(tuple(n for n, _, _ in sides))
+    x = random_values(tuple(n for n, _, _ in sides))
     moved("pad", (x, "f32"), widths=tuple((a, b) for _, a, b in sides), value=2.5)
 
 
@@ -59,22 +59,22 @@ def test_padding(sides: list[tuple[int, int, int]]) -> None:
 @given(st.lists(SIZE, min_size=1, max_size=3), st.lists(SIZE, min_size=2, max_size=5), st.data())
 def test_joining(shape: list[int], sizes: list[int], data: Any) -> None:
     axis = data.draw(st.integers(0, len(shape) - 1))
-    parts = [some((*shape[:axis], n, *shape[axis + 1 :]), seed=i) for i, n in enumerate(sizes)]
+    parts = [random_values((*shape[:axis], n, *shape[axis + 1 :]), seed=i) for i, n in enumerate(sizes)]
     moved("concat", *((x, "f32") for x in parts), axis=axis)
 
 
 def test_more_parts_than_boxes() -> None:
-    moved("concat", *((some((9, n), seed=n), "f32") for n in range(1, 25)), axis=1)
+    moved("concat", *((random_values((9, n), seed=n), "f32") for n in range(1, 25)), axis=1)
 
 
 def test_a_box_of_one_bfloat16_number() -> None:
     import ml_dtypes
 
-    moved("pad", (some((5, 20)).astype(ml_dtypes.bfloat16), "bf16"), widths=((1, 0), (3, 4)), value=2.5)
+    moved("pad", (random_values((5, 20)).astype(ml_dtypes.bfloat16), "bf16"), widths=((1, 0), (3, 4)), value=2.5)
 
 
 def test_a_condition_on_data_is_no_place_to_cut() -> None:
-    x, part, at = some((20, 30)), some((4, 30), seed=1), np.array(7, "int32")
+    x, part, at = random_values((20, 30)), random_values((4, 30), seed=1), np.array(7, "int32")
     built = build(operator("write-window", ("f32", (20, 30)), ("f32", (4, 30)), ("i32", ()), starts=(3, 0), axis=0))
     want = reference("write-window", x, part, at, starts=(3, 0), axis=0)
     np.testing.assert_array_equal(built.run(x, part, at)[0], want)
@@ -99,7 +99,7 @@ def test_padding_inside_a_kernel_has_no_branch(target: str) -> None:
 
 def test_padding_inside_a_kernel() -> None:
     (func,) = graph(heads, *[((2, 4, 9, 8), "float32")] * 3)
-    built, parts = build(func), [some((2, 4, 9, 8), seed=n) for n in range(3)]
+    built, parts = build(func), [random_values((2, 4, 9, 8), seed=n) for n in range(3)]
     want = np.concatenate([x.transpose(0, 2, 1, 3).reshape(18, 32) for x in parts], 1)
     assert built.rule == "elementwise"
     np.testing.assert_array_equal(built.run(*parts)[0], want)
@@ -111,7 +111,7 @@ def test_what_is_done_on_a_transpose(shape: tuple[int, ...]) -> None:
     perm = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
     turned = tuple(shape[n] for n in perm)
     (func,) = graph(lambda emit, x, y: R.add(emit(R.permute_dims(x, perm)), y), (shape, "float32"), (turned, "float32"))
-    built, x, y = build(func), some(shape), some(turned, seed=1)
+    built, x, y = build(func), random_values(shape), random_values(turned, seed=1)
     for count in (1, 2):
         threads(count)
         np.testing.assert_array_equal(built.run(x, y)[0], x.transpose(perm) + y)

@@ -37,7 +37,7 @@ def draws(shape: tuple[int, ...], use: Callable[..., Any], *extra: tuple[int, ..
     return te.create_prim_func([seed, salt, *places, *more, use(shape, *made, *more)])
 
 
-def words(shape: tuple[int, ...], n: int = 0) -> np.ndarray:
+def random_words(shape: tuple[int, ...], n: int = 0) -> np.ndarray:
     return bits_ref(np, SEED, SALT, shape, int(PLACES[n][0]))
 
 
@@ -45,12 +45,12 @@ def words(shape: tuple[int, ...], n: int = 0) -> np.ndarray:
 def test_words_are_those_of_the_row(shape: tuple[int, ...]) -> None:
     built = build(draws(shape, lambda _, made: made))
     assert built.rule == "draws"
-    assert np.array_equal(built.run(SEED, SALT, PLACES[0])[0], words(shape))
+    assert np.array_equal(built.run(SEED, SALT, PLACES[0])[0], random_words(shape))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
 def test_a_single_word(shape: tuple[int, ...]) -> None:
-    assert np.array_equal(build(draws(shape, lambda _, made: made)).run(SEED, SALT, PLACES[0])[0], words(shape))
+    assert np.array_equal(build(draws(shape, lambda _, made: made)).run(SEED, SALT, PLACES[0])[0], random_words(shape))
 
 
 def unit(w: Any) -> Any:
@@ -63,8 +63,10 @@ def masked(shape: Any, w: Any, x: Any) -> Any:
     return te.compute(shape, lambda *i: tirx.Select(keep(*i), x(*i) * tirx.const(2.0, F), tirx.const(0.0, F)), "drop")
 
 
-def dropped(shape: tuple[int, ...], x: np.ndarray) -> np.ndarray:
-    return np.where((words(shape) >> 8).astype(F) * np.float32(2.0**-24) < 0.75, x * np.float32(2), np.float32(0))
+def dropout_reference(shape: tuple[int, ...], x: np.ndarray) -> np.ndarray:
+    return np.where(
+        (random_words(shape) >> 8).astype(F) * np.float32(2.0**-24) < 0.75, x * np.float32(2), np.float32(0)
+    )
 
 
 def normal(shape: tuple[int, ...]) -> np.ndarray:
@@ -75,7 +77,7 @@ def normal(shape: tuple[int, ...]) -> np.ndarray:
 def test_what_follows_is_done_on_the_words(shape: tuple[int, ...]) -> None:
     built, x = build(draws(shape, masked, shape)), normal(shape)
     assert built.rule == "draws"
-    assert np.array_equal(built.run(SEED, SALT, PLACES[0], x)[0], dropped(shape, x))
+    assert np.array_equal(built.run(SEED, SALT, PLACES[0], x)[0], dropout_reference(shape, x))
 
 
 def test_an_input_may_be_overwritten() -> None:
@@ -86,14 +88,14 @@ def test_an_input_may_be_overwritten() -> None:
     x = normal(shape)
     memory = tensor(x)
     build(func).call(tensor(SEED), tensor(SALT), tensor(PLACES[0]), memory, memory)
-    assert np.array_equal(memory.numpy(), dropped(shape, x))
+    assert np.array_equal(memory.numpy(), dropout_reference(shape, x))
 
 
 def test_two_draws_meet() -> None:
     shape = (33, 5)
     built = build(draws(shape, lambda s, a, b: te.compute(s, lambda *i: a(*i) ^ b(*i), "both"), count=2))
     assert built.rule == "draws"
-    assert np.array_equal(built.run(SEED, SALT, *PLACES)[0], words(shape) ^ words(shape, 1))
+    assert np.array_equal(built.run(SEED, SALT, *PLACES)[0], random_words(shape) ^ random_words(shape, 1))
 
 
 def largest(shape: tuple[int, ...], w: Any) -> Any:
@@ -113,14 +115,14 @@ OTHER = {  # name -> what is made of the words, the same in NumPy
 @pytest.mark.parametrize("name", OTHER)
 def test_words_used_in_another_order_are_kept_first(name: str) -> None:
     shape, (use, want) = (37, 45), OTHER[name]
-    assert np.array_equal(build(draws(shape, use)).run(SEED, SALT, PLACES[0])[0], want(words(shape)))
+    assert np.array_equal(build(draws(shape, use)).run(SEED, SALT, PLACES[0])[0], want(random_words(shape)))
 
 
 def test_a_row_of_factors_beside_the_words() -> None:
     shape, x = (37, 45), normal((45,))
     func = draws(shape, lambda s, w, x: te.compute(s, lambda i, j: unit(w(i, j)) * x(j), "scaled"), (45,))
     assert make_plan(func, schedules.TARGETS[V3]).kinds == ("draws", "map")  # no vector runs over the end of a row
-    want = (words(shape) >> 8).astype(F) * np.float32(2.0**-24) * x
+    want = (random_words(shape) >> 8).astype(F) * np.float32(2.0**-24) * x
     assert np.array_equal(build(func).run(SEED, SALT, PLACES[0], x)[0], want)
 
 
@@ -134,4 +136,4 @@ def test_bits_depend_neither_on_threads_nor_on_the_level() -> None:
             threads(count)
             seen.add(built.run(SEED, SALT, PLACES[0], x)[0].tobytes())
     threads(1)
-    assert seen == {dropped(shape, x).tobytes()}
+    assert seen == {dropout_reference(shape, x).tobytes()}

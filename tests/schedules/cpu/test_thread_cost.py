@@ -67,7 +67,7 @@ def test_what_takes_longer_is_shared_out(what: str) -> None:
     assert shared_out(made(large)) == 1
 
 
-def a_map(value: Any, count: int = 4096, step: int = 1) -> Any:
+def map_loop(value: Any, count: int = 4096, step: int = 1) -> Any:
     """``y[f] = value(x[f * step])`` by vectors of 8."""
     x, y = scratch([count * step], F32, "x"), scratch([count], F32, "y")
     read = lambda f: load(x, f * i64(step) if step > 1 else f)  # noqa: E731
@@ -76,17 +76,17 @@ def a_map(value: Any, count: int = 4096, step: int = 1) -> Any:
 
 
 def test_a_price_follows_elements_operations_and_the_way_through_memory() -> None:
-    plain = nanoseconds(a_map(lambda x: x), 8)
-    assert nanoseconds(a_map(lambda x: x, 8192), 8) == pytest.approx(2 * plain)
-    assert nanoseconds(a_map(lambda x: x), 4) > 1.5 * plain
-    assert nanoseconds(a_map(lambda x: x * x), 8) > plain
-    assert nanoseconds(a_map(lambda x: x / (x + 1.0)), 8) > nanoseconds(a_map(lambda x: x * (x + 1.0)), 8)
-    assert nanoseconds(a_map(tirx.exp), 8) > 3 * plain
-    assert nanoseconds(a_map(lambda x: x, step=3), 8) > 3 * plain
+    plain = nanoseconds(map_loop(lambda x: x), 8)
+    assert nanoseconds(map_loop(lambda x: x, 8192), 8) == pytest.approx(2 * plain)
+    assert nanoseconds(map_loop(lambda x: x), 4) > 1.5 * plain
+    assert nanoseconds(map_loop(lambda x: x * x), 8) > plain
+    assert nanoseconds(map_loop(lambda x: x / (x + 1.0)), 8) > nanoseconds(map_loop(lambda x: x * (x + 1.0)), 8)
+    assert nanoseconds(map_loop(tirx.exp), 8) > 3 * plain
+    assert nanoseconds(map_loop(lambda x: x, step=3), 8) > 3 * plain
 
 
 def test_branches_and_loops_of_unknown_extent() -> None:
-    whole, last, n = a_map(lambda x: x), a_map(lambda x: x, 2048), tirx.Var("n", "int64")
+    whole, last, n = map_loop(lambda x: x), map_loop(lambda x: x, 2048), tirx.Var("n", "int64")
     either = tirx.IfThenElse(n < i64(3), whole, last)
     assert nanoseconds(whole, 8) < nanoseconds(either, 8) < 1.1 * nanoseconds(whole, 8)
     assert nanoseconds(tirx.IfThenElse(n < i64(3), whole, None), 8) < 0.6 * nanoseconds(whole, 8)
@@ -102,12 +102,14 @@ def through_heads(emit: Any, x: Any) -> Any:
     return emit(R.permute_dims(split, [0, 2, 1, 3]))
 
 
-def back(emit: Any, x: Any) -> Any:
+def from_heads(emit: Any, x: Any) -> Any:
     return R.reshape(emit(R.permute_dims(x, [0, 2, 1, 3])), (128, 48))
 
 
 @pytest.mark.parametrize("target", [V3, "cpu-x86-64-v4", "cpu-aarch64"])
-@pytest.mark.parametrize(("made", "shape"), [(through_heads, (128, 48)), (back, (16, 4, 8, 12))], ids=["to", "from"])
+@pytest.mark.parametrize(
+    ("made", "shape"), [(through_heads, (128, 48)), (from_heads, (16, 4, 8, 12))], ids=["to", "from"]
+)
 def test_a_transpose_between_reshapes_divides_nothing(made: Any, shape: tuple[int, ...], target: str) -> None:
     """Its vectors go along memory on both sides: no index is divided."""
     (func,) = graph(made, (shape, F32))

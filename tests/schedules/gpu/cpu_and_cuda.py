@@ -29,21 +29,21 @@ def bits(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "fV":
         return array
     plain = array.astype("float64") if array.dtype.itemsize == 2 else array
-    whole = plain.view(f"i{plain.dtype.itemsize}").copy()
-    whole[np.isnan(plain)] = -1
-    return whole
+    integers = plain.view(f"i{plain.dtype.itemsize}").copy()
+    integers[np.isnan(plain)] = -1
+    return integers
 
 
 @functools.lru_cache(maxsize=1)
-def on_the_cpu(text: str) -> Built:
+def build_for_cpu(text: str) -> Built:
     """A program in TVM's JSON as the rules of the CPU schedule it: neighbours among tests change the GPU's alone."""
     return build(tvm.ir.load_json(text))
 
 
-def same(func: Any, *arrays: np.ndarray, rule: str | None = None, target: str = GPU) -> list[np.ndarray]:
+def same_bits(func: Any, *arrays: np.ndarray, rule: str | None = None, target: str = GPU) -> list[np.ndarray]:
     """The outputs of ``func`` on ``arrays``, which must be the same bits on a CPU and, with its threads in any order,
     on a GPU."""
-    want = on_the_cpu(tvm.ir.save_json(func)).run(*arrays)
+    want = build_for_cpu(tvm.ir.save_json(func)).run(*arrays)
     compiled = emulator.compile(scheduled(func, rule, target), target)
     got = compiled.every_order(*arrays)[len(arrays) :]
     for g, w in zip(got, want, strict=True):

@@ -10,22 +10,22 @@ from tvm import te, tirx
 from ..tensor_programs import program
 
 PRODUCT = te.comm_reducer(lambda a, b: a * b, lambda dtype: tirx.const(1, dtype), "product")
-FOLDS: dict[str, Callable[..., Any]] = {"sum": te.sum, "max": te.max, "min": te.min, "prod": PRODUCT}
+REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": te.sum, "max": te.max, "min": te.min, "prod": PRODUCT}
 
 
-def fold(
+def reduction(
     kind: str, shape: tuple[int, ...], axes: tuple[int, ...], dtype: str = "float32", squared: bool = False
 ) -> Any:
     """The program of a fold over ``axes``, of the squares of the elements or of them as they are."""
 
-    def made(a: te.Tensor) -> Any:
+    def reduced_tensor(a: te.Tensor) -> Any:
         reduced = [te.reduce_axis((0, shape[d]), f"k{d}") for d in axes]
 
         def element(*at: Any) -> Any:
             rest, inner = iter(at), iter(reduced)
-            one = a(*(next(inner) if d in axes else next(rest) for d in range(len(shape))))
-            return FOLDS[kind](one * one if squared else one, axis=reduced)
+            value = a(*(next(inner) if d in axes else next(rest) for d in range(len(shape))))
+            return REDUCTIONS[kind](value * value if squared else value, axis=reduced)
 
         return te.compute([e for d, e in enumerate(shape) if d not in axes], element, "folded")
 
-    return program(made, (shape, dtype))
+    return program(reduced_tensor, (shape, dtype))

@@ -28,7 +28,7 @@ from sexpgpu.ops.types import TensorType
 from tests.schedules.cpu.test_attention_cpu import attend_grad
 
 from ..tensor_programs import V3, numbers, program, runs_here
-from .cpu_and_cuda import GPU, same, scheduled
+from .cpu_and_cuda import GPU, same_bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -44,7 +44,7 @@ def given(func: Any) -> list[np.ndarray]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend_grad(*size, causal=False)
-    same(func, *given(func), rule="heads")
+    same_bits(func, *given(func), rule="heads")
 
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(shared_memory, "ROWS", (4,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
-    same(func, *given(func), rule="heads")
+    same_bits(func, *given(func), rule="heads")
 
 
 def test_half_precision_and_a_mask() -> None:
@@ -62,7 +62,7 @@ def test_half_precision_and_a_mask() -> None:
     mask = np.random.default_rng(3).random((3, 1, 16, 20)) < 0.5
     mask[0, 0, 2] = False
     half = [numbers(*shape, seed=s).astype(ml_dtypes.bfloat16) for s, shape in enumerate(shapes)]
-    same(func, *half, mask, rule="heads")
+    same_bits(func, *half, mask, rule="heads")
 
 
 def training(length: int, dtype: str = "f32") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from sexpgpu.ops.types import TensorType
 from tests.schedules.cpu.test_attention_cpu import attend, attend_grad
 
 from ..tensor_programs import V3, numbers, program, runs_here
-from .cpu_and_cuda import same, scheduled
+from .cpu_and_cuda import same_bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -44,18 +44,18 @@ def given(func: Any, count: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend(*size, causal=False)
-    same(func, *given(func, 3), rule="heads")
+    same_bits(func, *given(func, 3), rule="heads")
 
 
 def test_gradients() -> None:
     func = attend_grad((1, 2), 37, 70, 20, 36, causal=False)
-    same(func, *given(func, 4), rule="heads")
+    same_bits(func, *given(func, 4), rule="heads")
 
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "ROWS", (2,))
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
-    same(func, *given(func, 4), rule="heads")
+    same_bits(func, *given(func, 4), rule="heads")
 
 
 @pytest.mark.parametrize(("dtype", "gradient"), [("bfloat16", True), ("float16", False)])
@@ -70,7 +70,7 @@ def test_half_precision_and_a_mask(dtype: str, gradient: bool) -> None:
     half = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     mask = np.random.default_rng(3).random((3, 1, 16, 80)) < 0.5
     mask[0, 0, 2] = False
-    same(func, *(numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)), mask, rule="heads")
+    same_bits(func, *(numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)), mask, rule="heads")
 
 
 def test_a_score_that_another_column_needs_is_not_streamed() -> None:
@@ -83,7 +83,7 @@ def test_a_score_that_another_column_needs_is_not_streamed() -> None:
         return te.compute((3, 10, 12), lambda h, r, c: te.sum(part[h, r, j] * v[h, j, c], axis=j), "out")
 
     func = program(function, *((shape, "float32") for shape in ((3, 10, 16), (3, 96, 16), (3, 96, 12))))
-    same(func, *given(func, 3), rule="mixed")
+    same_bits(func, *given(func, 3), rule="mixed")
 
 
 def test_a_block_has_no_more_memory_than_there_is() -> None:

@@ -20,7 +20,7 @@ from sexpgpu.ops.types import TensorType
 from tests.schedules.cpu.test_attention_cpu import attend
 
 from ..tensor_programs import V3, numbers, program, runs_here
-from .cpu_and_cuda import same, scheduled
+from .cpu_and_cuda import same_bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -39,7 +39,7 @@ def given(func: Any, count: int = 3) -> list[np.ndarray]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend(*size, causal=False)
-    same(func, *given(func), rule="heads")
+    same_bits(func, *given(func), rule="heads")
 
 
 @pytest.mark.parametrize("rows", shared_memory.ROWS)
@@ -48,7 +48,7 @@ def test_any_number_of_rows_in_a_block(rows: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(shared_memory, "ROWS", (rows,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 37, 37, 12, 40, causal=True)
-    same(func, *given(func), rule="heads")
+    same_bits(func, *given(func), rule="heads")
 
 
 @pytest.mark.parametrize("columns", shared_memory.COLUMNS)
@@ -56,7 +56,7 @@ def test_any_number_of_columns_side_by_side(columns: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(shared_memory, "COLUMNS", (columns,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 9, 270, 12, 20, causal=False)
-    same(func, *given(func), rule="heads")
+    same_bits(func, *given(func), rule="heads")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -68,7 +68,7 @@ def test_half_precision_and_a_mask(dtype: str) -> None:
     half = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     mask = np.random.default_rng(3).random((3, 1, 6, 20)) < 0.5
     mask[0, 0, 2] = False
-    same(func, *(numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)), mask, rule="heads")
+    same_bits(func, *(numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)), mask, rule="heads")
 
 
 def test_what_is_read_again_is_not_written_over() -> None:
@@ -83,7 +83,7 @@ def test_what_is_read_again_is_not_written_over() -> None:
         return te.compute((3, 10, 12), lambda h, r, c: te.sum(both[h, r, j] * v[h, j, c], axis=j), "out")
 
     func = program(function, *((shape, "float32") for shape in ((3, 10, 16), (3, 24, 16), (3, 24, 12))))
-    same(func, *given(func), rule="heads")
+    same_bits(func, *given(func), rule="heads")
 
 
 def test_no_score_is_written_to_memory() -> None:

@@ -115,7 +115,7 @@ def made(size: tuple[Any, ...], gradient: bool = False) -> list[np.ndarray]:
 # -- numbers: forward error bounds, derived in docs/tensor-core-error.md -----------------------------------------------
 
 
-def wider(arrays: list[np.ndarray]) -> list[np.ndarray]:
+def as_float64(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [x.astype("f8") for x in arrays]
 
 
@@ -146,24 +146,24 @@ def softmax(q: np.ndarray, k: np.ndarray, seen: Any) -> np.ndarray:
 
 def want(arrays: list[np.ndarray], causal: bool, mask: Any = None) -> np.ndarray:
     """What the operator's row says, in float64."""
-    q, k, v = wider(arrays)
+    q, k, v = as_float64(arrays)
     return attention_ref(np, q, k, v, mask, causal)
 
 
 def want_gradients(arrays: list[np.ndarray], causal: bool, mask: Any = None) -> tuple[np.ndarray, ...]:
-    dy, q, k, v = wider(arrays)
+    dy, q, k, v = as_float64(arrays)
     return attend_grads(np, dy, q, k, v, *([] if mask is None else [mask]), causal=causal)
 
 
 def forward_bound(arrays: list[np.ndarray], seen: Any) -> np.ndarray:
     """Of a float32 result: docs/tensor-core-error.md, "Attention: the result"."""
-    q, k, v = wider(arrays)
+    q, k, v = as_float64(arrays)
     return (weights_off(q, k) + CUT + off(k.shape[-2], 2)) * (softmax(q, k, seen) @ np.abs(v))
 
 
 def gradient_bounds(arrays: list[np.ndarray], seen: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of dq, dk and dv in float32: docs/tensor-core-error.md, "Attention: the gradients"."""
-    dy, q, k, v = wider(arrays)
+    dy, q, k, v = as_float64(arrays)
     w, part = softmax(q, k, seen), weights_off(q, k)
     dweights = np.abs(dy) @ np.abs(v).swapaxes(-1, -2)
     dscores = w * (dweights + (w * dweights).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
@@ -176,28 +176,28 @@ def gradient_bounds(arrays: list[np.ndarray], seen: Any) -> tuple[np.ndarray, np
     )
 
 
-def near(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> None:
+def assert_within(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> None:
     """``bound``, and the one rounding to a half."""
     half = ROUND[str(got.dtype)] * (np.abs(want) + bound) + LEAST
     assert (np.abs(got.astype("f8") - want) <= bound + half).all()
 
 
-def seen_in(size: tuple[Any, ...]) -> Any:
+def visible_keys(size: tuple[Any, ...]) -> Any:
     return np.tri(size[1], size[2], dtype=bool) if size[1] == size[2] else np.bool_(True)
 
 
 @pytest.mark.parametrize("size", [SMALL, RAGGED, CAUSAL], ids=str)
 def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     arrays, (got,) = given(size), made(size)
-    near(got, want(arrays, size[1] == size[2]), forward_bound(arrays, seen_in(size)))
+    assert_within(got, want(arrays, size[1] == size[2]), forward_bound(arrays, visible_keys(size)))
 
 
 @pytest.mark.parametrize("size", [RAGGED, CAUSAL], ids=str)
 def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
     arrays, got = given(size, True), made(size, True)[-3:]
-    exact, bounds = want_gradients(arrays, size[1] == size[2]), gradient_bounds(arrays, seen_in(size))
+    exact, bounds = want_gradients(arrays, size[1] == size[2]), gradient_bounds(arrays, visible_keys(size))
     for each in zip(got, exact, bounds, strict=True):
-        near(*each)
+        assert_within(*each)
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -215,7 +215,7 @@ def test_a_mask(gradient: bool) -> None:
     else:
         exact, bounds = (want(arrays, False, mask),), (forward_bound(arrays, mask),)
     for each in zip(got[-len(exact) :], exact, bounds, strict=True):
-        near(*each)
+        assert_within(*each)
     assert not got[-len(exact)][0, :, 2].any()
 
 
@@ -227,8 +227,8 @@ def test_float16(scale: float) -> None:
     q, k, v = given(size, dtype="float16")
     q *= np.float16(scale)
     (got,) = results(attend(size, False, dtype="f16"), q, k, v)
-    least = LEAST * np.abs(wider([v])[0]).sum(-2, keepdims=True)
-    near(got, want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)) + least)
+    least = LEAST * np.abs(as_float64([v])[0]).sum(-2, keepdims=True)
+    assert_within(got, want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)) + least)
     scheduled(attend(size, False, gradient=True, dtype="f16"), "heads")
 
 
@@ -241,7 +241,7 @@ def exact(size: tuple[Any, ...]) -> Any:
 def test_weights_are_not_rounded_to_halves() -> None:
     """70 equal ones of 1, whose sum is exact: each would be 2^-9.3 away as a bfloat16, on the same side."""
     q, k, v = given(EXACT)
-    near(exact(EXACT).run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
+    assert_within(exact(EXACT).run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
     k[:], v[:] = 0, 1
     assert np.abs(exact(EXACT).run(q, k, v)[-1].astype("f8") - 1).max() <= CUT + 8 * UNIT
 
@@ -253,7 +253,7 @@ def test_scores_that_grow(scale: float) -> None:
     q, k, v = given(EXACT)
     q[:], k[..., 0] = 0, np.arange(70) / 8
     q[..., 0] = (np.arange(20) * 7 % 20 - 10) / 4 * scale
-    near(exact(EXACT).run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
+    assert_within(exact(EXACT).run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
 
 
 def test_what_takes_three_passes() -> None:
@@ -265,10 +265,10 @@ def test_what_takes_three_passes() -> None:
     assert all(multiplications(scheduled(x, "matrix-units")) == 1 + 1 + 3 for x in (func, other))
     arrays = given(EXACT)
     squares, got = results(func, *arrays)
-    near(got, want(arrays, False), forward_bound(arrays, np.bool_(True)))
-    q, k, _ = wider(arrays)
+    assert_within(got, want(arrays, False), forward_bound(arrays, np.bool_(True)))
+    q, k, _ = as_float64(arrays)
     exact = (softmax(q, k, np.bool_(True)) ** 2).sum(-1)
-    near(squares, exact, (2 * weights_off(q, k) + added(70) + UNIT) * exact)
+    assert_within(squares, exact, (2 * weights_off(q, k) + added(70) + UNIT) * exact)
 
 
 # -- bits ------------------------------------------------------------------------------------------------------------

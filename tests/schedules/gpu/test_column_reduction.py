@@ -16,8 +16,8 @@ from tvm import relax, te
 from schedules.gpu.audit.launch_audit import audit
 
 from ..tensor_programs import V3, graph, numbers, operator, program, runs_here
-from .cpu_and_cuda import same, scheduled
-from .reductions import fold
+from .cpu_and_cuda import same_bits, scheduled
+from .reductions import reduction
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -30,12 +30,12 @@ CUT = [(4099, 40), (1100, 64)]
 
 @pytest.mark.parametrize("shape", [*AHEAD, *EACH, *CUT], ids=str)
 def test_sums_down_columns(shape: tuple[int, ...]) -> None:
-    same(fold("sum", shape, (0,)), numbers(*shape))
+    same_bits(reduction("sum", shape, (0,)), numbers(*shape))
 
 
 @pytest.mark.parametrize("axes", [(1,), (0, 2), (0, 1)], ids=str)
 def test_columns_between_other_axes(axes: tuple[int, ...]) -> None:
-    same(fold("sum", (5, 90, 4, 9), axes), numbers(5, 90, 4, 9))
+    same_bits(reduction("sum", (5, 90, 4, 9), axes), numbers(5, 90, 4, 9))
 
 
 @pytest.mark.parametrize("squared", [True, False])
@@ -43,26 +43,28 @@ def test_columns_between_other_axes(axes: tuple[int, ...]) -> None:
     ("kind", "dtype"), [("sum", "float64"), ("max", "float32"), ("prod", "int64"), ("min", "int32")]
 )
 def test_folds_of_every_kind(kind: str, dtype: str, squared: bool) -> None:
-    same(fold(kind, (150, 37), (0,), dtype, squared), (numbers(150, 37) * 3).astype(dtype), rule="columns")
+    same_bits(reduction(kind, (150, 37), (0,), dtype, squared), (numbers(150, 37) * 3).astype(dtype), rule="columns")
 
 
 @pytest.mark.parametrize("rows", [20, 200])
 def test_halves_are_summed_in_float32(rows: int) -> None:
-    same(fold("sum", (rows, 40), (0,), "bfloat16"), numbers(rows, 40).astype(ml_dtypes.bfloat16), rule="columns")
+    same_bits(
+        reduction("sum", (rows, 40), (0,), "bfloat16"), numbers(rows, 40).astype(ml_dtypes.bfloat16), rule="columns"
+    )
 
 
 @pytest.mark.parametrize("rows", [40, 300])
 def test_what_follows_is_done_on_the_sums(rows: int) -> None:
     (func,) = graph(lambda emit, x, y: relax.op.add(emit(relax.op.mean(x, [0])), y), ((rows, 50), "float32"),
                     ((50,), "float32"))  # fmt: skip
-    same(func, numbers(rows, 50), numbers(50, seed=1), rule="columns")
+    same_bits(func, numbers(rows, 50), numbers(50, seed=1), rule="columns")
     assert len(audit(scheduled(func))) == 1
 
 
 @pytest.mark.parametrize("shape", [(40, 33), (500, 3)], ids=str)
 def test_the_first_of_equals(shape: tuple[int, ...]) -> None:
     x = np.round(numbers(*shape))
-    (got,) = same(operator("argmax", ("f32", shape), axis=0), x)
+    (got,) = same_bits(operator("argmax", ("f32", shape), axis=0), x)
     assert (got == x.argmax(0)).all()
 
 
@@ -74,7 +76,7 @@ def test_memory_decides_which_threads_are_neighbours() -> None:
         return te.compute((90, 70), lambda i, j: te.sum(a[j, k, i], axis=k), "turned")
 
     func = program(turned, ((70, 40, 90), "float32"))
-    same(func, numbers(70, 40, 90), rule="columns")
+    same_bits(func, numbers(70, 40, 90), rule="columns")
     (only,) = audit(scheduled(func))
     assert {o.name: o.stride for o in only.operands} == {"a0": 1, "turned": 70}
 
@@ -82,13 +84,13 @@ def test_memory_decides_which_threads_are_neighbours() -> None:
 @pytest.mark.parametrize("shape", [(300, 411), (70_000,), (33_000, 3)], ids=str)
 @pytest.mark.parametrize("kind", ["sum", "max"])
 def test_folds_over_everything(kind: str, shape: tuple[int, ...]) -> None:
-    same(fold(kind, shape, tuple(range(len(shape))), squared=kind == "sum"), numbers(*shape), rule="rows")
+    same_bits(reduction(kind, shape, tuple(range(len(shape))), squared=kind == "sum"), numbers(*shape), rule="rows")
 
 
 def test_there_are_blocks_enough_and_neighbours_side_by_side() -> None:
     cases = [((8192, 512), (0,)), ((65_536, 64), (0,)), ((2048, 128), (0,)), ((1 << 22,), (0,)), ((2048, 2048), (0, 1))]
     for shape, axes in cases:
-        found = audit(scheduled(fold("sum", shape, axes)))
+        found = audit(scheduled(reduction("sum", shape, axes)))
         assert not any(one.faults for one in found) and found[0].blocks >= 64, shape
         assert found[0].operands[0].stride == 1
 
@@ -102,6 +104,6 @@ def test_the_first_of_equals_of_a_long_row(name: str, shape: tuple[int, ...], ax
     if shape == (70_000,):
         x[4097], x[-1] = x[-1], 0
     func = operator(name, ("f32", shape), axis=axis)
-    (got,) = same(func, x)
+    (got,) = same_bits(func, x)
     assert (got == getattr(x, name)(axis)).all()
     assert audit(scheduled(func))[0].serial <= 256

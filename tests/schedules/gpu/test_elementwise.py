@@ -18,7 +18,7 @@ from sexpgpu.ops.types import TensorType
 from tests.cuda_on_cpu import emulator
 
 from ..tensor_programs import V3, graph, numbers, operator, program, reference, runs_here
-from .cpu_and_cuda import GPU, same, scheduled
+from .cpu_and_cuda import GPU, same_bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -43,7 +43,7 @@ TURNS = [
 def test_transposes_go_through_tiles(shape: tuple[int, ...], perm: tuple[int, ...], dtype: str) -> None:
     x = (numbers(*shape) * 9).astype(NUMPY[dtype])
     func = operator("transpose", (dtype, shape), perm=perm)
-    (got,) = same(func, x, rule="elementwise")
+    (got,) = same_bits(func, x, rule="elementwise")
     np.testing.assert_array_equal(got, reference("transpose", x, perm=perm))
     assert through_tiles(func)
 
@@ -58,7 +58,7 @@ def test_a_turned_tensor_meets_others_in_a_tile() -> None:
 
     shapes = [(x.shape, "float32") for x in (a, b, down, across)]
     for func in graph(build, *shapes):
-        same(func, *(x for x, _ in zip((a, b, down, across), func.params, strict=False)))
+        same_bits(func, *(x for x, _ in zip((a, b, down, across), func.params, strict=False)))
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["turned first", "turned last"])
@@ -66,7 +66,7 @@ def test_what_is_read_in_two_ways_stays_out_of_tiles(first: bool) -> None:
     x = numbers(40, 40)
     element = lambda x, i, j: x[j, i] - x[i, j] * 2.0 if first else x[i, j] - x[j, i] * 2.0  # noqa: E731
     func = program(lambda x: te.compute((40, 40), lambda i, j: element(x, i, j)), ((40, 40), "float32"))
-    same(func, x)
+    same_bits(func, x)
     assert not through_tiles(func)
 
 
@@ -79,7 +79,7 @@ def test_what_is_read_under_a_condition_stays_out_of_tiles() -> None:
         return te.compute((40, 36), inside)
 
     func = program(padded, ((20, 40), "float32"))
-    same(func, x)
+    same_bits(func, x)
     assert not through_tiles(func)
 
 
@@ -88,7 +88,7 @@ def test_a_thread_takes_several_points_of_many(points: int, monkeypatch: pytest.
     monkeypatch.setattr(elementwise, "MIN_POINTS_UNROLLED", 2048)
     a, b = numbers(points), numbers(points, seed=1)
     func = program(lambda a, b: te.compute((points,), lambda i: a[i] * b[i] + a[i]), *(((points,), "float32"),) * 2)
-    same(func, a, b)
+    same_bits(func, a, b)
     assert "u < 4" in emulator.compile(scheduled(func), GPU).text
 
 
@@ -119,6 +119,6 @@ def drawn(shape: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize("shape", [(3,), (5, 7), (1025,), (2, 3, 11), (40, 130)], ids=str)
 def test_draws_evaluate_a_counter_once_and_join_what_follows(shape: tuple[int, ...]) -> None:
     func = drawn(shape)
-    same(func, SEED, SALT, PLACE, numbers(*shape), rule="draws")
+    same_bits(func, SEED, SALT, PLACE, numbers(*shape), rule="draws")
     text = emulator.compile(scheduled(func), GPU).text
     assert text.count("3528531795") == 10  # a multiplier of each round: one evaluation

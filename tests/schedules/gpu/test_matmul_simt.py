@@ -21,7 +21,7 @@ from tests.cuda_on_cpu import emulator
 from tests.schedules.cpu.test_matmul import in_order
 
 from ..tensor_programs import V3, graph, numbers, product, program, runs_here
-from .cpu_and_cuda import GPU, same, scheduled
+from .cpu_and_cuda import GPU, same_bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -74,7 +74,7 @@ def test_a_batch_of_products(kind: str) -> None:
 
 def test_a_batch_on_one_side_is_rows() -> None:
     (func,) = graph(lambda emit, x, w: relax.op.matmul(x, w), ((3, 4, 17, 20), "float32"), ((20, 23), "float32"))
-    same(func, numbers(3, 4, 17, 20), numbers(20, 23, seed=1), rule="matmul")
+    same_bits(func, numbers(3, 4, 17, 20), numbers(20, 23, seed=1), rule="matmul")
 
 
 def test_axes_in_any_order() -> None:
@@ -86,7 +86,7 @@ def test_axes_in_any_order() -> None:
             (9, 2, 6, 7), lambda i, n, j, h: te.sum(a[k, n, i, w] * b[j, w, k, n, h], axis=[k, w]), "einsum"
         )
 
-    same(program(function, ((5, 2, 9, 8), "float32"), ((6, 8, 5, 2, 7), "float32")),
+    same_bits(program(function, ((5, 2, 9, 8), "float32"), ((6, 8, 5, 2, 7), "float32")),
          numbers(5, 2, 9, 8), numbers(6, 8, 5, 2, 7, seed=1), rule="matmul")  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def test_the_last_of_two_merged_axes_in_fours() -> None:
         k = te.reduce_axis((0, 36), "k")
         return te.compute((3, 7, 5, 12), lambda i, h, j, g: te.sum(a[i, k, h] * b[j, k, g], axis=k), "product")
 
-    same(program(function, ((3, 36, 7), "float32"), ((5, 36, 12), "float32")),
+    same_bits(program(function, ((3, 36, 7), "float32"), ((5, 36, 12), "float32")),
          numbers(3, 36, 7), numbers(5, 36, 12, seed=1), rule="matmul")  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def test_what_comes_before_and_after_is_done_in_the_same_launch(size: tuple[int,
     funcs = graph(fused, *kinds)
     for func in funcs:
         shapes = [(tuple(map(int, p.shape))) for p in list(func.params)[:-1]]
-        same(func, *(numbers(*shape, seed=s) for s, shape in enumerate(shapes)))
+        same_bits(func, *(numbers(*shape, seed=s) for s, shape in enumerate(shapes)))
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", "NN"), ("bfloat16", "TT"), ("float16", "NT")])
@@ -123,7 +123,7 @@ def test_half_precision_is_widened_as_it_is_loaded(kind: str, dtype: str) -> Non
     half = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     given = [numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)]
     level = "cuda-sm_75"  # which has no matrix units for them
-    same(program(made, *((shape, dtype) for shape in shapes)), *given, rule="matmul", target=level)
+    same_bits(program(made, *((shape, dtype) for shape in shapes)), *given, rule="matmul", target=level)
 
 
 @pytest.mark.parametrize("size", [(33, 20, 40), (3, 70, 50)], ids=str)
@@ -135,7 +135,7 @@ def test_double_precision(size: tuple[int, int, int]) -> None:
         return te.compute((m, n), lambda i, j: te.sum(a[i, d] * b[j, d], axis=d), "product")
 
     given = [numbers(*shape, seed=s).astype("float64") for s, shape in enumerate([(m, k), (n, k)])]
-    same(program(function, ((m, k), "float64"), ((n, k), "float64")), *given, rule="matmul")
+    same_bits(program(function, ((m, k), "float64"), ((n, k), "float64")), *given, rule="matmul")
 
 
 def test_what_stands_past_the_end_of_the_depth_changes_no_zero() -> None:
@@ -144,7 +144,7 @@ def test_what_stands_past_the_end_of_the_depth_changes_no_zero() -> None:
     a, b = np.zeros((5, 17), "float32"), np.zeros((17, 9), "float32")
     a[:, 16], b[16] = 1e-30, -1e-30
     a[1, 3], b[3, 2], a[2, 16] = np.inf, 1.0, np.nan
-    (out,) = same(product("NN", 5, 17, 9), a, b, rule="matmul")
+    (out,) = same_bits(product("NN", 5, 17, 9), a, b, rule="matmul")
     assert np.signbit(out[0]).all() and not out[0].any() and out[1, 2] == np.inf and np.isnan(out[2]).all()
 
 

@@ -17,10 +17,20 @@ import schedules
 from lowering.math import elementary
 from schedules.gpu.audit.launch_audit import audit
 from tests.cuda_on_cpu import emulator
-from tests.schedules.tir.test_multi_tensor_cpu import FORMS, SHAPES, each, flags, given, many, shared, step, total
+from tests.schedules.tir.test_multi_tensor_cpu import (
+    FORMS,
+    SHAPES,
+    elementwise,
+    flags,
+    given,
+    many,
+    shared,
+    step,
+    total,
+)
 
 from ..tensor_programs import V3, runs_here
-from .cpu_and_cuda import GPU, same, scheduled
+from .cpu_and_cuda import GPU, same_bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 F = "float32"
@@ -35,12 +45,12 @@ def launches(func: Any) -> int:
 def test_every_element_of_every_tensor(name: str) -> None:
     form, inputs = FORMS[name]
     func = many(form, inputs=inputs)
-    same(func, *given(inputs=inputs), rule="pieces")
+    same_bits(func, *given(inputs=inputs), rule="pieces")
     assert launches(func) == 2  # two forms; pieces, and what is made of their results
 
 
 def test_results_of_few_and_of_many_pieces() -> None:
-    same(many(total, LONG, 1), *given(LONG, 1), rule="pieces")
+    same_bits(many(total, LONG, 1), *given(LONG, 1), rule="pieces")
 
 
 def norm(n: int) -> Any:
@@ -54,7 +64,7 @@ def norm(n: int) -> Any:
 
 def test_what_is_made_of_the_sums_is_made_in_the_same_launch() -> None:
     func = norm(5)
-    same(func, *given(SHAPES[:5], 1), rule="pieces")
+    same_bits(func, *given(SHAPES[:5], 1), rule="pieces")
     assert launches(func) == 2
 
 
@@ -63,7 +73,7 @@ def test_more_tensors_than_a_kernel_has_parameters(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("schedules.gpu.multi_tensor.MAX_KERNEL_POINTERS", pointers)
         form, inputs = FORMS[name]
         func = many(form, inputs=inputs)
-        same(func, *given(inputs=inputs), rule="pieces")
+        same_bits(func, *given(inputs=inputs), rule="pieces")
         assert launches(func) == most
 
 
@@ -91,16 +101,16 @@ def test_a_number_is_read_by_all() -> None:
     rate = te.placeholder((), F, "rate")
     xs = [te.placeholder(shape, F, f"x{n}") for n, shape in enumerate(SHAPES)]
     func = te.create_prim_func([rate, *xs, *(scaled(x, rate) for x in xs)])
-    same(func, np.asarray(0.3, F), *given(inputs=1), rule="pieces")
+    same_bits(func, np.asarray(0.3, F), *given(inputs=1), rule="pieces")
     assert launches(func) == 1
 
 
 def scaled(x: Any, rate: Any) -> Any:
-    return each(x.shape, lambda *i: x(*i) * rate())
+    return elementwise(x.shape, lambda *i: x(*i) * rate())
 
 
 def test_functions_are_called_whatever_the_target_writes_out() -> None:
-    func = many(lambda n, x: each(x.shape, lambda *i: tirx.pow(x(*i), tirx.const(2.5, F))), SHAPES[:2], 1)
+    func = many(lambda n, x: elementwise(x.shape, lambda *i: tirx.pow(x(*i), tirx.const(2.5, F))), SHAPES[:2], 1)
     aimed = attrs.evolve(schedules.TARGETS[GPU], functions=elementary.STEPS)
     done = schedules.first(func.with_attr("global_symbol", "main"), aimed)
     assert done.rule == "pieces" and "llvm" not in done.func.script()

@@ -17,15 +17,15 @@ from tvm import relax, te, tirx
 from schedules.gpu.audit.launch_audit import audit
 
 from ..tensor_programs import V3, graph, numbers, operator, program, runs_here
-from .cpu_and_cuda import same, scheduled
-from .reductions import FOLDS, fold
+from .cpu_and_cuda import same_bits, scheduled
+from .reductions import REDUCTIONS, reduction
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
 R, F = relax.op, "float32"
 
 
-def one(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Any:
+def single_program(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Any:
     """The one program of a Relax expression of f32 tensors."""
     (func,) = graph(function, *((shape, F) for shape in shapes))
     return func
@@ -37,48 +37,49 @@ def one(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Any:
     "shape", [(64, 40), (3, 5, 20), (33, 8), (1000, 3), (9, 300), (700, 129), (3, 13_001), (1, 50)], ids=str
 )
 def test_softmax_is_one_launch(shape: tuple[int, ...]) -> None:
-    func = one(lambda emit, x: R.nn.softmax(x, -1), shape)
-    same(func, numbers(*shape), rule="rows")
+    func = single_program(lambda emit, x: R.nn.softmax(x, -1), shape)
+    same_bits(func, numbers(*shape), rule="rows")
     assert len(audit(scheduled(func))) == 1 or shape[0] < 32
 
 
 @pytest.mark.parametrize("shape", [(40, 100), (9, 17)], ids=str)
 def test_layer_norm(shape: tuple[int, ...]) -> None:
     n = shape[-1]
-    func = one(lambda emit, x, g, b: R.nn.layer_norm(x, g, b, axes=[-1]), shape, (n,), (n,))
-    same(func, numbers(*shape), numbers(n, seed=1), numbers(n, seed=2), rule="rows")
+    func = single_program(lambda emit, x, g, b: R.nn.layer_norm(x, g, b, axes=[-1]), shape, (n,), (n,))
+    same_bits(func, numbers(*shape), numbers(n, seed=1), numbers(n, seed=2), rule="rows")
 
 
 def test_a_gradient_of_sums_of_products() -> None:
-    same(operator("softmax-grad", ("f32", (70, 45)), ("f32", (70, 45)), axis=-1), numbers(70, 45), numbers(70, 45))
-    same(operator("softmax-grad", ("f32", (70, 9)), ("f32", (70, 9)), axis=-1), numbers(70, 9), numbers(70, 9))
+    same_bits(operator("softmax-grad", ("f32", (70, 45)), ("f32", (70, 45)), axis=-1), numbers(70, 45), numbers(70, 45))
+    same_bits(operator("softmax-grad", ("f32", (70, 9)), ("f32", (70, 9)), axis=-1), numbers(70, 9), numbers(70, 9))
 
 
-KINDS = [*((k, d) for k in FOLDS for d in ("float32", "int64")), ("sum", "float64"), ("max", "int32"), ("sum", "uint8")]
+KINDS = [(k, d) for k in REDUCTIONS for d in ("float32", "int64")]
+KINDS += [("sum", "float64"), ("max", "int32"), ("sum", "uint8")]
 
 
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_folds_of_every_kind(kind: str, dtype: str) -> None:
     x = numbers(9, 300) * 4
-    same(fold(kind, x.shape, (1,), dtype), (np.abs(x) if dtype == "uint8" else x).astype(dtype), rule="rows")
+    same_bits(reduction(kind, x.shape, (1,), dtype), (np.abs(x) if dtype == "uint8" else x).astype(dtype), rule="rows")
 
 
 @pytest.mark.parametrize("shape", [(9, 300), (20, 7)], ids=str)
 def test_halves_are_summed_in_float32(shape: tuple[int, ...]) -> None:
-    same(fold("sum", shape, (1,), "bfloat16"), numbers(*shape).astype(ml_dtypes.bfloat16), rule="rows")
+    same_bits(reduction("sum", shape, (1,), "bfloat16"), numbers(*shape).astype(ml_dtypes.bfloat16), rule="rows")
 
 
 @pytest.mark.parametrize("axes", [(1, 2), (0, 2), (0, 1, 2)], ids=str)
 def test_axes_that_are_no_neighbours_in_memory_are_taken_in_turn(axes: tuple[int, ...]) -> None:
-    same(fold("sum", (5, 3, 70), axes), numbers(5, 3, 70), rule="rows")
-    same(fold("sum", (5, 3, 7), axes), numbers(5, 3, 7))
+    same_bits(reduction("sum", (5, 3, 70), axes), numbers(5, 3, 70), rule="rows")
+    same_bits(reduction("sum", (5, 3, 7), axes), numbers(5, 3, 7))
 
 
 @pytest.mark.parametrize("shape", [(40, 33), (7, 500), (90, 5), (1, 2000)], ids=str)
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_the_first_of_equals(name: str, shape: tuple[int, ...]) -> None:
     x = np.round(numbers(*shape))
-    (got,) = same(operator(name, ("f32", shape), axis=1), x)
+    (got,) = same_bits(operator(name, ("f32", shape), axis=1), x)
     assert (got == getattr(x, name)(1)).all()
 
 
@@ -86,29 +87,29 @@ def test_the_first_of_equals(name: str, shape: tuple[int, ...]) -> None:
 def test_a_sum_that_promises_its_order(depth: int) -> None:
     """One row by one column."""
     func = operator("matmul", ("f32", (1, depth)), ("f32", (depth, 1)))
-    same(func, numbers(1, depth), numbers(depth, 1, seed=1), rule="rows")
+    same_bits(func, numbers(1, depth), numbers(depth, 1, seed=1), rule="rows")
 
 
 def test_neighbouring_threads_read_neighbouring_elements() -> None:
     for shape in [(4096, 128), (65536, 8), (8192, 20)]:
-        (only,) = audit(scheduled(one(lambda emit, x: R.nn.softmax(x, -1), shape)))
+        (only,) = audit(scheduled(single_program(lambda emit, x: R.nn.softmax(x, -1), shape)))
         assert not only.faults and [o.stride for o in only.operands] == [1, 1]
         assert only.blocks >= 256 and only.threads >= 64
 
 
 def test_short_rows_leave_few_threads_idle() -> None:
-    (only,) = audit(scheduled(fold("sum", (4096, 5), (1,))))
+    (only,) = audit(scheduled(reduction("sum", (4096, 5), (1,))))
     assert only.threads * only.blocks == 8 * 4096
 
 
 def test_rows_that_do_not_fit_are_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    short, long = (one(lambda emit, x: R.nn.softmax(x, -1), (512, n)) for n in (1000, 20_000))
+    short, long = (single_program(lambda emit, x: R.nn.softmax(x, -1), (512, n)) for n in (1000, 20_000))
     (kept,), (again,) = audit(scheduled(short)), audit(scheduled(long))
     assert kept.shared == kept.threads // 32 * 4000 and again.shared == 0
     assert again.flops / 20_000 > kept.flops / 1000
     monkeypatch.setattr("schedules.gpu.row_reduction.MAX_SHARED_BYTES", 1000)
-    func = one(lambda emit, x: R.nn.softmax(x, -1), (40, 300))
-    same(func, numbers(40, 300), rule="rows")
+    func = single_program(lambda emit, x: R.nn.softmax(x, -1), (40, 300))
+    same_bits(func, numbers(40, 300), rule="rows")
     assert audit(scheduled(func))[0].shared == 0
 
 
@@ -125,4 +126,4 @@ def test_an_element_that_another_thread_of_the_team_made() -> None:
     for shape in ((40, 100), (40, 13)):
         func = program(turned, (shape, F))
         assert audit(scheduled(func, "rows"))[0].shared
-        same(func, numbers(*shape), rule="rows")
+        same_bits(func, numbers(*shape), rule="rows")

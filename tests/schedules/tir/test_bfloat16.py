@@ -39,7 +39,7 @@ def given(built: Built, count: int, dtype: Any = ml_dtypes.bfloat16) -> list[np.
     return [halves(*shape, seed=n, dtype=dtype) for n, (shape, _) in enumerate(built.params[:count])]
 
 
-def same(got: np.ndarray, want: np.ndarray) -> None:
+def assert_same_bits(got: np.ndarray, want: np.ndarray) -> None:
     np.testing.assert_array_equal(got.view(f"u{got.itemsize}"), want.view(f"u{want.itemsize}"))
 
 
@@ -49,7 +49,7 @@ def test_a_product_is_that_of_the_widened_operands(kind: str, size: tuple[int, i
     built, wide = build(half_product(kind, *size)), build(product(kind, *size))
     assert built.rule == wide.rule
     xs = given(built, 2)
-    same(built.run(*xs)[0], wide.run(*(x.astype("float32") for x in xs))[0])
+    assert_same_bits(built.run(*xs)[0], wide.run(*(x.astype("float32") for x in xs))[0])
 
 
 @pytest.mark.parametrize("kind", ["NN", "TN", "NT"])
@@ -57,13 +57,13 @@ def test_a_product_is_that_of_the_widened_operands(kind: str, size: tuple[int, i
 def test_a_batch_of_products(kind: str, batch: Shape) -> None:
     built, wide = build(half_product(kind, 17, 19, 23, batch)), build(product(kind, 17, 19, 23, batch))
     xs = given(built, 2)
-    same(built.run(*xs)[0], wide.run(*(x.astype("float32") for x in xs))[0])
+    assert_same_bits(built.run(*xs)[0], wide.run(*(x.astype("float32") for x in xs))[0])
 
 
 def test_float16_too() -> None:
     built, wide = build(half_product("NN", 64, 128, 96, dtype="float16")), build(product("NN", 64, 128, 96))
     xs = given(built, 2, "float16")
-    same(built.run(*xs)[0], wide.run(*(x.astype("float32") for x in xs))[0])
+    assert_same_bits(built.run(*xs)[0], wide.run(*(x.astype("float32") for x in xs))[0])
 
 
 def test_a_long_sum_is_not_rounded_on_the_way() -> None:
@@ -86,7 +86,7 @@ def test_attention_is_one_loop_over_heads_that_rounds_once(size: Any) -> None:
     assert built.rule == wide.rule == "heads"
     xs = given(built, 3)
     want = wide.run(*(x.astype("float32") for x in xs))[0].astype(ml_dtypes.bfloat16)
-    same(built.run(*xs)[0], want)
+    assert_same_bits(built.run(*xs)[0], want)
 
 
 @pytest.mark.parametrize("size", [((2, 4), 32, 32, 16, 12), ((9,), 7, 13, 5, 3)], ids=str)
@@ -98,7 +98,7 @@ def test_gradients_of_attention_are_each_rounded_once(size: Any) -> None:
     assert built.rule == wide.rule == "heads"
     xs = given(built, 4)
     for got, want in zip(built.run(*xs), wide.run(*(x.astype("float32") for x in xs)), strict=True):
-        same(got, want.astype(ml_dtypes.bfloat16))
+        assert_same_bits(got, want.astype(ml_dtypes.bfloat16))
 
 
 def chain(size: int) -> Any:
@@ -135,7 +135,7 @@ def test_bits_follow_from_neither_threads_nor_level(name: str) -> None:
 def test_each_value_of_a_chain_is_rounded() -> None:
     built = build(chain(1003))
     x, y = given(built, 2)
-    same(built.run(x, y)[0], (x + y) * x)
+    assert_same_bits(built.run(x, y)[0], (x + y) * x)
 
 
 def spread_out(columns: int, value: Any) -> Any:
@@ -159,5 +159,5 @@ def test_one_number_fills_a_row(name: str, level: str) -> None:
     built, narrow = (build(spread_out(columns, SPREADS[name]), level, code=V3) for columns in (37, 1))
     x = numbers(3)
     got = built.run(x)[0]
-    same(got, np.repeat(narrow.run(x)[0], 37, axis=1))
+    assert_same_bits(got, np.repeat(narrow.run(x)[0], 37, axis=1))
     assert name == "a constant" or len(set(got[:, 0].tolist())) > 1

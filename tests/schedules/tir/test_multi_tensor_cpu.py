@@ -32,14 +32,14 @@ def many(form: Any, shapes: Any = SHAPES, inputs: int = 2) -> Any:
     return te.create_prim_func([*given, *made])
 
 
-def each(shape: Any, f: Any) -> Any:
+def elementwise(shape: Any, f: Any) -> Any:
     return te.compute(shape, f, "each")
 
 
 def blend(n: int, x: Any, y: Any) -> Any:
     """Two forms: every third tensor has another one."""
     factor = tirx.const(0.25 if n % 3 == 0 else 4.0, F)
-    return each(x.shape, lambda *i: x(*i) * factor + y(*i))
+    return elementwise(x.shape, lambda *i: x(*i) * factor + y(*i))
 
 
 def given(shapes: Any = SHAPES, inputs: int = 2) -> list[np.ndarray]:
@@ -110,9 +110,9 @@ def test_bits_depend_neither_on_threads_nor_on_the_level(name: str) -> None:
 
 def step(n: int, p: Any, m: Any, g: Any) -> list[Any]:
     """A momentum step whose new values all look at old ones; the outputs come last."""
-    new_m = each(p.shape, lambda *i: m(*i) * HALF + g(*i))
-    new_p = each(p.shape, lambda *i: p(*i) - (new_m(*i) + m(*i)) * HALF)
-    return [each(p.shape, lambda *i: new_m(*i) + p(*i)), each(p.shape, lambda *i: new_p(*i) + HALF)]
+    new_m = elementwise(p.shape, lambda *i: m(*i) * HALF + g(*i))
+    new_p = elementwise(p.shape, lambda *i: p(*i) - (new_m(*i) + m(*i)) * HALF)
+    return [elementwise(p.shape, lambda *i: new_m(*i) + p(*i)), elementwise(p.shape, lambda *i: new_p(*i) + HALF)]
 
 
 def shared(func: Any, count: int) -> Any:
@@ -156,9 +156,9 @@ def test_a_stored_value_without_a_name_is_left_to_the_blocks_in_order() -> None:
 
 
 OTHER = {
-    "turned": lambda x, y: each(x.shape, lambda i, j: x(j, i) + y(i, j)),
-    "a neighbour": lambda x, y: each(x.shape, lambda i, j: x(i, (j + 1) % 9) + y(i, j)),
-    "its own place": lambda x, y: each(x.shape, lambda i, j: x(i, j) + tirx.Cast(F, i)),
+    "turned": lambda x, y: elementwise(x.shape, lambda i, j: x(j, i) + y(i, j)),
+    "a neighbour": lambda x, y: elementwise(x.shape, lambda i, j: x(i, (j + 1) % 9) + y(i, j)),
+    "its own place": lambda x, y: elementwise(x.shape, lambda i, j: x(i, j) + tirx.Cast(F, i)),
     "sums of rows": lambda x, y: te.compute(
         (9,), (lambda k: lambda i: te.sum(x[i, k] + y[i, k], axis=k))(te.reduce_axis((0, 9), "k"))
     ),
@@ -175,7 +175,7 @@ def test_half_precision() -> None:
     import ml_dtypes
 
     def scaled(x: Any) -> Any:
-        return each(x.shape, lambda *i: x(*i) + x(*i))
+        return elementwise(x.shape, lambda *i: x(*i) + x(*i))
 
     given = [te.placeholder(shape, "bfloat16", f"x{n}") for n, shape in enumerate(SHAPES)]
     built = build(te.create_prim_func([*given, *map(scaled, given)]))

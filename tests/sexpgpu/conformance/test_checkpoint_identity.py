@@ -23,7 +23,7 @@ PARTS = {
 }
 
 
-def two(folder: Path, *edits: tuple[str, str], **parts: str) -> tuple[Case, Case]:
+def case_and_edited(folder: Path, *edits: tuple[str, str], **parts: str) -> tuple[Case, Case]:
     """The run, and the run with each of the edits made in its text."""
     text = other = run_text(**{**PARTS, **parts})
     for old, new in edits:
@@ -34,7 +34,7 @@ def two(folder: Path, *edits: tuple[str, str], **parts: str) -> tuple[Case, Case
 
 def refusal(folder: Path, capsys: Captured, *edits: tuple[str, str]) -> str:
     """What is said where the edited run would go on from the first one's checkpoint."""
-    one, other = two(folder, *edits)
+    one, other = case_and_edited(folder, *edits)
     assert one.go(folder / "out", "--steps", "2") == 0 and other.go(folder / "out", "--resume") == 4
     assert steps(folder / "out") == [2]
     text = one_error(capsys.readouterr().err, "E-CKPT-003")
@@ -85,7 +85,7 @@ def test_s40_of_a_long_form_the_part_that_changed_is_shown(tmp_path: Path, capsy
 @pytest.mark.parametrize("spoil", ["absent", "broken", "of another run"])
 def test_s40_without_the_old_forms_the_digests_are_shown(tmp_path: Path, capsys: Captured, spoil: str) -> None:
     """40: the digests decide; forms that are not the checkpoint's are not believed."""
-    one, other = two(tmp_path, (":trips 3", ":trips 4"))
+    one, other = case_and_edited(tmp_path, (":trips 3", ":trips 4"))
     assert one.go(tmp_path / "out", "--steps", "2") == 0
     kept = tmp_path / "out" / identity_forms.NAME
     if spoil == "absent":
@@ -109,7 +109,7 @@ FREE = [
 @pytest.mark.parametrize("edits", FREE)
 def test_s40_steps_cadences_passes_and_layout_may_change(tmp_path: Path, edits: list[tuple[str, str]]) -> None:
     """40: the run goes on, to the weights of the one that was never changed; its directory keeps the newer places."""
-    one, other = two(tmp_path, *edits)
+    one, other = case_and_edited(tmp_path, *edits)
     assert one.go(tmp_path / "whole") == 0
     assert one.go(tmp_path / "out", "--steps", "2") == 0 and other.go(tmp_path / "out", "--resume", "--steps", "4") == 0
     name = "params.safetensors"
@@ -121,7 +121,7 @@ def test_s40_steps_cadences_passes_and_layout_may_change(tmp_path: Path, edits: 
 
 def test_s40_a_fork_goes_on_from_the_weights_under_a_new_identity(tmp_path: Path) -> None:
     """40: from step 0, with the other's parameters; then it is a run like any other."""
-    one, other = two(tmp_path, (":trips 3", ":trips 4"))
+    one, other = case_and_edited(tmp_path, (":trips 3", ":trips 4"))
     assert one.go(tmp_path / "a") == 0
     assert other.go(tmp_path / "b", "--fork", str(tmp_path / "a"), "--steps", "1") == 0
     assert other.go(tmp_path / "scratch", "--steps", "1") == 0

@@ -35,7 +35,7 @@ TYPES = {
 Made = Callable[..., Sequence[Value]]  # (builder, the inputs by name) -> outputs
 
 
-def of(make: Made) -> Graph:
+def graph_of(make: Made) -> Graph:
     b = Builder()
     xs = {name: b.input(name, type) for name, type in TYPES.items()}
     return Graph("g", tuple(xs.values()), tuple((f"y{n}", y) for n, y in enumerate(make(b, **xs))))
@@ -62,7 +62,7 @@ def doubled(b: Builder, x: Value) -> Value:
     return b("*", x, b.const(2.0, "f32"))
 
 
-def at(b: Builder, ids: Value, n: int) -> Value:
+def ids_from(b: Builder, ids: Value, n: int) -> Value:
     """Five of the ids, from ``n`` on: fewer than the table has rows."""
     return b("slice", ids, axis=0, start=n, stop=n + ROWS)
 
@@ -80,17 +80,17 @@ TABLES: dict[str, Made] = {
     "own after": lambda b, table, w, ids, own, **_: [b("+", b("matmul", b("gather", table, ids), w), own)],
     "rows too": lambda b, table, w, ids, **_: [x := b("gather", table, ids), b("matmul", x, w)],
     "a few at a time": lambda b, table, w, ids, **_: [
-        b("matmul", b("gather", table, at(b, ids, n)), w) for n in range(0, READ, ROWS)
+        b("matmul", b("gather", table, ids_from(b, ids, n)), w) for n in range(0, READ, ROWS)
     ],
     "rounded each time": lambda b, table, w, ids, **_: [
-        b("matmul", half(b, b("gather", table, at(b, ids, n))), half(b, w)) for n in range(0, READ, ROWS)
+        b("matmul", half(b, b("gather", table, ids_from(b, ids, n))), half(b, w)) for n in range(0, READ, ROWS)
     ],
 }
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_product_is_made_of_the_table(name: str) -> None:
-    before = of(TABLES[name])
+    before = graph_of(TABLES[name])
     after = simplify(verify(looked_up(before), "looked up"))
     assert products(after) == [ROWS], "all rows that are read, of one product"
     for old, new in zip(run(before, arrays()), run(after, arrays()), strict=True):
@@ -109,14 +109,14 @@ STAYS: dict[str, Made] = {
         b("matmul", b("-", x := b("gather", table, ids), b("sum", x, axes=(1,), keepdims=True)), w)
     ],
     "rows of two lists": lambda b, table, w, ids, few, **_: [
-        b("matmul", b("+", b("gather", table, at(b, ids, 0)), b("gather", table, at(b, few, 1))), w)
+        b("matmul", b("+", b("gather", table, ids_from(b, ids, 0)), b("gather", table, ids_from(b, few, 1))), w)
     ],
 }
 
 
 @pytest.mark.parametrize("name", STAYS)
 def test_other_products_stay(name: str) -> None:
-    before = of(STAYS[name])
+    before = graph_of(STAYS[name])
     assert [v for _, v in looked_up(before).outputs] == [v for _, v in before.outputs]
 
 
@@ -125,7 +125,7 @@ def test_what_a_checkpoint_body_makes_stays_in_it() -> None:
         b.region = 1
         return [b("matmul", b("gather", table, ids), w)]
 
-    before = of(make)
+    before = graph_of(make)
     assert looked_up(before).outputs[0][1] is before.outputs[0][1]
 
 
@@ -157,6 +157,6 @@ def test_the_gradient_of_what_was_rewritten_is_that_of_the_loss() -> None:
 
 
 def test_halves_stay_where_a_gradient_is_to_be_taken() -> None:
-    before = of(TABLES["rounded before"])
+    before = graph_of(TABLES["rounded before"])
     (y,) = [v for _, v in before.outputs]
     assert rewritten([y], halves=False) == [y] != rewritten([y])

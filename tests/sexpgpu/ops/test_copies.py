@@ -69,7 +69,7 @@ def cases_of(chosen: Iterator[tuple[str, Op, Any]]) -> Iterator[tuple[str, Built
         yield from ((f"{name} {own}", built, case, own) for own in own_inputs(built))
 
 
-def same(got: np.ndarray, want: np.ndarray, bound: tuple[float, float]) -> bool:
+def agrees(got: np.ndarray, want: np.ndarray, bound: tuple[float, float]) -> bool:
     if got.dtype.kind in "iub" or not any(bound):
         return got.tobytes() == np.ascontiguousarray(want).tobytes()
     return np.allclose(got.astype("float64"), want.astype("float64"), *bound, equal_nan=True)
@@ -85,7 +85,7 @@ def test_the_copies_are_those_of_the_interpreter(group: str) -> None:
         want = zip(*(run(one.graph, xs) for xs in each), strict=True)
         short = any(y.type.dtype in ("bf16", "f16") for y in built.outputs)
         bound = (2.0**-7, 1e-5) if short else built.row.tolerance  # NumPy adds in an order that follows the whole shape
-        faults += [name for g, w in zip(got, want, strict=True) if not same(g, np.stack(w), bound)]
+        faults += [name for g, w in zip(got, want, strict=True) if not agrees(g, np.stack(w), bound)]
     assert not faults, "\n".join(faults)
 
 

@@ -27,12 +27,12 @@ MOVING = [
 ]
 
 
-def asked(value: Value, box, found: dict[Value, set]) -> None:
+def collect_reads(value: Value, box, found: dict[Value, set]) -> None:
     """The places of every input that are asked for, through all operators between."""
     if not value.op:
         found.setdefault(value, set()).update(itertools.product(*(range(a, b) for a, b in box)))
     for origin, part in origins(value, box):
-        asked(origin, part, found)
+        collect_reads(origin, part, found)
 
 
 def boxes(value: Value) -> list:
@@ -68,7 +68,7 @@ def test_what_stands_in_a_box_is_asked_for_where_it_came_from(row, case) -> None
         (result,) = run(graph, [array for _, array in feeds])
         for box in boxes(value):
             found: dict[Value, set] = {}
-            asked(value, box, found)
+            collect_reads(value, box, found)
             seen = set(np.ravel(result[tuple(slice(*side) for side in box)]).tolist())
             for one, array in feeds:
                 want = {at for at in np.ndindex(array.shape) if int(array[at]) in seen}
