@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering_runs import compiled
-from test_together import adam, agree, by_rule, calls, own_norm, run, update
+from test_horizontal_fusion import adam, agree, by_rule, calls, own_norm, run, update
 
 from lowering.passes import layer_grouping
 from tests.support import plan_text
