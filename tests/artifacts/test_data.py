@@ -387,7 +387,7 @@ def test_other_kinds_are_named(tmp_path: Path) -> None:
     )
 
 
-def hurt(rng: random.Random, good: bytes) -> bytes:
+def corrupted(rng: random.Random, good: bytes) -> bytes:
     """``good`` with a few bits, bytes or words changed, put in or taken out."""
     data = bytearray(good)
     words = (b"\xff" * 8, b"\0" * 8, b"9" * 30, b"(", b"'", b"{", b"[", b"-1", b"1e999", b"None", b"|O", b"L", b"\n")
@@ -410,7 +410,7 @@ def test_what_a_reader_raises_over_bad_bytes_is_the_data_s_fault(tmp_path: Path,
     good, fields = path.read_bytes(), toy.loader("rows", source).fields
     with warnings.catch_warnings(action="error"):
         for _ in range(300):
-            path.write_bytes(hurt(rng, good))
+            path.write_bytes(corrupted(rng, good))
             try:
                 assert sources.held(sources.blobs(str(tmp_path), source, fields), fields) < 2**27
                 load(tmp_path, source)

@@ -36,14 +36,14 @@ def test_what_a_run_wants() -> None:
     assert memory_check.wanted(attrs.evolve(made, phases=twice), 3).batches == (memory_check.AHEAD + 4) * batch
 
 
-def hungry(nbytes: int) -> m.Manifest:
+def with_memory(nbytes: int) -> m.Manifest:
     made = toy.manifest()
     phases = tuple(attrs.evolve(p, memory_bytes=nbytes // 2 * (p.name == "generate.finish")) for p in made.phases)
     return attrs.evolve(made, memory=attrs.evolve(made.memory, device_bytes=nbytes), phases=phases)
 
 
 def test_a_run_that_does_not_fit_is_refused_before_it_writes_anything(tmp_path: Path, capsys: Captured) -> None:
-    path, out = toy.write(tmp_path, hungry(2**50)), tmp_path / "out"
+    path, out = toy.write(tmp_path, with_memory(2**50)), tmp_path / "out"
     assert run_toy(path, out) == 3
     line = one_error(capsys.readouterr().err, "E-MEM-010")
     assert "the run takes 1024.0 TiB of memory, " in line and " are free" in line
@@ -51,7 +51,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_writes_anything(tmp_path: 
 
 
 def test_want_and_have_are_compared_to_the_byte() -> None:
-    made = hungry(10**9)
+    made = with_memory(10**9)
     want = memory_check.wanted(made, 2).total + memory_check.OVERHEAD
     memory_check.check(made, 2, "x.tar", want)
     with pytest.raises(RunError, match="takes 1017.7 MiB of memory, 1017.7 MiB are free"):

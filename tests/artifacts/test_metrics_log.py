@@ -20,7 +20,7 @@ Captured = pytest.CaptureFixture[str]
 NULS = b"\0" * 40
 
 
-def half(artifact: str, out: Path) -> list[bytes]:
+def interrupted_log(artifact: str, out: Path) -> list[bytes]:
     """A run that is stopped in step 5 of 6: the lines of its log, the header and five more."""
     assert forked(artifact, out, "train:9:SIGTERM") == 143
     return (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -65,7 +65,7 @@ def test_a_broken_line_is_kept_apart_and_the_others_stay(
     artifact: str, tmp_path: Path, capsys: Captured, text: bytes, place: int
 ) -> None:
     out = tmp_path / "out"
-    lines = half(artifact, out)
+    lines = interrupted_log(artifact, out)
     gone, lines[place] = lines[place], text
     (out / "metrics.jsonl").write_bytes(b"".join(lines))
     (said,) = resumed(artifact, out, capsys)
@@ -80,7 +80,7 @@ def test_a_broken_line_is_kept_apart_and_the_others_stay(
 def test_zeros_over_the_ends_of_lines_take_no_neighbour_with_them(
     artifact: str, out: Path, capsys: Captured, before: bool
 ) -> None:
-    lines = half(artifact, out)
+    lines = interrupted_log(artifact, out)
     left = [json.loads(line)["step"] for line in (*lines[1:3], *lines[4:])]
     lines[2:4] = [lines[2][:-1] + NULS] if before else [lines[2] + NULS]
     (out / "metrics.jsonl").write_bytes(b"".join(lines))
@@ -89,7 +89,7 @@ def test_zeros_over_the_ends_of_lines_take_no_neighbour_with_them(
 
 
 def test_several_broken_lines_are_told_of_once(artifact: str, out: Path, capsys: Captured) -> None:
-    lines = half(artifact, out)
+    lines = interrupted_log(artifact, out)
     lines[2:4] = [NULS + b"\n", b"no\n"]
     (out / "metrics.jsonl").write_bytes(b"".join(lines) + b'{"step": 4, "lo')
     said = resumed(artifact, out, capsys)
@@ -105,7 +105,7 @@ def test_a_last_line_that_is_whole_stays_whatever_follows_it(
 ) -> None:
     """After a loss of power a file may end in zeros, and its last newline may be missing."""
     out = tmp_path / "out"
-    lines = half(artifact, out)
+    lines = interrupted_log(artifact, out)
     (out / "metrics.jsonl").write_bytes(b"".join(lines).rstrip(b"\n") + tail)
     assert len(resumed(artifact, out, capsys)) == said
     assert metrics(out) == uninterrupted_log(artifact, tmp_path) and not list(out.glob("metrics.jsonl.*"))
@@ -113,7 +113,7 @@ def test_a_last_line_that_is_whole_stays_whatever_follows_it(
 
 @pytest.mark.parametrize("text", [b"", b"\n\n", HEADER, HEADER[:20], NULS, None])
 def test_a_log_without_lines_is_gone_on_with(artifact: str, out: Path, text: bytes | None) -> None:
-    half(artifact, out)
+    interrupted_log(artifact, out)
     os.unlink(out / "metrics.jsonl")
     if text is not None:
         (out / "metrics.jsonl").write_bytes(text)
@@ -123,7 +123,7 @@ def test_a_log_without_lines_is_gone_on_with(artifact: str, out: Path, text: byt
 
 
 def test_a_log_of_another_version_is_put_aside(artifact: str, out: Path, capsys: Captured) -> None:
-    lines = half(artifact, out)
+    lines = interrupted_log(artifact, out)
     newer = b'{"schema": "sexpgpu-metrics", "version": 2}\n' + b"".join(lines[1:])
     (out / "metrics.jsonl").write_bytes(newer)
     (said,) = resumed(artifact, out, capsys)
@@ -132,7 +132,7 @@ def test_a_log_of_another_version_is_put_aside(artifact: str, out: Path, capsys:
 
 def test_a_link_is_read_and_what_it_leads_to_stays(artifact: str, tmp_path: Path, capsys: Captured) -> None:
     out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
-    half(artifact, out)
+    interrupted_log(artifact, out)
     os.rename(out / "metrics.jsonl", elsewhere)
     os.symlink(elsewhere, out / "metrics.jsonl")
     before = elsewhere.read_bytes()
@@ -143,7 +143,7 @@ def test_a_link_is_read_and_what_it_leads_to_stays(artifact: str, tmp_path: Path
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_what_is_no_file_is_left_and_told_of(artifact: str, out: Path, capsys: Captured, make) -> None:  # noqa: ANN001
-    half(artifact, out)
+    interrupted_log(artifact, out)
     os.unlink(out / "metrics.jsonl")
     make(out / "metrics.jsonl")
     (said,) = resumed(artifact, out, capsys)
@@ -154,7 +154,7 @@ def test_what_is_no_file_is_left_and_told_of(artifact: str, out: Path, capsys: C
 def test_a_log_that_cannot_be_kept_apart_is_not_touched(
     artifact: str, out: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = half(artifact, out)
+    lines = interrupted_log(artifact, out)
     lines[2] = NULS + b"\n"
     (out / "metrics.jsonl").write_bytes(b"".join(lines))
     real = atomic_files._held
@@ -214,7 +214,7 @@ def test_a_log_that_says_nothing_is_not_kept(artifact: str, out: Path, capsys: C
 
 def test_a_refused_start_changes_nothing(artifact: str, out: Path, capsys: Captured) -> None:
     """With checkpoints there, a start without --resume is refused before it looks at the log."""
-    half(artifact, out)
+    interrupted_log(artifact, out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"}
     assert run_toy(artifact, out) == 4
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "lock"} == before

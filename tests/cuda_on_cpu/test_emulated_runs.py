@@ -18,7 +18,7 @@ pytest.importorskip("ziglang")
 from artifacts.format import tarball
 from tests.conftest import EXAMPLES, ONE
 from tests.system.test_bf16_runs import narrow
-from tests.system.test_stacking import RUN, left
+from tests.system.test_stacking import RUN, final_state
 
 from . import artifact
 
@@ -63,7 +63,7 @@ def copied(kind: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(shared: Callable[..., Path], request: pytest.FixtureRequest) -> Callable[[str], Made]:
+def artifacts_of(shared: Callable[..., Path], request: pytest.FixtureRequest) -> Callable[[str], Made]:
     """Example -> what it is run from. That for the GPU has as many microbatches a call as that for the CPU."""
 
     def make(folder: Path, kind: str, cpu: Path | None) -> None:
@@ -94,8 +94,8 @@ def run_module(module: str, *arguments: object, **fake: object) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kernel_is_the_cpus_in_every_order(kind: str, made: Callable[[str], Made]) -> None:
-    run, _, gpu, cpu = made(kind)
+def test_every_kernel_is_the_cpus_in_every_order(kind: str, artifacts_of: Callable[[str], Made]) -> None:
+    run, _, gpu, cpu = artifacts_of(kind)
     rows = [json.loads(line) for line in run_module("compare_kernels", run, gpu, cpu).splitlines()]
     assert len(rows) > 100
     assert [row["kernel"] for row in rows if row["orders"] != 1] == []
@@ -117,10 +117,10 @@ def unequal(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> list[str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whole_steps(kind: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+def test_whole_steps(kind: str, artifacts_of: Callable[[str], Made], tmp_path: Path) -> None:
     """The same bits in every order, with and without graphs, whether work is done at once or late; the CPU's rows, and
     the interpreter's. The memory of the plan."""
-    of, counts = made(kind), tmp_path / "counts"
+    of, counts = artifacts_of(kind), tmp_path / "counts"
     got = stepped(of, tmp_path / "a.npz", "cuda", order="forward", counters=counts)
     counted = json.loads(counts.read_text())
     assert counted["graph_launches"] > 10
@@ -208,4 +208,4 @@ def test_stopped_and_resumed_at_another_degree_on_another_gpu_with_and_without_g
     trained("parts", 1, "--steps", 1, order="reverse")
     trained("parts", 4, "--steps", 3, "--resume", "--graphs", "off", cc="12.0")  # the artifact's PTX
     trained("parts", 1, "--resume", order="hashed")
-    assert left(tmp_path, "parts")[:2] == left(tmp_path, "whole")[:2]
+    assert final_state(tmp_path, "parts")[:2] == final_state(tmp_path, "whole")[:2]

@@ -256,7 +256,7 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(run: Path, tuned_records: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def builds(run: Path, tuned_records: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("made")
     said = {}
     for name, more in (("tuned", ("--records", tuned_records)), ("again", ("--records", tuned_records)), ("plain", ())):
@@ -268,30 +268,30 @@ def made(run: Path, tuned_records: Path, tmp_path_factory: pytest.TempPathFactor
     return Made(folder, said)
 
 
-def test_a_build_replays_records_to_the_same_bytes(made: Made, tuned_records: Path) -> None:
-    one, two = ((made.folder / f"{name}.tar").read_bytes() for name in ("tuned", "again"))
+def test_a_build_replays_records_to_the_same_bytes(builds: Made, tuned_records: Path) -> None:
+    one, two = ((builds.folder / f"{name}.tar").read_bytes() for name in ("tuned", "again"))
     assert one == two
-    assert made.said["tuned"]["hash"] != made.said["plain"]["hash"]
-    assert made.member("tuned", f"records/{ONE}/records.jsonl") == text(tuned_records)
-    assert command("verify", made.folder / "tuned.tar") == 0
+    assert builds.said["tuned"]["hash"] != builds.said["plain"]["hash"]
+    assert builds.member("tuned", f"records/{ONE}/records.jsonl") == text(tuned_records)
+    assert command("verify", builds.folder / "tuned.tar") == 0
 
 
-def test_a_build_counts_kernels_with_and_without_records(made: Made, tuned_records: Path) -> None:
-    counted = made.said["tuned"]["tuning"][ONE]
+def test_a_build_counts_kernels_with_and_without_records(builds: Made, tuned_records: Path) -> None:
+    counted = builds.said["tuned"]["tuning"][ONE]
     assert counted["tuned"] == len(rows(tuned_records)) > 1 and counted["settled"] == 0
-    missing = made.said["tuned"]["kernels"] - counted["tuned"]
+    missing = builds.said["tuned"]["kernels"] - counted["tuned"]
     assert len(counted["missing"]) == missing
     said = f"{counted['tuned']} kernels by their records, 0 left to the rules by theirs, {missing} have none"
-    report = made.member("tuned", "report.txt")
+    report = builds.member("tuned", "report.txt")
     assert f"tuning       {ONE}: {said}\n" in report and "  tuned " in report
-    assert made.said["plain"]["tuning"] == {} and "tuning" not in made.member("plain", "report.txt")
+    assert builds.said["plain"]["tuning"] == {} and "tuning" not in builds.member("plain", "report.txt")
 
 
-def test_a_run_tuned_or_not_has_the_same_bits(made: Made, tmp_path: Path) -> None:
+def test_a_run_tuned_or_not_has_the_same_bits(builds: Made, tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.linspace(-1, 1, 24, dtype="f").reshape(8, 3), y=np.arange(8, dtype="i4") % 2)
     hashes = set()
     for name in ("tuned", "plain"):
-        argv = [made.folder / f"{name}.tar", "--out", tmp_path / name, "--data", tmp_path]
+        argv = [builds.folder / f"{name}.tar", "--out", tmp_path / name, "--data", tmp_path]
         ran = subprocess.run([sys.executable, "-m", "artifacts.run", *map(str, argv)], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         (weights,) = (tmp_path / name / "checkpoints").rglob("param*.safetensors")

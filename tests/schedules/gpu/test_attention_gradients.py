@@ -37,14 +37,14 @@ pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="t
 SIZES = [((9,), 9, 13, 8, 12), ((1, 2), 35, 65, 8, 9), ((2,), 40, 20, 20, 36), ((2,), 9, 300, 16, 8)]
 
 
-def given(func: Any) -> list[np.ndarray]:
+def random_inputs(func: Any) -> list[np.ndarray]:
     return [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:4])]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend_grad(*size, causal=False)
-    same_bits(func, *given(func), rule="heads")
+    same_bits(func, *random_inputs(func), rule="heads")
 
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(shared_memory, "ROWS", (4,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
-    same_bits(func, *given(func), rule="heads")
+    same_bits(func, *random_inputs(func), rule="heads")
 
 
 def test_half_precision_and_a_mask() -> None:

@@ -37,25 +37,25 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
 
 
-def given(func: Any, count: int) -> list[np.ndarray]:
+def random_inputs(func: Any, count: int) -> list[np.ndarray]:
     return [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:count])]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend(*size, causal=False)
-    same_bits(func, *given(func, 3), rule="heads")
+    same_bits(func, *random_inputs(func, 3), rule="heads")
 
 
 def test_gradients() -> None:
     func = attend_grad((1, 2), 37, 70, 20, 36, causal=False)
-    same_bits(func, *given(func, 4), rule="heads")
+    same_bits(func, *random_inputs(func, 4), rule="heads")
 
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "ROWS", (2,))
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
-    same_bits(func, *given(func, 4), rule="heads")
+    same_bits(func, *random_inputs(func, 4), rule="heads")
 
 
 @pytest.mark.parametrize(("dtype", "gradient"), [("bfloat16", True), ("float16", False)])
@@ -83,7 +83,7 @@ def test_a_score_that_another_column_needs_is_not_streamed() -> None:
         return te.compute((3, 10, 12), lambda h, r, c: te.sum(part[h, r, j] * v[h, j, c], axis=j), "out")
 
     func = program(function, *((shape, "float32") for shape in ((3, 10, 16), (3, 96, 16), (3, 96, 12))))
-    same_bits(func, *given(func, 3), rule="mixed")
+    same_bits(func, *random_inputs(func, 3), rule="mixed")
 
 
 def test_a_block_has_no_more_memory_than_there_is() -> None:

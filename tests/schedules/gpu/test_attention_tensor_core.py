@@ -89,7 +89,7 @@ def attend(size: tuple[Any, ...], causal: bool, mask: Any = None, gradient: bool
     return program(made, *((s, long) for s in shapes_of(size, gradient)), *masks)
 
 
-def given(size: tuple[Any, ...], gradient: bool = False, dtype: str = "bfloat16") -> list[np.ndarray]:
+def random_inputs(size: tuple[Any, ...], gradient: bool = False, dtype: str = "bfloat16") -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [rng.standard_normal(s).astype(DTYPES[dtype]) for s in shapes_of(size, gradient)]
 
@@ -106,9 +106,9 @@ def compiled(size: tuple[Any, ...], gradient: bool = False) -> Any:
 
 
 @functools.cache
-def made(size: tuple[Any, ...], gradient: bool = False) -> list[np.ndarray]:
+def outputs_of(size: tuple[Any, ...], gradient: bool = False) -> list[np.ndarray]:
     """Its results of ``given``."""
-    arrays = given(size, gradient)
+    arrays = random_inputs(size, gradient)
     return compiled(size, gradient).every_order(*arrays)[len(arrays) :]
 
 
@@ -188,13 +188,13 @@ def visible_keys(size: tuple[Any, ...]) -> Any:
 
 @pytest.mark.parametrize("size", [SMALL, RAGGED, CAUSAL], ids=str)
 def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
-    arrays, (got,) = given(size), made(size)
+    arrays, (got,) = random_inputs(size), outputs_of(size)
     assert_within(got, want(arrays, size[1] == size[2]), forward_bound(arrays, visible_keys(size)))
 
 
 @pytest.mark.parametrize("size", [RAGGED, CAUSAL], ids=str)
 def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
-    arrays, got = given(size, True), made(size, True)[-3:]
+    arrays, got = random_inputs(size, True), outputs_of(size, True)[-3:]
     exact, bounds = want_gradients(arrays, size[1] == size[2]), gradient_bounds(arrays, visible_keys(size))
     for each in zip(got, exact, bounds, strict=True):
         assert_within(*each)
@@ -208,7 +208,7 @@ def test_a_mask(gradient: bool) -> None:
     mask = np.random.default_rng(3).random((3, 1, 24, 40)) < 0.5
     mask[0, 0, 2] = mask[1, 0, 3, :-1] = False
     mask[1, 0, 3, -1] = True
-    arrays = given(size, gradient)
+    arrays = random_inputs(size, gradient)
     got = results(attend(size, False, mask, gradient), *arrays, mask)
     if gradient:
         exact, bounds = want_gradients(arrays, False, mask), gradient_bounds(arrays, mask)
@@ -224,7 +224,7 @@ def test_float16(scale: float) -> None:
     """Weights that are as small as float16's least numbers, and weights that are far apart. Gradients of scores may be
     larger than float16's largest, and are the other kernel's."""
     size = ((2,), 20, 600, 16, 16)
-    q, k, v = given(size, dtype="float16")
+    q, k, v = random_inputs(size, dtype="float16")
     q *= np.float16(scale)
     (got,) = results(attend(size, False, dtype="f16"), q, k, v)
     least = LEAST * np.abs(as_float64([v])[0]).sum(-2, keepdims=True)
@@ -240,7 +240,7 @@ def exact(size: tuple[Any, ...]) -> Any:
 
 def test_weights_are_not_rounded_to_halves() -> None:
     """70 equal ones of 1, whose sum is exact: each would be 2^-9.3 away as a bfloat16, on the same side."""
-    q, k, v = given(EXACT)
+    q, k, v = random_inputs(EXACT)
     assert_within(exact(EXACT).run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
     k[:], v[:] = 0, 1
     assert np.abs(exact(EXACT).run(q, k, v)[-1].astype("f8") - 1).max() <= CUT + 8 * UNIT
@@ -250,7 +250,7 @@ def test_weights_are_not_rounded_to_halves() -> None:
 def test_scores_that_grow(scale: float) -> None:
     """With each key for half of the queries, which are among those for which they fall; slowly, and so that nothing is
     left of earlier ones."""
-    q, k, v = given(EXACT)
+    q, k, v = random_inputs(EXACT)
     q[:], k[..., 0] = 0, np.arange(70) / 8
     q[..., 0] = (np.arange(20) * 7 % 20 - 10) / 4 * scale
     assert_within(exact(EXACT).run(q, k, v)[-1], want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)))
@@ -263,7 +263,7 @@ def test_what_takes_three_passes() -> None:
         program(each, *((s, "bfloat16") for s in shapes_of(EXACT))) for each in (attend_and_square, attend_by_half)
     )
     assert all(multiplications(scheduled(x, "matrix-units")) == 1 + 1 + 3 for x in (func, other))
-    arrays = given(EXACT)
+    arrays = random_inputs(EXACT)
     squares, got = results(func, *arrays)
     assert_within(got, want(arrays, False), forward_bound(arrays, np.bool_(True)))
     q, k, _ = as_float64(arrays)
@@ -278,9 +278,9 @@ def test_what_takes_three_passes() -> None:
 def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not from the rows of a block nor the columns of a tile, from what stays in registers, nor from what is left out.
     Sums of several widths leave by way of the same memory."""
-    func, arrays = attend(CAUSAL, True, gradient=gradient), given(CAUSAL, gradient)
+    func, arrays = attend(CAUSAL, True, gradient=gradient), random_inputs(CAUSAL, gradient)
     assert audit(scheduled(func))[0].threads == 32 and "left_ptr" in compiled(CAUSAL, gradient).text
-    bits = [x.tobytes() for x in made(CAUSAL, gradient)]
+    bits = [x.tobytes() for x in outputs_of(CAUSAL, gradient)]
     for name, value in {"MIN_BLOCKS": 1, "WARPS": (4,), "COLUMNS": (16,), "MAX_HELD_REGISTERS": 0}.items():
         monkeypatch.setattr(tensor_core_plan, name, value)
     monkeypatch.setattr(tensor_core_plan, "masked_columns", lambda _: "")
@@ -293,7 +293,7 @@ def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.
 
 def test_bits_do_not_depend_on_what_stands_beside() -> None:
     """Neither on other queries, of the warp or not, nor on heads that are stacked: of sums that are not rounded."""
-    q, k, v = given(EXACT)
+    q, k, v = random_inputs(EXACT)
     many = exact(EXACT).run(q, k, v)[-1]
     assert exact(EXACT).run(q[:, ::-1], k, v)[-1].tobytes() == many[:, ::-1].tobytes()
     few = exact(((1,), 17, *EXACT[2:])).run(q[:1, :17], k[:1], v[:1])[-1]

@@ -22,8 +22,8 @@ from tests.schedules.tir.test_multi_tensor_cpu import (
     SHAPES,
     elementwise,
     flags,
-    given,
     many,
+    random_inputs,
     shared,
     step,
     total,
@@ -45,12 +45,12 @@ def launches(func: Any) -> int:
 def test_every_element_of_every_tensor(name: str) -> None:
     form, inputs = FORMS[name]
     func = many(form, inputs=inputs)
-    same_bits(func, *given(inputs=inputs), rule="pieces")
+    same_bits(func, *random_inputs(inputs=inputs), rule="pieces")
     assert launches(func) == 2  # two forms; pieces, and what is made of their results
 
 
 def test_results_of_few_and_of_many_pieces() -> None:
-    same_bits(many(total, LONG, 1), *given(LONG, 1), rule="pieces")
+    same_bits(many(total, LONG, 1), *random_inputs(LONG, 1), rule="pieces")
 
 
 def norm(n: int) -> Any:
@@ -64,7 +64,7 @@ def norm(n: int) -> Any:
 
 def test_what_is_made_of_the_sums_is_made_in_the_same_launch() -> None:
     func = norm(5)
-    same_bits(func, *given(SHAPES[:5], 1), rule="pieces")
+    same_bits(func, *random_inputs(SHAPES[:5], 1), rule="pieces")
     assert launches(func) == 2
 
 
@@ -73,14 +73,14 @@ def test_more_tensors_than_a_kernel_has_parameters(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("schedules.gpu.multi_tensor.MAX_KERNEL_POINTERS", pointers)
         form, inputs = FORMS[name]
         func = many(form, inputs=inputs)
-        same_bits(func, *given(inputs=inputs), rule="pieces")
+        same_bits(func, *random_inputs(inputs=inputs), rule="pieces")
         assert launches(func) == most
 
 
 @pytest.mark.parametrize("shapes", [SHAPES, SHAPES[:1]], ids=["many", "one"])
 @pytest.mark.parametrize("order", emulator.ORDERS)
 def test_an_update_in_place_reads_all_before_it_writes(shapes: Any, order: str) -> None:
-    count, xs = len(shapes), given(shapes, 3)
+    count, xs = len(shapes), random_inputs(shapes, 3)
     apart = emulator.compile(scheduled(many(step, shapes, 3), "pieces" if count > 1 else None), GPU)
     want = apart.run(*xs)[3 * count :]
     compiled = emulator.compile(scheduled(shared(many(step, shapes, 3), count), "pieces"), GPU)
@@ -101,7 +101,7 @@ def test_a_number_is_read_by_all() -> None:
     rate = te.placeholder((), F, "rate")
     xs = [te.placeholder(shape, F, f"x{n}") for n, shape in enumerate(SHAPES)]
     func = te.create_prim_func([rate, *xs, *(scaled(x, rate) for x in xs)])
-    same_bits(func, np.asarray(0.3, F), *given(inputs=1), rule="pieces")
+    same_bits(func, np.asarray(0.3, F), *random_inputs(inputs=1), rule="pieces")
     assert launches(func) == 1
 
 

@@ -31,12 +31,12 @@ def half_product(kind: str, m: int, k: int, n: int, batch: Shape = (), dtype: st
     return program(made, (left, dtype), (right, dtype))
 
 
-def halves(*shape: int, seed: int = 0, dtype: Any = ml_dtypes.bfloat16) -> np.ndarray:
+def random_bfloat16(*shape: int, seed: int = 0, dtype: Any = ml_dtypes.bfloat16) -> np.ndarray:
     return numbers(*shape, seed=seed).astype(dtype)
 
 
-def given(built: Built, count: int, dtype: Any = ml_dtypes.bfloat16) -> list[np.ndarray]:
-    return [halves(*shape, seed=n, dtype=dtype) for n, (shape, _) in enumerate(built.params[:count])]
+def random_inputs(built: Built, count: int, dtype: Any = ml_dtypes.bfloat16) -> list[np.ndarray]:
+    return [random_bfloat16(*shape, seed=n, dtype=dtype) for n, (shape, _) in enumerate(built.params[:count])]
 
 
 def assert_same_bits(got: np.ndarray, want: np.ndarray) -> None:
@@ -48,7 +48,7 @@ def assert_same_bits(got: np.ndarray, want: np.ndarray) -> None:
 def test_a_product_is_that_of_the_widened_operands(kind: str, size: tuple[int, int, int]) -> None:
     built, wide = build(half_product(kind, *size)), build(product(kind, *size))
     assert built.rule == wide.rule
-    xs = given(built, 2)
+    xs = random_inputs(built, 2)
     assert_same_bits(built.run(*xs)[0], wide.run(*(x.astype("float32") for x in xs))[0])
 
 
@@ -56,13 +56,13 @@ def test_a_product_is_that_of_the_widened_operands(kind: str, size: tuple[int, i
 @pytest.mark.parametrize("batch", [(9,), (2, 3)], ids=str)
 def test_a_batch_of_products(kind: str, batch: Shape) -> None:
     built, wide = build(half_product(kind, 17, 19, 23, batch)), build(product(kind, 17, 19, 23, batch))
-    xs = given(built, 2)
+    xs = random_inputs(built, 2)
     assert_same_bits(built.run(*xs)[0], wide.run(*(x.astype("float32") for x in xs))[0])
 
 
 def test_float16_too() -> None:
     built, wide = build(half_product("NN", 64, 128, 96, dtype="float16")), build(product("NN", 64, 128, 96))
-    xs = given(built, 2, "float16")
+    xs = random_inputs(built, 2, "float16")
     assert_same_bits(built.run(*xs)[0], wide.run(*(x.astype("float32") for x in xs))[0])
 
 
@@ -84,7 +84,7 @@ def test_attention_is_one_loop_over_heads_that_rounds_once(size: Any) -> None:
     causal = size[1] == size[2]
     built, wide = (build(attend(dtype, *size, causal)) for dtype in ("bfloat16", "float32"))
     assert built.rule == wide.rule == "heads"
-    xs = given(built, 3)
+    xs = random_inputs(built, 3)
     want = wide.run(*(x.astype("float32") for x in xs))[0].astype(ml_dtypes.bfloat16)
     assert_same_bits(built.run(*xs)[0], want)
 
@@ -96,7 +96,7 @@ def test_gradients_of_attention_are_each_rounded_once(size: Any) -> None:
     made = partial(KERNELS["attend-grad"], causal=q == k)
     built, wide = (build(program(made, *((s, dtype) for s in shapes))) for dtype in ("bfloat16", "float32"))
     assert built.rule == wide.rule == "heads"
-    xs = given(built, 4)
+    xs = random_inputs(built, 4)
     for got, want in zip(built.run(*xs), wide.run(*(x.astype("float32") for x in xs)), strict=True):
         assert_same_bits(got, want.astype(ml_dtypes.bfloat16))
 
@@ -124,7 +124,7 @@ PROGRAMS = {
 def test_bits_follow_from_neither_threads_nor_level(name: str) -> None:
     made = set()
     for built in (build(PROGRAMS[name](), V3), build(PROGRAMS[name](), V4, code=V3)):
-        xs = given(built, len(built.params) - 1)
+        xs = random_inputs(built, len(built.params) - 1)
         for count in (1, 2):
             threads(count)
             made.add(built.run(*xs)[0].tobytes())
@@ -134,7 +134,7 @@ def test_bits_follow_from_neither_threads_nor_level(name: str) -> None:
 
 def test_each_value_of_a_chain_is_rounded() -> None:
     built = build(chain(1003))
-    x, y = given(built, 2)
+    x, y = random_inputs(built, 2)
     assert_same_bits(built.run(x, y)[0], (x + y) * x)
 
 

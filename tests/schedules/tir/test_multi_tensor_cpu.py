@@ -42,12 +42,12 @@ def blend(n: int, x: Any, y: Any) -> Any:
     return elementwise(x.shape, lambda *i: x(*i) * factor + y(*i))
 
 
-def given(shapes: Any = SHAPES, inputs: int = 2) -> list[np.ndarray]:
+def random_inputs(shapes: Any = SHAPES, inputs: int = 2) -> list[np.ndarray]:
     return [numbers(*shape, seed=7 * n + k) for n, shape in enumerate(shapes) for k in range(inputs)]
 
 
 def test_every_element_of_every_tensor() -> None:
-    built, xs = build(many(blend)), given()
+    built, xs = build(many(blend)), random_inputs()
     assert built.rule == "pieces"
     for n, got in enumerate(built.run(*xs)):
         want = xs[2 * n] * np.float32(0.25 if n % 3 == 0 else 4.0) + xs[2 * n + 1]  # exact factors: nothing to fuse
@@ -82,7 +82,8 @@ def by_lanes(x: np.ndarray) -> np.float32:
 def test_sums_of_whole_tensors() -> None:
     built = build(many(total, inputs=1))
     assert built.rule == "pieces"
-    xs = [np.round(x * 1000) / 1024 for x in given(inputs=1)]  # squares are exact, fused or not; their sums are rounded
+    # squares are exact, fused or not; their sums are rounded
+    xs = [np.round(x * 1000) / 1024 for x in random_inputs(inputs=1)]
     for got, x in zip(built.run(*xs), xs, strict=True):
         assert got == by_lanes(x)
     assert by_lanes(xs[-1]) != np.float32((xs[-1].astype("float64") ** 2).sum())
@@ -94,7 +95,7 @@ FORMS = {"elements": (blend, 2), "sums": (total, 1)}
 @pytest.mark.parametrize("name", FORMS)
 def test_bits_depend_neither_on_threads_nor_on_the_level(name: str) -> None:
     form, inputs = FORMS[name]
-    func, xs, seen = many(form, inputs=inputs), given(inputs=inputs), set()
+    func, xs, seen = many(form, inputs=inputs), random_inputs(inputs=inputs), set()
     for target in (V3, V4):
         if not runs_here(target):
             target, code = V4, V3  # 16 lanes in AVX2 instructions
@@ -123,7 +124,7 @@ def shared(func: Any, count: int) -> Any:
 
 @pytest.mark.parametrize("shapes", [SHAPES, SHAPES[:1]], ids=["many", "one"])
 def test_an_update_in_place_reads_all_before_it_writes(shapes: Any) -> None:
-    built, xs = build(shared(many(step, shapes, 3), len(shapes))), given(shapes, 3)
+    built, xs = build(shared(many(step, shapes, 3), len(shapes))), random_inputs(shapes, 3)
     assert built.rule == "pieces"
     memory = [tensor(x) for x in xs]
     built.call(*memory, *(memory[3 * n + 1 - k] for n in range(len(shapes)) for k in range(2)))
@@ -145,7 +146,7 @@ def flags(n: int, p: Any, m: Any, g: Any) -> list[Any]:
 
 
 def test_a_stored_value_without_a_name_is_left_to_the_blocks_in_order() -> None:
-    built, xs = build(shared(many(flags, SHAPES[:2], 3), 2)), given(SHAPES[:2], 3)
+    built, xs = build(shared(many(flags, SHAPES[:2], 3), 2)), random_inputs(SHAPES[:2], 3)
     assert built.rule == "fallback"
     memory = [tensor(x) for x in xs]
     built.call(*memory, *(memory[3 * n + 1 - k] for n in range(2) for k in range(2)))

@@ -54,7 +54,7 @@ def arrays(seed: int = 0) -> list[np.ndarray]:
             for t in TYPES.values()]  # fmt: skip
 
 
-def half(b: Builder, x: Value) -> Value:
+def bfloat16(b: Builder, x: Value) -> Value:
     return b("cast", x, dtype="bf16")
 
 
@@ -75,15 +75,15 @@ TABLES: dict[str, Made] = {
     "bias in front": lambda b, table, w, bias, ids, **_: [b("-", bias, b("matmul", b("gather", table, ids), w))],
     "of itself": lambda b, table, w, ids, **_: [b("*", y := b("matmul", b("gather", table, ids), w), y)],
     "scaled before": lambda b, table, w, ids, **_: [b("matmul", doubled(b, b("gather", table, ids)), w)],
-    "rounded before": lambda b, table, w, ids, **_: [b("matmul", half(b, b("gather", table, ids)), half(b, w))],
-    "rounded table": lambda b, table, w, ids, **_: [b("matmul", b("gather", half(b, table), ids), half(b, w))],
+    "rounded before": lambda b, table, w, ids, **_: [b("matmul", bfloat16(b, b("gather", table, ids)), bfloat16(b, w))],
+    "rounded table": lambda b, table, w, ids, **_: [b("matmul", b("gather", bfloat16(b, table), ids), bfloat16(b, w))],
     "own after": lambda b, table, w, ids, own, **_: [b("+", b("matmul", b("gather", table, ids), w), own)],
     "rows too": lambda b, table, w, ids, **_: [x := b("gather", table, ids), b("matmul", x, w)],
     "a few at a time": lambda b, table, w, ids, **_: [
         b("matmul", b("gather", table, ids_from(b, ids, n)), w) for n in range(0, READ, ROWS)
     ],
     "rounded each time": lambda b, table, w, ids, **_: [
-        b("matmul", half(b, b("gather", table, ids_from(b, ids, n))), half(b, w)) for n in range(0, READ, ROWS)
+        b("matmul", bfloat16(b, b("gather", table, ids_from(b, ids, n))), bfloat16(b, w)) for n in range(0, READ, ROWS)
     ],
 }
 
