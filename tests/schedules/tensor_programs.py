@@ -160,6 +160,7 @@ def threads(count: int) -> None:
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    """float32 from the standard normal distribution."""
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 

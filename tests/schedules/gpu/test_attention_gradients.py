@@ -38,6 +38,7 @@ SIZES = [((9,), 9, 13, 8, 12), ((1, 2), 35, 65, 8, 9), ((2,), 40, 20, 20, 36), (
 
 
 def random_inputs(func: Any) -> list[np.ndarray]:
+    """dy, q, k and v of ``func``."""
     return [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:4])]
 
 

@@ -38,6 +38,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_inputs(func: Any, count: int) -> list[np.ndarray]:
+    """The first ``count`` arguments of ``func``."""
     return [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:count])]
 
 

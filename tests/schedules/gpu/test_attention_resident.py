@@ -33,6 +33,7 @@ SIZES = [
 
 
 def random_inputs(func: Any, count: int = 3) -> list[np.ndarray]:
+    """The first ``count`` arguments of ``func``."""
     return [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:count])]
 
 
