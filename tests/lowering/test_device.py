@@ -76,7 +76,7 @@ if "backwards" in t.sys.argv:
     done = [t.objects.compile_part(part, t.GPU, t.plain) for part in reversed(parts)]
     compiled = t.objects.join(lowered, t.GPU, done[::-1])
 else:
-    compiled = t.made()
+    compiled = t.cuda_objects()
 print(hashlib.sha256(t.shared_library.library(compiled, "x86_64")).hexdigest(), [d.key for d in compiled.devices])
 """
 
