@@ -17,7 +17,7 @@ from .work import NORMALIZE, SOFTMAX, attention_work, nothing, per_element
 
 X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))
-FAR = -1e30  # a score that no finite one comes near: exp(FAR - score) is exactly 0
+MASKED_SCORE = -1e30  # of a hidden key; no finite score comes near: exp(MASKED_SCORE - score) is exactly 0
 F = [("f32", (3, 5))]
 AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"axis": 1}), ([("f32", (4, 40))], {}),
               ([("f64", (3, 5))], {}),
@@ -173,7 +173,7 @@ def softmax_of_scores(np: Any, q: Any, k: Any, mask: Any, causal: bool) -> tuple
     seen = np.ones(scores.shape[-2:], bool) if mask is None else mask
     if causal:
         seen = seen & np.tri(scores.shape[-2], dtype=bool)
-    return seen, softmax_ref(np, np.where(seen, scores, scores.dtype.type(FAR)))
+    return seen, softmax_ref(np, np.where(seen, scores, scores.dtype.type(MASKED_SCORE)))
 
 
 def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:

@@ -16,6 +16,7 @@ from .type_rules import FLOATS, WHOLE, need
 from .types import ShapeFault, TensorType, TypeFault, listed
 from .work import PHILOX, per_element
 
+ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
@@ -28,7 +29,7 @@ SEEDED = [("u32", (2,), 0, 2**32), ("i64", (), -(2**62), 2**62)]
 def philox(np: Any, counter: Any, key: Any) -> Any:
     """counter: u32[... 4], key: two integers -> u32[... 4], the block of each counter."""
     c = [counter[..., i].astype("uint64") for i in range(4)]
-    for n in range(10):
+    for n in range(ROUNDS):
         k = [(int(k) + n * w) & MASK for k, w in zip(key, WEYL, strict=True)]
         p, q = (c[i] * np.uint64(m) for i, m in zip((0, 2), MULTIPLIERS, strict=True))
         low, high = np.uint64(MASK), np.uint64(32)
