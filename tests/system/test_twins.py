@@ -45,10 +45,8 @@ DEFINITIONS = [
 CONSTANTS = [
     # the score of a hidden key
     ("sexpgpu/ops/nn.py:MASKED_SCORE", "schedules/gpu/attention/causal_mask.py:MASKED_SCORE"),
-    # tensors of one horizontally fused program: as the cost model counts kernels, and as the compiler makes them
-    ("sexpgpu/planning/fusion_model.py:MOST", "lowering/passes/horizontal_fusion.py:MOST"),
     # bytes from which TVM takes a kernel's own buffer from its pool
-    ("lowering/passes/memory_usage.py:STACK", "schedules/cpu/matmul_tiling.py:STACK"),
+    ("lowering/passes/memory_usage.py:STACK", "schedules/cpu/matmul_tiling.py:MAX_STACK_BYTES"),
     ("sexpgpu/language/grammar.py:MAX_COUNT", "artifacts/format/conditions.py:MAX_COUNT"),
     ("sexpgpu/trace/values.py:CTX_KEYS", "artifacts/format/data_flow.py:CTX"),
     ("sexpgpu/trace/values.py:CTX_MOVING", "artifacts/format/manifest.py:MOVING"),
