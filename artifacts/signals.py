@@ -10,14 +10,11 @@ import time
 from types import FrameType
 from typing import Any
 
+from surroundings.end_signals import HANDLED, TIMERS
+
 from .base import canonical_json
 from .base.clock import Clock
 
-# What a system, a scheduler or a user sends to have a process end: each by itself would end it at once. SIGQUIT does,
-# as it is for whoever wants that, and what says that the program is broken (SIGSEGV, SIGABRT ...).
-ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPWR)
-TIMERS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)  # these may come again by themselves
-HANDLED = ASKED + TIMERS
 GRACE = 10  # seconds of processor, at most, from SIGXCPU to the limit that kills
 
 

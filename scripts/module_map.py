@@ -2,6 +2,7 @@
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +29,8 @@ def module_map():
         for room in rooms(package):
             name = room.relative_to(ROOT).as_posix()
             modules = sorted(path for path in room.glob("*.py") if path.name != "__init__.py")
-            lines += [f"{'###' if room.name == package else '####'} `{name}`", "", first_sentence(room / "__init__.py")]
+            about = textwrap.wrap(first_sentence(room / "__init__.py"), 100, break_on_hyphens=False)
+            lines += [f"{'###' if room.name == package else '####'} `{name}`", "", *about]
             if modules:
                 lines += ["", "| module | what it does |", "|---|---|"]
                 lines += [f"| `{path.name}` | {first_sentence(path)} |" for path in modules]

@@ -1,2 +1,2 @@
-"""What a program takes from where it is started: descriptors, streams, variables, folders. The standard library alone;
-every other package may import it."""
+"""What a program takes from where it is started: descriptors, streams, signals, variables, folders. The standard
+library alone; every other package may import it."""

@@ -60,7 +60,12 @@ def pytest_collection() -> Iterator[None]:
 # Those with the longest tests: what is left at the end should be short.
 FIRST = tuple(
     f"tests/{name}"
-    for name in ("system/test_stacking", "system/test_memory", "system/test_reproducible", "cuda_on_cpu/test_whole")
+    for name in (
+        "system/test_stacking",
+        "system/test_memory",
+        "system/test_reproducible",
+        "cuda_on_cpu/test_emulated_runs",
+    )
 )
 
 

@@ -67,8 +67,10 @@ def shown(value: object, limit: int = 60) -> str:
 
 
 ART_FORMAT = code("E-ART-001", "this is not an artifact", "Name a file made by sexpgpu build.", 4)
-ART_CUT = code("E-ART-002", "an artifact is cut short, or has bytes after its end", "Copy or build it again.", 4)
-ART_DIGEST = code("E-ART-003", "a member does not have the size and sha256 listed", "Copy or build it again.", 4)
+ART_CUT = code("E-ART-002", "an artifact is truncated, or has bytes after its end", "Copy or build it again.", 4)
+ART_DIGEST = code(
+    "E-ART-003", "a member does not have the size or sha256 that the manifest lists", "Copy or build it again.", 4
+)
 ART_NAME = code("E-ART-004", "a member's name is not allowed", "Use names of letters, digits and . _ - + only.", 4)
 ART_KIND = code("E-ART-005", "a member is not a plain file", "Build it again: an artifact holds plain files only.", 4)
 ART_MEMBERS = code("E-ART-006", "members and manifest do not agree", "Build it again, and change nothing by hand.", 4)
@@ -77,7 +79,7 @@ ART_SIZE = code("E-ART-008", "a size is over its limit", "Keep large data out of
 ART_VERSION = code(
     "E-ART-009",
     "the artifact's manifest, its library, the runtime and the runner are not of one version",
-    "Install the version named, or build the artifact again with the version at hand.",
+    "Install the version named, or build the artifact again with the installed version.",
     4,
 )
 ART_REQUIRED = code(
@@ -88,11 +90,13 @@ ART_REQUIRED = code(
 )
 
 CKPT_NONE = code("E-CKPT-001", "there is no checkpoint to resume from", "Check --out, or start without --resume.", 4)
-CKPT_TORN = code("E-CKPT-002", "a checkpoint is not whole", "Restore it from a copy, or resume from an older one.", 4)
+CKPT_TORN = code(
+    "E-CKPT-002", "a checkpoint is incomplete or damaged", "Restore it from a copy, or resume from an older one.", 4
+)
 CKPT_IDENTITY = code(
     "E-CKPT-003",
     "the checkpoint belongs to another run",
-    "Resume with the run it was made by, or start a new run from its weights with --fork.",
+    "Resume the run that made it, or start a new run from its weights with --fork.",
     4,
 )
 CKPT_VERSION = code("E-CKPT-004", "the checkpoint's format is of another version", "Install the version named.", 4)
@@ -103,34 +107,42 @@ CKPT_EXISTS = code(
     4,
 )
 CKPT_PRESENT = code(
-    "E-CKPT-006", "the directory holds checkpoints already", "Continue them with --resume, or choose another --out.", 4
+    "E-CKPT-006",
+    "the directory already contains checkpoints",
+    "Continue them with --resume, or choose another --out.",
+    4,
 )
 CKPT_FIT = code("E-CKPT-007", "a checkpoint's tensors do not fit the run", "Use weights of the same model.", 4)
 
 DATA_READ = code(
-    "E-DATA-010", "a data file is missing, empty, cut short or unreadable", "Check --data and the file.", 5
+    "E-DATA-010", "a data file is missing, empty, truncated or unreadable", "Check --data and the file.", 5
 )
 DATA_KIND = code(
     "E-DATA-011",
-    "data of this kind is not read",
+    "this data format is not supported",
     "Convert it to .npz, .npy files, .safetensors or .jsonl. Pickle is never read.",
     1,
 )
 DATA_FIELD = code(
-    "E-DATA-012", "a field is missing or has another dtype or shape", "Write the data as the loader says.", 1
+    "E-DATA-012",
+    "a field is missing or has another dtype or shape",
+    "Write the fields with the dtypes and shapes that the loader declares.",
+    1,
 )
 DATA_RANGE = code("E-DATA-013", "an integer is outside the range that the model can take", "Correct the record.", 1)
 DATA_FINITE = code("E-DATA-014", "a value is NaN or infinite", "Correct or remove the record.", 1)
 DATA_FEW = code(
     "E-DATA-015", "there are fewer records than one batch takes", "Add records, or make the batch smaller.", 1
 )
-DATA_LINE = code("E-DATA-016", "a line of a .jsonl file is not a record", "Write one JSON object of numbers a line.", 1)
+DATA_LINE = code(
+    "E-DATA-016", "a line of a .jsonl file is not a record", "Write one JSON object of numbers on each line.", 1
+)
 
 IO_WRITE = code("E-IO-010", "a file or directory cannot be written", "Check the path, its owner and permissions.", 5)
 IO_SPACE = code(
     "E-IO-011",
-    "there is no room for a file",
-    "Free space or raise the limit, then run it again; a run goes on with --resume.",
+    "there is no space for a file",
+    "Free space or raise the limit, then run it again; training continues with --resume.",
     5,
 )
 IO_READ = code("E-IO-012", "a file cannot be read", "Check the path and its permissions.", 5)
@@ -157,13 +169,13 @@ DEVICE_CALL = code("E-DEVICE-001", "a phase failed on the device", "See its mess
 DEVICE_DRIVER = code(
     "E-DEVICE-010",
     "there is no NVIDIA driver, or it does not start",
-    "Install the driver named, or run on a machine with a GPU; an artifact with a library for CPUs too needs neither.",
+    "Install the driver named, run on a machine with a GPU, or use an artifact that also has a library for CPUs.",
     3,
 )
 DEVICE_NONE = code(
     "E-DEVICE-011",
-    "no GPU is visible, or not the one that --device names",
-    "Look at CUDA_VISIBLE_DEVICES and at what nvidia-smi lists; name a number below the count.",
+    "no GPU is visible, or the one that --device names is not",
+    "Check CUDA_VISIBLE_DEVICES and the list of nvidia-smi; name a number below the count.",
     3,
 )
 DEVICE_OLD = code(
@@ -180,7 +192,7 @@ DEVICE_MEMORY = code(
 )
 DEVICE_BUSY = code(
     "E-DEVICE-014",
-    "the GPU cannot be used: another process has it for itself, or it is not ready",
+    "another process uses the GPU exclusively, or the GPU is not ready",
     "Wait for that process, choose another GPU, or see nvidia-smi for its compute mode.",
     3,
 )
@@ -193,11 +205,11 @@ DEVICE_FULL = code(
 DEVICE_LOST = code(
     "E-DEVICE-016",
     "the GPU failed during the run",
-    "See the system's log for its error (Xid, ECC). Nothing of it is saved: resume from the last checkpoint.",
+    "See the system log for the error (Xid, ECC). The step in flight is not saved: resume from the last checkpoint.",
     3,
 )
 TARGET_MACHINE = code(
-    "E-TARGET-010", "this machine cannot run the artifact", "Build it for a target that the machine has.", 3
+    "E-TARGET-010", "this machine cannot run the artifact", "Build it for a target that this machine can run.", 3
 )
 TARGET_ARCH = code(
     "E-TARGET-012",
@@ -219,14 +231,15 @@ NUM_LOSS = code(
     "E-NUM-001",
     "a loss or gradient is not finite",
     "Lower the learning rate, clip gradients or inspect the data; the state before the step is kept. To find the "
-    "place, name tensors with (diagnostic :NAME x) and build with --diagnostic NAME: those not finite are listed.",
+    "place, name tensors with (diagnostic :NAME x) and build with --diagnostic NAME: the run lists those that are not "
+    "finite.",
     6,
 )
 
 NUM_DRAW = code(
     "E-NUM-002",
-    "a draw is from no distribution",
-    "Look for NaN, infinity or a row of nothing but -infinity in the logits of random-categorical, and for NaN or "
+    "the logits or probabilities of a draw are not a distribution",
+    "Look for NaN, infinity or a row of only -infinity in the logits of random-categorical, and for NaN or "
     "infinity in the probabilities of random-bernoulli; the last finished step is kept.",
     6,
 )

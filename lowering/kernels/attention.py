@@ -9,6 +9,7 @@ from typing import Any
 from attrs import frozen
 from tvm import te, tirx
 
+from sexpgpu.ops.nn import MASKED_SCORE
 from sexpgpu.ops.types import TensorType
 
 from .elementwise import is_finite
@@ -17,7 +18,6 @@ from .reduction import dtype_of, widened
 from .registry import kernel
 
 Order = tuple[int, ...] | None
-FAR = -1e30  # the score of a key that is not seen, as in the operator table: exp(FAR - score) is exactly 0
 
 
 @frozen(eq=False)
@@ -51,7 +51,7 @@ def heads_of(q: Any, k: Any, mask: Sequence[te.Tensor], causal: bool, poison: An
     def masked(at: Sequence[Any]) -> Any:
         score = scores(*at) * tirx.const(1 / math.sqrt(deep), dtype)
         score = score if poison is None else score + poison(*at[:-2], at[-1])
-        return tirx.Select(tirx.all(*seen(at)), score, tirx.const(FAR, dtype)) if seen(at) else score
+        return tirx.Select(tirx.all(*seen(at)), score, tirx.const(MASKED_SCORE, dtype)) if seen(at) else score
 
     top: Any = te.compute(shape[:-1], lambda *at: te.max(masked([*at, i]), axis=i), "top")
     power: Any = te.compute(shape, lambda *at: tirx.exp(masked(at) - top(*at[:-1])), "power")

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm import te, tirx
 
+from sexpgpu.ops import random
 from sexpgpu.ops.types import DTYPES, TensorType
 
 KERNELS: dict[str, Callable[..., Any]] = {}
@@ -64,11 +65,6 @@ def _lead(x: te.Tensor, lead: list[Any]) -> list[Any]:
     return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(x.shape, used, strict=False)]
 
 
-PHILOX_ROUNDS = 10
-PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
-LOW = 0xFFFFFFFF
-
 
 @kernel("philox")
 def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) -> Any:
@@ -106,10 +102,10 @@ def _philox_block(index: Any, seed: te.Tensor, salt: Any, place: Any) -> tuple[l
         return names[-1][0]
 
     c = [name(x) for x in (index, place.astype("uint64"), salt, salt >> _u64(32))]
-    for n in range(PHILOX_ROUNDS):
+    for n in range(random.ROUNDS):
         # n * weyl is added to the key at once: repeated additions are what TVM's simplifier cannot fold
-        k = [name(seed(i).astype("uint64") + _u64(n * w & LOW)) for i, w in enumerate(PHILOX_WEYL)]
-        p, q = (name((c[i] & _u64(LOW)) * _u64(m)) for i, m in zip((0, 2), PHILOX_MULTIPLIERS, strict=True))
+        k = [name(seed(i).astype("uint64") + _u64(n * w & random.MASK)) for i, w in enumerate(random.WEYL)]
+        p, q = (name((c[i] & _u64(random.MASK)) * _u64(m)) for i, m in zip((0, 2), random.MULTIPLIERS, strict=True))
         c = [name(x) for x in ((q >> _u64(32)) ^ c[1] ^ k[0], q, (p >> _u64(32)) ^ c[3] ^ k[1], p)]
     return [name(_low(x)) for x in c], names
 
@@ -120,4 +116,4 @@ def _u64(number: int) -> Any:
 
 def _low(x: Any) -> Any:
     """The low 32 bits. Masked before the cast: TVM's simplifier fails on a u32 cast of what it knows to be larger."""
-    return (x & _u64(LOW)).astype("uint32")
+    return (x & _u64(random.MASK)).astype("uint32")

@@ -10,11 +10,10 @@ from typing import Any
 
 from tvm import relax
 
+from sexpgpu.ops.reduction import HALVES
 from sexpgpu.ops.types import TensorType
 
 from .split_concat import concat
-
-HALVES = ("bf16", "f16")
 
 
 def matmul(r: Any, a: relax.Expr, b: relax.Expr, ta: bool = False, tb: bool = False) -> relax.Expr:

@@ -1,4 +1,4 @@
-"""CPU schedules: rules from the most particular to the most general."""
+"""CPU schedules: rules from the most special to the most general, and the loop nests that they make."""
 
 from .rules import RULES
 

@@ -1,7 +1,8 @@
-"""Head nests: products and row stages that agree on their batch axes run inside one loop over those axes.
+"""Attention on a CPU: a task per head; scores, softmax and weighted values of a head stay in L2.
 
-Attention: the scores of one head, their softmax and the weighed values stay in the first caches, and no score matrix is
-written. A task is one head; inside it each stage runs as it would on its own.
+Taken: matrix products and the row stages around them, if all have the same leading axes (batch, head) and something
+between them is read by nothing else. No score matrix of all heads reaches memory. Each stage runs for its head as it
+would alone, with the same order of sums, so this fusion changes no bit (an online softmax would).
 """
 
 from __future__ import annotations
@@ -23,64 +24,77 @@ from ..tir.stages import Stage
 from ..tir.thread_cost import stages_nanoseconds
 from .matmul import product_body
 
-LARGEST = 1 << 19  # bytes of a head's own buffers that a second cache holds
+# Bytes of a head's own buffers: they are to stay in L2, 512 KiB or more. Chosen, not measured. Above, the stages are
+# nests of their own, whose matmuls have k blocks and tasks within a head.
+MAX_HEAD_BYTES = 512 * 1024
 
 
-def head_group(ctx: NestContext, stages: Sequence[Stage], products: Mapping[Any, Contraction]) -> RowGroup | None:
-    """The longest start of ``stages`` with a product, and more than the product and what follows on it, some of which
-    need not reach memory."""
+def find_attention(
+    ctx: NestContext, stages: Sequence[Stage], contractions: Mapping[Any, Contraction]
+) -> RowGroup | None:
+    """The longest prefix of ``stages`` that can share loops over heads and has a matrix product.
+
+    None unless it is more than a product and its epilogue, and some buffer of it need not reach memory."""
 
     def accept(stage: Stage, lead: int) -> bool:
-        one = products.get(stage)
-        return one is None or (lead > 0 and one.batch == stage.space[:lead])
+        product = contractions.get(stage)
+        return product is None or (lead > 0 and product.batch == stage.space[:lead])
 
-    found = row_group(ctx, stages, accept)
-    if found is None or not found.lead or not any(s in products for s in found.stages):
+    group = row_group(ctx, stages, accept)
+    if group is None or not group.lead or not any(s in contractions for s in group.stages):
         return None
-    mine = dict.fromkeys(_buffers(ctx, found).values())
-    alone = len(_parts(ctx, found, products)) < 2 or not mine
-    return None if alone or sum(map(_bytes, mine)) > LARGEST else found
+    head_buffers = dict.fromkeys(_head_buffers(ctx, group).values())
+    if len(_with_epilogues(ctx, group, contractions)) < 2 or not head_buffers:
+        return None
+    return group if sum(map(_bytes, head_buffers)) <= MAX_HEAD_BYTES else None
 
 
-def _buffers(ctx: NestContext, found: RowGroup) -> dict[Any, Any]:
-    """What nothing outside needs -> a head's part of it. A map writes over what it alone reads, at its own point."""
-    local, mine = local_buffers(ctx, found), {}
-    for place, stage in enumerate(found.stages):
+def _head_buffers(ctx: NestContext, group: RowGroup) -> dict[Any, Any]:
+    """Buffer that nothing outside the group reads -> the buffer for its part of a head.
+
+    An elementwise stage writes in place over an operand that it reads last: scores and probs are one buffer."""
+    local = local_buffers(ctx, group)
+    head_buffers: dict[Any, Any] = {}
+    for position, stage in enumerate(group.stages):
         for buffer in (b for b in stage.writes if b in local):
-            over = next((b for b in mine if stage.is_elementwise and is_last_read(ctx, found, place, b)), None)
-            mine[buffer] = row_buffer(buffer, found) if over is None else mine[over]
-    return mine
+            reusable = (b for b in head_buffers if stage.is_elementwise and is_last_read(ctx, group, position, b))
+            reused = next(reusable, None)
+            head_buffers[buffer] = row_buffer(buffer, group) if reused is None else head_buffers[reused]
+    return head_buffers
 
 
 def _bytes(buffer: Any) -> int:
     return prod(shape_of(buffer)) * DataType(str(buffer.dtype)).itemsize
 
 
-def _parts(ctx: NestContext, found: RowGroup, products: Mapping[Any, Contraction]) -> list[tuple[Stage, list[Stage]]]:
-    """Each stage, a product with the map stages that are done on its tiles."""
-    rest, parts = list(found.stages), []
+def _with_epilogues(
+    ctx: NestContext, group: RowGroup, contractions: Mapping[Any, Contraction]
+) -> list[tuple[Stage, list[Stage]]]:
+    """The group's stages in order, each product with the elementwise stages that are done on its tiles."""
+    rest, steps = list(group.stages), []
     while rest:
-        head = rest.pop(0)
-        after = epilogue_stages(ctx, head, rest) if head in products else []
-        rest = rest[len(after) :]
-        parts.append((head, after))
-    return parts
+        stage = rest.pop(0)
+        epilogue = epilogue_stages(ctx, stage, rest) if stage in contractions else []
+        rest = rest[len(epilogue) :]
+        steps.append((stage, epilogue))
+    return steps
 
 
-def head_nest(ctx: NestContext, found: RowGroup, products: Mapping[Any, Contraction]) -> Stmt:
-    """The loop over heads, parallel where it pays."""
-    extents = [a.extent for a in found.stages[0].space[: found.lead]]
-    parts = _parts(ctx, found, products)
+def attention_nest(ctx: NestContext, group: RowGroup, contractions: Mapping[Any, Contraction]) -> Stmt:
+    """The loop over heads, parallel if that pays."""
+    extents = [a.extent for a in group.stages[0].space[: group.lead]]
+    steps = _with_epilogues(ctx, group, contractions)
 
-    def part(stage: Stage, after: list[Stage], places: list[Expr]) -> Stmt:
-        if stage in products:
-            return product_body(ctx, products[stage], after, places)
-        return stage_body(ctx, stage, places)
+    def step(stage: Stage, epilogue: list[Stage], head_indices: list[Expr]) -> Stmt:
+        if stage in contractions:
+            return product_body(ctx, contractions[stage], epilogue, head_indices)
+        return stage_body(ctx, stage, head_indices)
 
-    def head(p: Expr) -> Stmt:
-        mine = _buffers(ctx, found)
-        places = unravel(p, extents)
-        body = localize(seq([part(stage, after, places) for stage, after in parts]), mine, found)
-        return block([body], list(dict.fromkeys(mine.values())))
+    def head(flat: Expr) -> Stmt:
+        head_buffers = _head_buffers(ctx, group)
+        head_indices = unravel(flat, extents)
+        statements = seq([step(stage, epilogue, head_indices) for stage, epilogue in steps])
+        return block([localize(statements, head_buffers, group)], list(dict.fromkeys(head_buffers.values())))
 
-    return parallel_loop(ctx, prod(extents), head, stages_nanoseconds(ctx.virtual, found.stages, products, ctx.lanes))
+    nanoseconds = stages_nanoseconds(ctx.virtual, group.stages, contractions, ctx.lanes)
+    return parallel_loop(ctx, prod(extents), head, nanoseconds)

@@ -1,4 +1,9 @@
-"""A nest of elementwise stages over one space: every value of a point in registers, then all stores of that point."""
+"""Elementwise stages over a common iteration domain, fused: vectors along the last axis, tasks over the others.
+
+The domain is cut into boxes inside which no condition depends on the point (``iteration_domain.py``), axes are split
+and merged (``loop_axes.py``), and a nest that transposes goes to ``transpose.py``. At a point all loads come before its
+stores, so an output may share memory with an input. There are no sums, so no bit depends on loops or threads.
+"""
 
 from __future__ import annotations
 
@@ -16,92 +21,113 @@ from ..tir.iteration_domain import Box, boxes, in_space
 from ..tir.point_writer import common_accesses, index_of, is_materialized, point_stores
 from ..tir.rewrite import rewrite
 from ..tir.stages import Axis, Stage, substitute
-from .loop_axes import DIVIDED, Loops, cut, joined, straight, undivided
-from .transpose import tile_nest
+from .loop_axes import DIVISIONS, Loops, flatten_divided_indices, merge_axes, plain_loops, split_axes
+from .transpose import transpose_nest
 
-PIECE = 2048  # elements of one task where the last axis is shared out
-BYTES = 4  # elements of a byte in the place of one of f32
-FEW = 16  # tasks that are enough for any machine to share out evenly
+TASK_ELEMENTS = 2048  # of a task that has a part of the last axis; chosen, not measured
+BYTES_PER_FLOAT = 4  # elements of a byte in the space of a float32: nests of bytes only have vectors so much wider
+ENOUGH_TASKS = 16  # that any usual machine shares evenly; with fewer the last axis is cut. Chosen, not measured
 
 
-def map_nest(ctx: NestContext, stages: Sequence[Stage]) -> Stmt:
-    """The nest of a group, a loop nest for each straight part of its space."""
+def elementwise_nest(ctx: NestContext, stages: Sequence[Stage]) -> Stmt:
+    """The loops of a group: a loop nest for each box of its domain."""
     return seq([_box_nest(ctx, stages, box) for box in boxes(ctx, stages)])
 
 
 def _box_nest(ctx: NestContext, stages: Sequence[Stage], box: Box) -> Stmt:
-    """The last axes joined as far as memory allows, vectors along them, tasks over the rest; or tiles."""
+    """A box in vectors along the last axes, merged as far as memory is contiguous; or in tiles, if it transposes."""
     accesses = common_accesses(ctx, stages, box)
     axes = [Axis(axis.var, extent) for axis, extent in zip(stages[0].space, box.extents, strict=True)]
-    loops = straight(axes, accesses)
-    loops = cut(loops) if box.is_whole else loops
-    turned = transposed_axis(loops.axes, loops.accesses)
-    if turned is not None:
-        return tile_nest(ctx, loops.axes, turned, _stores(ctx, stages, box, loops))
-    loops = joined(loops)
-    stores = _stores(ctx, stages, box, loops)
-    *heads, inner = [a.extent for a in loops.axes] or [1]
+    loops = plain_loops(axes, accesses)
+    # In a part of the domain indices count from the box's first, which need not be a multiple of a divisor: no split.
+    loops = split_axes(loops) if box.is_whole else loops
+    read_axis = transposed_axis(loops.axes, loops.accesses)
+    if read_axis is not None:
+        return transpose_nest(ctx, loops.axes, read_axis, _point_writer(ctx, stages, box, loops))
+    loops = merge_axes(loops)
+    stores_at = _point_writer(ctx, stages, box, loops)
+    *outer_extents, inner_extent = [a.extent for a in loops.axes] or [1]
 
-    wide = ctx.lanes * (BYTES if all(_is_byte(access.buffer) for access in loops.accesses) else 1)
+    only_bytes = all(_is_byte(access.buffer) for access in loops.accesses)
+    wide = ctx.lanes * (BYTES_PER_FLOAT if only_bytes else 1)
 
-    def piece(outer: list[Expr], start: Expr | None, length: int) -> Stmt:
-        place = lambda f: [*outer, f if start is None else start + f] if loops.axes else []  # noqa: E731
-        whole = length // wide * wide
-        first = vector_loop(whole, wide, lambda f: stores(place(f)))
-        return seq(
-            [*first, *vector_loop(length - whole, ctx.lanes, lambda f: stores(place(f + whole if whole else f)))]
-        )
+    def span(outer: list[Expr], start: Expr | None, length: int) -> Stmt:
+        """``length`` elements along the last axis from ``start`` on (None: from 0)."""
 
-    return share(ctx, heads, inner, piece)
+        def point(f: Expr) -> list[Expr]:
+            if not loops.axes:
+                return []
+            return [*outer, f if start is None else start + f]
+
+        covered = length // wide * wide
+        wide_vectors = vector_loop(covered, wide, lambda f: stores_at(point(f)))
+        rest = vector_loop(length - covered, ctx.lanes, lambda f: stores_at(point(f + covered if covered else f)))
+        return seq([*wide_vectors, *rest])
+
+    return share_tasks(ctx, outer_extents, inner_extent, span)
 
 
 def _is_byte(buffer: Any) -> bool:
     return str(buffer.dtype) in ("bool", "int8", "uint8")
 
 
-def _stores(ctx: NestContext, stages: Sequence[Stage], box: Box, loops: Loops) -> Callable[[Sequence[Expr]], Stmt]:
-    """Places along the loops, within the box -> the statements there, with the conditions settled that the box settles,
-    and indices as short as the loops' extents allow."""
-    keep = [s for s in stages if is_materialized(ctx, s, stages)]
+def _point_writer(
+    ctx: NestContext, stages: Sequence[Stage], box: Box, loops: Loops
+) -> Callable[[Sequence[Expr]], Stmt]:
+    """A function from the indices of the loops to the stages at that point of the box.
 
-    def stores(places: Sequence[Expr]) -> Stmt:
-        names = [tirx.Var("p", "int64") for _ in loops.axes]
-        values = index_of(loops.axes, names)
-        here = in_space(box, [substitute(place, values) for place in loops.places])
-        stmt = point_stores(ctx, stages, here, {}, keep, loops.analyzer(names))
-        stmt = undivided(stmt, loops.analyzer(names), lambda b: not ctx.program.owns(b))
-        stmt = substitute(stmt, dict(zip(names, places, strict=True)))
-        known = Analyzer()
-        return rewrite(stmt, [(DIVIDED, known.simplify)])
+    Conditions that the box decides are gone, and indices are simplified by the ranges of the loops. Both need plain
+    variables, for which the indices are substituted last."""
+    materialized = [s for s in stages if is_materialized(ctx, s, stages)]
 
-    return stores
+    def stores_at(indices: Sequence[Expr]) -> Stmt:
+        index_vars = [tirx.Var("p", "int64") for _ in loops.axes]
+        coords = index_of(loops.axes, index_vars)
+        point = in_space(box, [substitute(index, coords) for index in loops.indices])
+        stmt = point_stores(ctx, stages, point, {}, materialized, loops.analyzer(index_vars))
+        stmt = flatten_divided_indices(stmt, loops.analyzer(index_vars), lambda b: not ctx.program.owns(b))
+        stmt = substitute(stmt, dict(zip(index_vars, indices, strict=True)))
+        analyzer = Analyzer()
+        return rewrite(stmt, [(DIVISIONS, analyzer.simplify)])
+
+    return stores_at
 
 
-def share(ctx: NestContext, heads: Sequence[int], inner: int, piece: Any) -> Stmt:
-    """Tasks over the first outer axes, as many as it takes, or over pieces of the inner one where these are few."""
-    outer = prod(heads)
-    if outer >= FEW or inner <= PIECE:
-        plain = grid(heads, lambda places: piece(places, None, inner))
-        if not pays_in_parallel(ctx, plain):
-            return plain
-        n = next((n for n in range(len(heads)) if prod(heads[:n]) >= FEW), len(heads))
-        first = lambda p: unravel(p, heads[:n])  # noqa: E731
-        task = lambda p, _: grid(heads[n:], lambda places: piece([*first(p), *places], None, inner))  # noqa: E731
-        return parallel_chunks(ctx, prod(heads[:n]), 1, task)
-    full, rest = divmod(inner, PIECE)
-    count = full + (1 if rest else 0)
+def share_tasks(
+    ctx: NestContext,
+    outer_extents: Sequence[int],
+    inner_extent: int,
+    span: Callable[[list[Expr], Expr | None, int], Stmt],
+) -> Stmt:
+    """Tasks over the first outer axes, as many axes as give ENOUGH_TASKS; over parts of the inner axis too, if all
+    outer axes give fewer and it is long."""
+    outer_points = prod(outer_extents)
+    if outer_points >= ENOUGH_TASKS or inner_extent <= TASK_ELEMENTS:
+        return _outer_tasks(ctx, outer_extents, inner_extent, span)
+    full, rest = divmod(inner_extent, TASK_ELEMENTS)
+    spans = full + (1 if rest else 0)
 
-    def task(p: Expr, _: int) -> Stmt:
-        *head, c = unravel(p, [*heads, count])
-        whole = lambda: piece(head, c * PIECE, PIECE)  # noqa: E731
-        if not rest:
-            return whole()
+    def task(flat: Expr, _: int) -> Stmt:
+        *outer, c = unravel(flat, [*outer_extents, spans])
         if not full:
-            return piece(head, None, rest)
-        return _either(c, full, whole(), piece(head, c * PIECE, rest))
+            return span(outer, None, rest)
+        full_span = span(outer, c * TASK_ELEMENTS, TASK_ELEMENTS)
+        if not rest:
+            return full_span
+        return tirx.IfThenElse(c < full, full_span, span(outer, c * TASK_ELEMENTS, rest))
 
-    return parallel_chunks(ctx, outer * count, 1, task)
+    return parallel_chunks(ctx, outer_points * spans, 1, task)
 
 
-def _either(c: Expr, full: int, whole: Stmt, last: Stmt) -> Stmt:
-    return tirx.IfThenElse(c < full, whole, last)
+def _outer_tasks(ctx: NestContext, outer_extents: Sequence[int], inner_extent: int, span: Any) -> Stmt:
+    serial = grid(outer_extents, lambda outer: span(outer, None, inner_extent))
+    if not pays_in_parallel(ctx, serial):
+        return serial
+    counts = [prod(outer_extents[:n]) for n in range(len(outer_extents))]
+    n = next((n for n, count in enumerate(counts) if count >= ENOUGH_TASKS), len(outer_extents))
+
+    def task(flat: Expr, _: int) -> Stmt:
+        task_indices = unravel(flat, outer_extents[:n])
+        return grid(outer_extents[n:], lambda rest: span([*task_indices, *rest], None, inner_extent))
+
+    return parallel_chunks(ctx, prod(outer_extents[:n]), 1, task)

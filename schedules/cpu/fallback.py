@@ -1,4 +1,9 @@
-"""What no plan fits: programs written as loops by hand, and blocks of a form that ``stages`` does not read."""
+"""Rules for programs without a plan: loops that were written by hand, and blocks that are no plain stages.
+
+``by-hand`` keeps the loops as their author wrote them, and makes parallel ones serial where threads do not pay.
+``fallback`` takes the rest: the outer loop of each block in parallel, vectors where LLVM finds some. The order of sums
+is that of the program.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +19,8 @@ from ..tir.thread_cost import MIN_PARALLEL_NANOSECONDS, nanoseconds
 
 
 @attrs.frozen
-class ByHand:
-    """A program whose block holds loops of its own: its author chose their order and what may run in parallel."""
+class ByHandRule:
+    """Programs whose blocks hold loops of their own: the author chose their order, and what may run in parallel."""
 
     name: str = "by-hand"
 
@@ -23,19 +28,21 @@ class ByHand:
         leaves = [block for block in collect(func.body, s_tir.SBlock) if not collect(block.body, s_tir.SBlock)]
         if not leaves or not all(collect(block.body, tirx.For) for block in leaves):
             return None
-        return func.with_body(rewrite(func.body, [(tirx.For, lambda node: _priced(node, target.lanes))]))
+        return func.with_body(rewrite(func.body, [(tirx.For, lambda node: _serial_unless_pays(node, target.lanes))]))
 
 
-def _priced(node: Any, lanes: int) -> Any:
-    """A parallel loop as a serial one where threads cost more than they save."""
-    if node.kind != PARALLEL or (not is_int(node.extent, 1) and nanoseconds(node, lanes) >= MIN_PARALLEL_NANOSECONDS):
+def _serial_unless_pays(node: Any, lanes: int) -> Any:
+    """A parallel loop, made serial if threads cost more time than they save."""
+    if node.kind != PARALLEL:
+        return node
+    if not is_int(node.extent, 1) and nanoseconds(node, lanes) >= MIN_PARALLEL_NANOSECONDS:
         return node
     return tirx.For(node.loop_var, node.min, node.extent, SERIAL, node.body)
 
 
 @attrs.frozen
-class Fallback:
-    """Every block on its own: its space shared out to threads where that pays, no lanes but those LLVM finds."""
+class FallbackRule:
+    """Every block on its own: its outer loop in parallel if that pays, no vectors but those that LLVM finds."""
 
     name: str = "fallback"
 
@@ -46,25 +53,26 @@ class Fallback:
         schedule = s_tir.Schedule(tvm.IRModule({"main": func}))
         root = schedule.get_sblock("root")
         for block in schedule.get_child_blocks(root):
-            _share_out(schedule, block, target.lanes)
+            _parallelize(schedule, block, target.lanes)
         return schedule.mod["main"]
 
 
-def _share_out(schedule: Any, block: Any, lanes: int) -> None:
-    """The outermost loop over the block's space, in parallel, if the block writes only its own point there."""
+def _parallelize(schedule: Any, block: Any, lanes: int) -> None:
+    """The outer loop in parallel, if it is a spatial axis: its iterations then write different elements."""
     loops = schedule.get_loops(block)
     if not loops:
         return
     nodes = [schedule.get(loop) for loop in loops]
     axes = schedule.get(block).iter_vars
-    outer = [a for a, v in zip(axes, _bindings(schedule, block), strict=True) if v.same_as(nodes[0].loop_var)]
+    bindings = zip(axes, _axis_values(schedule, block), strict=True)
+    outer_axes = [axis for axis, value in bindings if value.same_as(nodes[0].loop_var)]
     pays = nanoseconds(nodes[0], lanes) >= MIN_PARALLEL_NANOSECONDS
-    if pays and len(outer) == 1 and outer[0].iter_type == tirx.IterVar.DataPar:
+    if pays and len(outer_axes) == 1 and outer_axes[0].iter_type == tirx.IterVar.DataPar:
         schedule.parallel(loops[0])
 
 
-def _bindings(schedule: Any, block: Any) -> list[Any]:
-    realize = [
-        r for r in collect(schedule.mod["main"].body, s_tir.SBlockRealize) if r.block.same_as(schedule.get(block))
-    ]
-    return list(realize[0].iter_values) if realize else []
+def _axis_values(schedule: Any, block: Any) -> list[Any]:
+    """What the block's axes are bound to."""
+    node = schedule.get(block)
+    realizes = [r for r in collect(schedule.mod["main"].body, s_tir.SBlockRealize) if r.block.same_as(node)]
+    return list(realizes[0].iter_values) if realizes else []

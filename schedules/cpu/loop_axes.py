@@ -1,7 +1,8 @@
-"""The loops of a map nest: the axes of its stages, cut where an index divides them and joined where memory goes on.
+"""Loop axes of an elementwise nest: split where an index divides an axis, merged where memory is contiguous.
 
-A reshape reads ``x[c // 12, c % 12]``. Before or after a transpose these are two axes and not one, and only along the
-last of them memory is contiguous: ``c`` becomes ``h * 12 + d``.
+A reshape reads ``x[c // 12, c % 12]``. Next to a transpose ``c`` has to become two axes, ``h * 12 + d``, as memory is
+contiguous along the last of them only. Merged axes give longer vectors. Elementwise stages have no sums: any loops over
+the same points give the same bits.
 """
 
 from __future__ import annotations
@@ -20,135 +21,147 @@ from ..tir.builder import Expr, Load, Stmt, is_int, load, shape_of, store, value
 from ..tir.rewrite import collect, rewrite
 from ..tir.stages import Axis, substitute
 
-SHORT = 4  # elements side by side that are better than as many apart
-MOST = 8  # loops
-DIVIDED = (tirx.FloorDiv, tirx.FloorMod)
-LONG = 64  # elements in a row that are worth a loop of their own
+# Chosen, not measured.
+MIN_CONTIGUOUS = 4  # elements: the last axis is not split into pieces shorter than that, which would fill no vector
+MAX_AXES = 8  # of a nest; splitting stops there
+LONG_AXIS = 64  # elements: a last axis as long has full vectors enough, and is not merged at the price of divisions
+DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 
 
 @attrs.frozen(eq=False)
 class Loops:
-    """``places``: where the stages' axes stand, in the variables of ``axes``. ``accesses``: all, in these too."""
+    """Loops over ``axes``, which replace the stages' own axes.
+
+    ``indices``: of the stages' axes, in terms of ``axes``; ``accesses``: of all stages, in terms of ``axes`` too."""
 
     axes: tuple[Axis, ...]
-    places: tuple[Expr, ...]
+    indices: tuple[Expr, ...]
     accesses: tuple[Access, ...]
 
-    def analyzer(self, names: Sequence[Any] | None = None) -> Any:
-        """Knows how far the axes go (or ``names``, one an axis)."""
-        known = Analyzer()
-        for axis, var in zip(self.axes, names or [a.var for a in self.axes], strict=True):
+    def analyzer(self, axis_vars: Sequence[Any] | None = None) -> Any:
+        """An analyzer that knows the ranges of the axes (or of ``axis_vars``, a variable an axis)."""
+        analyzer = Analyzer()
+        for axis, var in zip(self.axes, axis_vars or [a.var for a in self.axes], strict=True):
             low = tirx.IntImm(str(var.ty.dtype), 0)
-            known.bind(var, Range.from_min_extent(low, tirx.IntImm(str(var.ty.dtype), axis.extent)))
-        return known
+            analyzer.bind(var, Range.from_min_extent(low, tirx.IntImm(str(var.ty.dtype), axis.extent)))
+        return analyzer
 
-    def replaced(self, first: int, count: int, axes: Sequence[Axis], values: dict[Any, Expr]) -> Loops:
-        """With ``axes`` for ``count`` axes from ``first`` on, which ``values`` says in them."""
-        made = attrs.evolve(self, axes=(*self.axes[:first], *axes, *self.axes[first + count :]))
-        known = made.analyzer()
-        write = lambda expr: known.simplify(substitute(expr, values))  # noqa: E731
-        accesses = tuple(Access(a.buffer, tuple(map(write, a.indices))) for a in self.accesses)
-        return attrs.evolve(made, places=tuple(map(write, self.places)), accesses=accesses)
+    def with_axes(self, first: int, count: int, axes: Sequence[Axis], values: dict[Any, Expr]) -> Loops:
+        """``axes`` in place of ``count`` axes from ``first`` on. ``values``: replaced variable -> its value in them."""
+        loops = attrs.evolve(self, axes=(*self.axes[:first], *axes, *self.axes[first + count :]))
+        analyzer = loops.analyzer()
+
+        def replace(expr: Expr) -> Expr:
+            return analyzer.simplify(substitute(expr, values))
+
+        accesses = tuple(Access(a.buffer, tuple(map(replace, a.indices))) for a in self.accesses)
+        return attrs.evolve(loops, indices=tuple(map(replace, self.indices)), accesses=accesses)
 
 
-def straight(axes: Sequence[Axis], accesses: Sequence[Access]) -> Loops:
-    """The axes as they are."""
+def plain_loops(axes: Sequence[Axis], accesses: Sequence[Access]) -> Loops:
+    """A loop for each axis."""
     return Loops(tuple(axes), tuple(a.var for a in axes), tuple(accesses))
 
 
-def cut(found: Loops) -> Loops:
-    """The axes cut where an index divides them."""
-    while len(found.axes) < MOST and (place := _cut(found)):
-        n, size = place
-        axis = found.axes[n]
+def split_axes(loops: Loops) -> Loops:
+    """The axes split where an index divides them."""
+    while len(loops.axes) < MAX_AXES and (split := _find_split(loops)):
+        position, size = split
+        axis = loops.axes[position]
         dtype = str(axis.var.ty.dtype)
         outer = Axis(tirx.Var(f"{axis.var.name}_o", dtype), axis.extent // size)
         inner = Axis(tirx.Var(f"{axis.var.name}_i", dtype), size)
         value = outer.var * tirx.IntImm(dtype, size) + inner.var
-        found = found.replaced(n, 1, [outer, inner], {axis.var: value})
-    return found
+        loops = loops.with_axes(position, 1, [outer, inner], {axis.var: value})
+    return loops
 
 
-def _cut(loops: Loops) -> tuple[int, int] | None:
-    """An axis and the size of the pieces that an index wants of it."""
+def _find_split(loops: Loops) -> tuple[int, int] | None:
+    """The position of an axis that some index divides, and the divisor."""
     for access in loops.accesses:
-        for node in collect(list(access.indices), DIVIDED):
-            for n, axis in enumerate(loops.axes):
-                least = SHORT if n == len(loops.axes) - 1 else 2
-                if node.a.same_as(axis.var) and is_int(node.b) and _fits(axis.extent, value_of(node.b), least):
-                    return n, value_of(node.b)
+        for division in collect(list(access.indices), DIVISIONS):
+            for position, axis in enumerate(loops.axes):
+                min_size = MIN_CONTIGUOUS if position == len(loops.axes) - 1 else 2
+                if not division.a.same_as(axis.var) or not is_int(division.b):
+                    continue
+                size = value_of(division.b)
+                if min_size <= size < axis.extent and axis.extent % size == 0:
+                    return position, size
     return None
 
 
-def _fits(extent: int, size: int, least: int) -> bool:
-    return least <= size < extent and extent % size == 0
+def merge_axes(loops: Loops) -> Loops:
+    """The last axes merged, as far as every access is contiguous from each axis to the next.
 
-
-def joined(loops: Loops) -> Loops:
-    """The last axes as one, as far as every access goes on from one to the next in memory. Where each access has axes
-    of its own, places along the joined one are divided: then only until it is LONG, and once."""
+    Some accesses may have dimensions of their own for the axes: then their indices divide the merged axis. That is
+    accepted until it has LONG_AXIS elements, and for a single division of an index."""
     best, axes = loops, loops.axes
     for count in range(2, len(axes) + 1):
         outer, inner = axes[-count], axes[-count + 1]
-        made = _as_one(loops, count)
+        merged = _merge_last(loops, count)
         if not mergeable(outer, inner, loops.accesses):
-            if best.axes[-1].extent >= LONG or not all(_goes_on(access, outer, inner) for access in loops.accesses):
+            if best.axes[-1].extent >= LONG_AXIS or not all(_is_linear(a, outer, inner) for a in loops.accesses):
                 break
-            if not all(map(_divides_once, made.accesses)):
+            if not all(map(_has_simple_divisions, merged.accesses)):
                 break
-        best = made
+        best = merged
     return best
 
 
-def _as_one(loops: Loops, count: int) -> Loops:
-    """The last ``count`` axes joined."""
+def _merge_last(loops: Loops, count: int) -> Loops:
+    """The last ``count`` axes, merged."""
     tail = loops.axes[-count:]
     extents = [a.extent for a in tail]
     dtype = str(tail[-1].var.ty.dtype)
-    flat = Axis(tirx.Var("f", dtype), prod(extents))
+    merged = Axis(tirx.Var("f", dtype), prod(extents))
     values = {}
     for n, axis in enumerate(tail):
-        place = tirx.floordiv(flat.var, tirx.IntImm(dtype, prod(extents[n + 1 :])))
-        place = tirx.floormod(place, tirx.IntImm(dtype, axis.extent)) if n else place
-        values[axis.var] = place.astype(str(axis.var.ty.dtype))
-    return loops.replaced(len(loops.axes) - count, count, [flat], values)
+        index = tirx.floordiv(merged.var, tirx.IntImm(dtype, prod(extents[n + 1 :])))
+        index = tirx.floormod(index, tirx.IntImm(dtype, axis.extent)) if n else index
+        values[axis.var] = index.astype(str(axis.var.ty.dtype))
+    return loops.with_axes(len(loops.axes) - count, count, [merged], values)
 
 
-def _goes_on(access: Access, outer: Axis, inner: Axis) -> bool:
-    """Is the next place along ``outer`` behind the last along ``inner``, or the same place wherever both are?"""
-    steps = list(detect_linear_equation(_address(access), [outer.var, inner.var]))[:2]
-    return len(steps) == 2 and all(map(is_int, steps)) and value_of(steps[0]) == inner.extent * value_of(steps[1])
+def _is_linear(access: Access, outer: Axis, inner: Axis) -> bool:
+    """Is the stride of ``outer`` the extent of ``inner`` times its stride (perhaps 0)?"""
+    strides = list(detect_linear_equation(_flat_offset(access), [outer.var, inner.var]))[:2]
+    if len(strides) != 2 or not all(map(is_int, strides)):
+        return False
+    return value_of(strides[0]) == inner.extent * value_of(strides[1])
 
 
-def _address(access: Access) -> Expr:
-    """The place in memory, in elements."""
+def _flat_offset(access: Access) -> Expr:
+    """The row-major offset in the buffer, in elements."""
     shape = shape_of(access.buffer)
-    found: Any = tirx.IntImm("int64", 0)
+    offset: Any = tirx.IntImm("int64", 0)
     for n, index in enumerate(access.indices):
-        found = found + index.astype("int64") * tirx.IntImm("int64", prod(shape[n + 1 :]))
-    return found
+        offset = offset + index.astype("int64") * tirx.IntImm("int64", prod(shape[n + 1 :]))
+    return offset
 
 
-def _divides_once(access: Access) -> bool:
-    """Else TVM does not see that neighbouring places lie side by side, nor might ``undivided``."""
-    return not any(collect(node.a, DIVIDED) for node in collect(list(access.indices), DIVIDED))
+def _has_simple_divisions(access: Access) -> bool:
+    """Does no index divide what is divided already? Of such, neither TVM nor ``flatten_divided_indices`` sees that
+    neighbouring elements are contiguous."""
+    return not any(collect(d.a, DIVISIONS) for d in collect(list(access.indices), DIVISIONS))
 
 
-def undivided(stmt: Stmt, known: Any, given: Callable[[Any], bool]) -> Stmt:
-    """``stmt`` with places in memory as one number, along the buffer's last axis, where its indices divide and that
-    number does not: ``x[f // 40, f // 2 % 20, f % 2]`` is ``x[0, 0, f]``. ``known``: how far the variables go;
-    ``given``: is a buffer the caller's? Of the kernel's own TVM keeps what it sees to be used, axis by axis."""
+def flatten_divided_indices(stmt: Stmt, analyzer: Any, is_parameter: Callable[[Any], bool]) -> Stmt:
+    """``stmt`` with row-major offsets in place of indices that divide, where the offset does not.
 
-    def one(buffer: Any, indices: Sequence[Expr]) -> Sequence[Expr]:
-        if len(indices) < 2 or not given(buffer) or not collect(list(indices), DIVIDED):
+    ``x[f // 40, f // 2 % 20, f % 2]`` becomes ``x[0, 0, f]``, in which TVM sees a vector. ``analyzer``: knows the
+    ranges of the variables. Only of parameters: of the kernel's own buffers TVM keeps no more than the part that it
+    sees used, dimension by dimension, and offsets would leave it."""
+
+    def flatten(buffer: Any, indices: Sequence[Expr]) -> Sequence[Expr]:
+        if len(indices) < 2 or not is_parameter(buffer) or not collect(list(indices), DIVISIONS):
             return indices
-        place = known.simplify(_address(Access(buffer, tuple(indices))))
-        return indices if collect(place, DIVIDED) else [*[tirx.IntImm("int64", 0)] * (len(indices) - 1), place]
+        offset = analyzer.simplify(_flat_offset(Access(buffer, tuple(indices))))
+        return indices if collect(offset, DIVISIONS) else [*[tirx.IntImm("int64", 0)] * (len(indices) - 1), offset]
 
     return rewrite(
         stmt,
         [
-            (Load, lambda node: load(node.source, *one(node.source, node.indices))),
-            (tirx.BufferStore, lambda node: store(node.buffer, node.value, *one(node.buffer, node.indices))),
+            (Load, lambda node: load(node.source, *flatten(node.source, node.indices))),
+            (tirx.BufferStore, lambda node: store(node.buffer, node.value, *flatten(node.buffer, node.indices))),
         ],
     )

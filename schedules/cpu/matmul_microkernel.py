@@ -1,4 +1,9 @@
-"""One tile of a product in registers: a turn of the depth, all of them in order, and the elements to their places."""
+"""Matmul micro-kernel, as in BLIS: ``mr`` rows by ``nv`` vectors of C in registers, an outer product for each k.
+
+An iteration loads ``nv`` vectors of B and broadcasts ``mr`` elements of A. Accumulators are one-vector buffers, which
+LLVM keeps in registers. Each element is a single chain of fused multiply-adds in the order of k, so vector width and
+tile change no bit.
+"""
 
 from __future__ import annotations
 
@@ -9,74 +14,91 @@ from ..tir.builder import UNROLLED, Expr, Stmt, i64, load, loop, scratch, seq, s
 from ..tir.context import vector
 from ..tir.let_buffers import bind_in_buffers
 from ..tir.point_writer import store_result
-from .matmul_tiling import Job, places_of, read_a, row_of
+from .matmul_tiling import MatmulPlan, coords_of, read_a, row_index
 
-Spans = list[tuple[int, int, int]]  # first column, lanes computed, lanes stored
-Vectors = Callable[[Expr, Expr, int], tuple[list[Stmt], Expr]]  # turn, lane, first column -> statements, B's element
-Sums = list[list[Any]]  # a buffer for each row and span
+Spans = list[tuple[int, int, int]]  # a vector of a panel: first column, lanes computed, lanes stored
+LoadB = Callable[[Expr, Expr, int], tuple[list[Stmt], Expr]]  # k, lane, first column -> binds, B's element
+Accumulators = list[list[Any]]  # a buffer for each row and span
 
-ADDS = 48  # vectors of multiply-adds, at most, that the depth loop has written out
-
-
-def spans_of(job: Job, width: int) -> Spans:
-    """Vectors of a panel: first column, lanes computed, lanes stored. A copied panel is zero past its last column."""
-    lanes = job.tile.lanes
-    whole = [(p, min(lanes, width - p)) for p in range(0, width, lanes)]
-    return [(p, lanes if job.packed != "none" else size, size) for p, size in whole]
+MAX_UNROLLED_FMAS = 48  # vector multiply-adds that the k loop has written out; chosen, not measured
 
 
-def sums_of(job: Job, spans: Spans) -> Sums:
+def spans_of(plan: MatmulPlan, width: int) -> Spans:
+    """The vectors of a panel of ``width`` columns. A packed panel is padded, and computed in full vectors."""
+    lanes = plan.tile.lanes
+    stored = [(first, min(lanes, width - first)) for first in range(0, width, lanes)]
+    return [(first, lanes if plan.b_packing != "none" else size, size) for first, size in stored]
+
+
+def accumulators_of(plan: MatmulPlan, spans: Spans) -> Accumulators:
     """Buffers that become registers."""
-    return [[scratch([size], job.dtype, "acc") for _, size, _ in spans] for _ in range(job.tile.mr)]
+    return [[scratch([size], plan.dtype, "acc") for _, size, _ in spans] for _ in range(plan.tile.mr)]
 
 
-def each_sum(sums: Sums, spans: Spans, body: Callable[[Any, int, int, Expr], Stmt]) -> list[Stmt]:
-    """``body(buffer, row, first column, lane)`` for every vector of sums."""
+def for_each_accumulator(
+    accumulators: Accumulators, spans: Spans, body: Callable[[Any, int, int, Expr], Stmt]
+) -> list[Stmt]:
+    """``body(buffer, row, first column, lane)`` for every accumulator."""
     return [
-        vector(size, lambda lane, acc=acc, r=r, p=p: body(acc, r, p, lane))
-        for r, row in enumerate(sums)
-        for acc, (p, size, _) in zip(row, spans, strict=True)
+        vector(size, lambda lane, acc=acc, r=r, first=first: body(acc, r, first, lane))
+        for r, row in enumerate(accumulators)
+        for acc, (first, size, _) in zip(row, spans, strict=True)
     ]
 
 
-def in_order(job: Job, deep: int, turn: Callable[[Expr], Stmt]) -> list[Stmt]:
-    """Every turn of the depth, one to four of them written out."""
-    each = max(1, min(4, ADDS // (job.tile.mr * job.tile.nv)))
-    full, rest = divmod(deep, each)
-    done = []
+def k_loop(plan: MatmulPlan, count: int, iteration: Callable[[Expr], Stmt]) -> list[Stmt]:
+    """``iteration`` for every k below ``count``, in order, unrolled up to four times."""
+    unroll = max(1, min(4, MAX_UNROLLED_FMAS // (plan.tile.mr * plan.tile.nv)))
+    full, rest = divmod(count, unroll)
+    loops = []
     if full:
-        done.append(loop(full, lambda o: loop(each, lambda k: turn(o * each + k), UNROLLED, "k"), name="depth"))
+        loops.append(
+            loop(full, lambda o: loop(unroll, lambda k: iteration(o * unroll + k), UNROLLED, "k"), name="depth")
+        )
     if rest:
-        done.append(loop(rest, lambda k: turn(k + full * each), UNROLLED, "k"))
-    return done
+        loops.append(loop(rest, lambda k: iteration(k + full * unroll), UNROLLED, "k"))
+    return loops
 
 
-def multiply(job: Job, b: Expr, tile: Expr, sums: Sums, spans: Spans, k: Expr, b_at: Vectors, k0: Expr = 0) -> Stmt:
-    """Turn ``k0 + k`` of the depth for the whole tile; ``b_at`` is asked for ``k``."""
-    done = []
-    for r, row in enumerate(sums):
-        binds, value = _factor_a(job, b, tile, r, k0 + k)
-        done += binds
-        for acc, (p, size, _) in zip(row, spans, strict=True):
+def outer_product(
+    plan: MatmulPlan,
+    batch: Expr,
+    tile: Expr,
+    accumulators: Accumulators,
+    spans: Spans,
+    k: Expr,
+    load_b: LoadB,
+    first_k: Expr = 0,
+) -> Stmt:
+    """Iteration ``first_k + k`` of the k loop for the whole tile; ``load_b`` gets ``k``."""
+    statements = []
+    for r, row in enumerate(accumulators):
+        binds, a = _load_a(plan, batch, tile, r, first_k + k)
+        statements += binds
+        for acc, (first, size, _) in zip(row, spans, strict=True):
 
-            def add(lane: Expr, acc: Any = acc, p: int = p, value: Expr = value) -> Stmt:
-                before, other = b_at(k, lane, p)
-                return seq([*before, store(acc, load(acc, lane) + value * other, lane)])
+            def multiply_add(lane: Expr, acc: Any = acc, first: int = first, a: Expr = a) -> Stmt:
+                binds, b = load_b(k, lane, first)
+                return seq([*binds, store(acc, load(acc, lane) + a * b, lane)])
 
-            done.append(vector(size, add))
-    return bind_in_buffers(seq(done))
-
-
-def _factor_a(job: Job, b: Expr, tile: Expr, r: int, k: Expr) -> tuple[list[Stmt], Expr]:
-    if job.tall is not None:
-        return [], load(job.tall, b, tile, k, i64(r))
-    return read_a(job, b, row_of(job, tile * job.tile.mr, r), k)
+            statements.append(vector(size, multiply_add))
+    # In buffers, as TVM's simplifier would substitute A's element into each of its nv uses.
+    return bind_in_buffers(seq(statements))
 
 
-def end_row(job: Job, b: Expr, i: Expr, start: Expr, spans: Spans, value: Callable[[int, Expr], Expr]) -> Stmt:
-    """One row of a tile stored, and the stages that follow on it."""
+def _load_a(plan: MatmulPlan, batch: Expr, tile: Expr, r: int, k: Expr) -> tuple[list[Stmt], Expr]:
+    if plan.packed_a is not None:
+        return [], load(plan.packed_a, batch, tile, k, i64(r))
+    return read_a(plan, batch, row_index(plan, tile * plan.tile.mr, r), k)
 
-    def end(p: int, lane: Expr) -> Stmt:
-        return store_result(job.ctx, job.one.stage, places_of(job, b, i, start + (lane + p)), value(p, lane), job.after)
 
-    return seq([vector(size, lambda lane, p=p: end(p, lane)) for p, _, size in spans])
+def store_row(
+    plan: MatmulPlan, batch: Expr, row: Expr, start: Expr, spans: Spans, value: Callable[[int, Expr], Expr]
+) -> Stmt:
+    """A row of a tile stored, with its epilogue. ``value``: first column of a span, lane -> the sum."""
+
+    def store_element(first: int, lane: Expr) -> Stmt:
+        coords = coords_of(plan, batch, row, start + (lane + first))
+        return store_result(plan.ctx, plan.product.stage, coords, value(first, lane), plan.epilogue)
+
+    return seq([vector(size, lambda lane, first=first: store_element(first, lane)) for first, _, size in spans])

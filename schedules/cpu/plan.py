@@ -1,4 +1,8 @@
-"""A program as a list of nests: contractions, row nests, column sums and map nests, each stage in exactly one."""
+"""A CPU program as a list of loop nests: each stage that is stored belongs to exactly one nest.
+
+Stages are prepared first (axes aligned, argmax fused, long reductions split, half-precision operands widened), then the
+nests take them greedily in program order. Which nest takes a stage follows from shapes, so the order of sums does too.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +25,21 @@ from ..tir.let_buffers import bind_in_buffers
 from ..tir.philox import draw_group
 from ..tir.point_writer import elementwise_group
 from ..tir.reduction import reduces_along_memory
-from ..tir.row_group import row_group, single_row_group
+from ..tir.row_group import RowGroup, row_group, single_row_group
 from ..tir.split_reduction import split_reductions
 from ..tir.stages import NotStaged, Program, Stage, intermediate_buffers, read_program
-from .attention import head_group, head_nest
-from .column_reduction import column_nest
-from .elementwise import map_nest
+from .attention import attention_nest, find_attention
+from .column_reduction import column_reduction_nest
+from .elementwise import elementwise_nest
 from .matmul import matmul_nest
-from .philox import draw_nest
-from .row_reduction import row_nest
-from .widen_operands import widen_factors
+from .philox import philox_nest
+from .row_reduction import row_reduction_nest
+from .widen_operands import widen_operands
 
 
 @attrs.frozen(eq=False)
 class Plan:
-    """The nests of a program in order and what each of them is."""
+    """The nests of a program in order, and the kind of each."""
 
     ctx: NestContext
     contractions: dict[Any, Contraction]
@@ -46,66 +50,74 @@ class Plan:
 def make_plan(func: Any, target: Any) -> Plan:
     """Raises NotStaged."""
     program = align_axes(read_program(func))
+    # Of several outputs that may share memory with inputs, a nest could overwrite what a later nest reads.
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
         raise NotStaged("several outputs, of which some are in place: pieces, or block by block")
     program = split_reductions(fuse_argmax(program))
-    program = widen_factors(program, contractions_of(program))
-    products = contractions_of(program)
-    virtual = InlinedStages(program, list(products), target.functions)
-    ctx = NestContext(program, virtual, target.lanes, target.registers)
-    real = [s for s in program.stages if s.buffer is None or s.buffer not in ctx.virtual.stages]
+    program = widen_operands(program, contractions_of(program))
+    contractions = contractions_of(program)
+    inlined = InlinedStages(program, list(contractions), target.functions)
+    ctx = NestContext(program, inlined, target.lanes, target.registers)
+    remaining = [s for s in program.stages if s.buffer is None or s.buffer not in inlined.stages]
     kinds, nests = [], []
-    while real:
-        kind, taken, nest = _next(ctx, real, products)
+    while remaining:
+        kind, count, nest = _first_nest(ctx, remaining, contractions)
         kinds.append(kind)
         nests.append(nest)
-        real = real[taken:]
+        remaining = remaining[count:]
+    # A single elementwise nest loads each element before it stores it; any other could read what it overwrote.
     if program.aliased and kinds != ["map"]:
         raise NotStaged("an update in place that is more than one map nest")
-    return Plan(ctx, products, tuple(kinds), tuple(nests))
+    return Plan(ctx, contractions, tuple(kinds), tuple(nests))
 
 
-def _next(ctx: NestContext, real: Sequence[Stage], products: dict[Any, Contraction]) -> tuple[str, int, Stmt]:
-    """The nest that starts at the first stage: its kind, how many stages it takes, its statements."""
-    head = real[0]
-    draws = draw_group(ctx, real)
+def _first_nest(
+    ctx: NestContext, stages: Sequence[Stage], contractions: dict[Any, Contraction]
+) -> tuple[str, int, Stmt]:
+    """The nest that begins with the first stage: its kind, how many stages it takes, its statements.
+
+    The nests are tried from the most special to the most general."""
+    first = stages[0]
+    draws = draw_group(ctx, stages)
     if draws is not None:
-        return "draws", len(draws), draw_nest(ctx, draws)
-    heads = head_group(ctx, real, products)
-    if heads is not None:
-        return "heads", len(heads.stages), head_nest(ctx, heads, products)
-    if head in products:
-        after = epilogue_stages(ctx, head, real[1:])
-        return "matmul", 1 + len(after), matmul_nest(ctx, products[head], after)
-    rows = row_group(ctx, real, lambda stage, _: stage not in products)
-    if rows is not None and any(not s.is_elementwise for s in rows.stages) and _keeps_rows(ctx, rows.stages, rows.lead):
-        return "rows", len(rows.stages), row_nest(ctx, rows)
-    if head.is_elementwise:
-        maps = elementwise_group(ctx, real)
-        return "map", len(maps), map_nest(ctx, maps)
-    if head.serial is not None or reduces_along_memory(ctx, head):
-        return "rows", 1, row_nest(ctx, single_row_group(head))
-    after = epilogue_stages(ctx, head, real[1:])
-    return "columns", 1 + len(after), column_nest(ctx, head, after)
+        return "draws", len(draws), philox_nest(ctx, draws)
+    attention = find_attention(ctx, stages, contractions)
+    if attention is not None:
+        return "heads", len(attention.stages), attention_nest(ctx, attention, contractions)
+    if first in contractions:
+        epilogue = epilogue_stages(ctx, first, stages[1:])
+        return "matmul", 1 + len(epilogue), matmul_nest(ctx, contractions[first], epilogue)
+    rows = row_group(ctx, stages, lambda stage, _: stage not in contractions)
+    if rows is not None and _is_worth_row_loop(ctx, rows):
+        return "rows", len(rows.stages), row_reduction_nest(ctx, rows)
+    if first.is_elementwise:
+        group = elementwise_group(ctx, stages)
+        return "map", len(group), elementwise_nest(ctx, group)
+    if first.serial is not None or reduces_along_memory(ctx, first):
+        return "rows", 1, row_reduction_nest(ctx, single_row_group(first))
+    epilogue = epilogue_stages(ctx, first, stages[1:])
+    return "columns", 1 + len(epilogue), column_reduction_nest(ctx, first, epilogue)
 
 
-def _keeps_rows(ctx: NestContext, stages: Sequence[Stage], lead: int) -> bool:
-    """No fold that walks down columns would lose its vectors to the row loop."""
-    folds = [s for s in stages if s.reduction is not None]
-    return all(reduces_along_memory(ctx, s) or len(s.space) > lead for s in folds)
+def _is_worth_row_loop(ctx: NestContext, group: RowGroup) -> bool:
+    """Is it more than elementwise stages, and would no column reduction lose its vectors to the loop over rows?"""
+    if all(s.is_elementwise for s in group.stages):
+        return False
+    reductions = [s for s in group.stages if s.reduction is not None]
+    return all(reduces_along_memory(ctx, s) or len(s.space) > group.lead for s in reductions)
 
 
 def build(plan: Plan) -> Any:
     """The scheduled function."""
-    nests, taken = share_storage(plan.ctx.program, plan.nests)
-    return function(plan.ctx.program, nests, taken)
+    nests, intermediates = share_storage(plan.ctx.program, plan.nests)
+    return make_function(plan.ctx.program, nests, intermediates)
 
 
-def function(program: Program, nests: Sequence[Stmt], given: Sequence[Any] | None = None) -> Any:
-    """A function of the parameters of ``program`` that runs ``nests``; ``given``: what they hand to each other, if that
-    is known."""
-    temps = intermediate_buffers(program, nests) if given is None else given
-    body = seq([*(tirx.AllocBuffer(b) for b in temps), *nests])
+def make_function(program: Program, nests: Sequence[Stmt], intermediates: Sequence[Any] | None = None) -> Any:
+    """A function with the parameters of ``program`` that runs ``nests``. ``intermediates``: the buffers between the
+    nests, by default all that they use and none of them allocates."""
+    allocated = intermediate_buffers(program, nests) if intermediates is None else intermediates
+    body = seq([*(tirx.AllocBuffer(b) for b in allocated), *nests])
     body = bind_in_buffers(body)
     body = as_bits(body, nest_buffers(body))
     func = tirx.PrimFunc(list(program.params), body)

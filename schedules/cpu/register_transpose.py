@@ -1,4 +1,9 @@
-"""Memory turned in registers: rows read along memory, four elements at a time, become vectors across the rows."""
+"""Register transpose: contiguous rows of a matrix, four elements at a time, become vectors across the rows.
+
+Used where a matmul needs vectors along B's columns and B is contiguous along k. Four consecutive k of each row are
+loaded into a vector of rows r, r + 4, r + 8, ..; two rounds of shuffles within each four lanes (as in a 4 x 4 transpose
+of SSE, ``_MM_TRANSPOSE4_PS``) then give four columns. Elements move unchanged, so no bit depends on it.
+"""
 
 from __future__ import annotations
 
@@ -9,50 +14,54 @@ from tvm import tirx
 from ..tir.builder import Expr, Stmt, i64, load, scratch, seq, store
 from ..tir.context import block, vector
 
-FOUR = 4  # columns that are turned at once: elements of one quarter of 64 bytes
+# Columns transposed at once: 128 bits of float32, within which x86 shuffles in a cycle (across them, in three).
+TRANSPOSE_COLUMNS = 4
 
-Element = Callable[[int, Expr], tuple[Sequence[Stmt], Expr]]
-
-
-def turned(lanes: int, dtype: str, element: Element, put: Callable[[int, Expr], Stmt]) -> Stmt:
-    """FOUR columns of ``lanes`` rows: ``element(r, c)`` is the statements before, and the value of, row r at column c,
-    which runs along memory; ``put(c, vector)`` stores column c.
-
-    Rows r, r + 4, r + 8.. are loaded into one vector. Of four such vectors, elements and then pairs of elements change
-    places within each four lanes, an instruction a vector."""
-    raw = scratch([lanes * FOUR], dtype, "rows")
-    pairs = [scratch([lanes], dtype, "pairs") for _ in range(FOUR)]
-
-    def read(r: int) -> Stmt:
-        def one(lane: Expr) -> Stmt:
-            before, value = element(r, lane)
-            return seq([*before, store(raw, value, lane + r * FOUR)])
-
-        return vector(FOUR, one)
-
-    rows = [load(raw, span(r * FOUR, FOUR)) for r in range(lanes)]
-    a, b, c, d = (_shuffle(rows[first::FOUR], range(lanes)) for first in range(FOUR))
-    elements = _masks(lanes, (0, lanes, 1, lanes + 1))
-    made = [_shuffle(two, mask) for two in ([a, b], [c, d]) for mask in elements]
-    keep = [store(buffer, value, span(0, lanes)) for buffer, value in zip(pairs, made, strict=True)]
-    low_ab, high_ab, low_cd, high_cd = (load(buffer, span(0, lanes)) for buffer in pairs)
-    halves = _masks(lanes, (0, 1, lanes, lanes + 1))
-    columns = [_shuffle(two, mask) for two in ([low_ab, low_cd], [high_ab, high_cd]) for mask in halves]
-    puts = [put(n, value) for n, value in enumerate(columns)]
-    return block([*(read(r) for r in range(lanes)), *keep, *puts], [raw, *pairs])
+Element = Callable[[int, Expr], tuple[Sequence[Stmt], Expr]]  # row, column -> statements before it, the element
 
 
-def span(first: Expr | int, count: int) -> Expr:
-    """The places of ``count`` elements in a row, as one vector."""
+def transpose_columns(lanes: int, dtype: str, element: Element, store_column: Callable[[int, Expr], Stmt]) -> Stmt:
+    """TRANSPOSE_COLUMNS columns of ``lanes`` rows, which are contiguous along the columns.
+
+    ``store_column(c, vector)`` stores column c."""
+    raw = scratch([lanes * TRANSPOSE_COLUMNS], dtype, "rows")
+
+    def load_row(r: int) -> Stmt:
+        def load_element(c: Expr) -> Stmt:
+            binds, value = element(r, c)
+            return seq([*binds, store(raw, value, c + r * TRANSPOSE_COLUMNS)])
+
+        return vector(TRANSPOSE_COLUMNS, load_element)
+
+    rows = [load(raw, ramp(r * TRANSPOSE_COLUMNS, TRANSPOSE_COLUMNS)) for r in range(lanes)]
+    if lanes < TRANSPOSE_COLUMNS:  # float64 in 128 bits: a single shuffle makes a column
+        masks = [[c + r * TRANSPOSE_COLUMNS for r in range(lanes)] for c in range(TRANSPOSE_COLUMNS)]
+        store_columns = [store_column(c, _shuffle(rows, mask)) for c, mask in enumerate(masks)]
+        return block([*(load_row(r) for r in range(lanes)), *store_columns], [raw])
+    pairs = [scratch([lanes], dtype, "pairs") for _ in range(TRANSPOSE_COLUMNS)]
+    a, b, c, d = (_shuffle(rows[first::TRANSPOSE_COLUMNS], range(lanes)) for first in range(TRANSPOSE_COLUMNS))
+    # First round: single elements of a and b (c and d) alternate. Second round: pairs of these do.
+    interleave = _masks(lanes, (0, lanes, 1, lanes + 1))
+    interleaved = [_shuffle(sources, mask) for sources in ([a, b], [c, d]) for mask in interleave]
+    store_pairs = [store(buffer, value, ramp(0, lanes)) for buffer, value in zip(pairs, interleaved, strict=True)]
+    low_ab, high_ab, low_cd, high_cd = (load(buffer, ramp(0, lanes)) for buffer in pairs)
+    join = _masks(lanes, (0, 1, lanes, lanes + 1))
+    columns = [_shuffle(sources, mask) for sources in ([low_ab, low_cd], [high_ab, high_cd]) for mask in join]
+    store_columns = [store_column(n, value) for n, value in enumerate(columns)]
+    return block([*(load_row(r) for r in range(lanes)), *store_pairs, *store_columns], [raw, *pairs])
+
+
+def ramp(first: Expr | int, count: int) -> Expr:
+    """``count`` consecutive indices from ``first`` on, as a vector."""
     return tirx.Ramp(i64(first) if isinstance(first, int) else first, i64(1), tirx.IntImm("int32", count))
 
 
-def _shuffle(vectors: Sequence[Expr], places: Sequence[int]) -> Expr:
-    """The elements at ``places`` of all vectors, one after the other."""
-    return vectors[0] if len(vectors) == 1 else tirx.Shuffle(list(vectors), [i64(i) for i in places])
+def _shuffle(vectors: Sequence[Expr], indices: Sequence[int]) -> Expr:
+    """The elements at ``indices`` of the concatenated vectors."""
+    return vectors[0] if len(vectors) == 1 else tirx.Shuffle(list(vectors), [i64(i) for i in indices])
 
 
 def _masks(lanes: int, four: tuple[int, int, int, int]) -> tuple[list[int], list[int]]:
-    """The same pick from every four lanes of two vectors: from their first halves, and from their second halves."""
-    low = [i + start for start in range(0, lanes, FOUR) for i in four]
+    """The pick ``four`` in every four lanes of two vectors: of their lower pairs, and of their upper pairs."""
+    low = [i + start for start in range(0, lanes, TRANSPOSE_COLUMNS) for i in four]
     return low, [i + 2 for i in low]

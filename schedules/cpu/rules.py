@@ -1,5 +1,8 @@
-"""The rules of a CPU target in order. The first looks for many tensors alike, the next six make the plan of nests
-and take it if it is of their kind."""
+"""The rules of a CPU target, from the most special to the most general.
+
+The first takes programs of many tensors of one form. The next seven share a plan of nests (``plan.py``), and each takes
+plans with nests of its kinds. The last two take programs that have no plan.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,29 @@ import functools
 
 from ..tir.multi_tensor import MultiTensorRule
 from ..tir.plan_rule import PlanRule, memoized
-from .fallback import ByHand, Fallback
-from .multi_tensor import nests
-from .plan import build, function, make_plan
+from .fallback import ByHandRule, FallbackRule
+from .multi_tensor import multi_tensor_nests
+from .plan import build, make_function, make_plan
 
+# A lambda, not make_plan itself, so that the name is looked up at each call: tests count the calls.
 _rule = functools.partial(PlanRule, memoized(lambda func, target: make_plan(func, target)), build)
 
-HEADS = _rule("heads", lambda kinds: "heads" in kinds)
+ATTENTION = _rule("heads", lambda kinds: "heads" in kinds)
 MATMUL = _rule("matmul", lambda kinds: "matmul" in kinds)
 ELEMENTWISE = _rule("elementwise", lambda kinds: kinds == {"map"})
-ROWS = _rule("rows", lambda kinds: kinds <= {"rows", "map"})
-COLUMNS = _rule("columns", lambda kinds: kinds <= {"columns", "map"})
-DRAWS = _rule("draws", lambda kinds: "draws" in kinds)
+ROW_REDUCTION = _rule("rows", lambda kinds: kinds <= {"rows", "map"})
+COLUMN_REDUCTION = _rule("columns", lambda kinds: kinds <= {"columns", "map"})
+PHILOX = _rule("draws", lambda kinds: "draws" in kinds)
 MIXED = _rule("mixed", lambda kinds: True)
 RULES = (
-    MultiTensorRule(nests, function),
-    HEADS,
+    MultiTensorRule(multi_tensor_nests, make_function),
+    ATTENTION,
     MATMUL,
     ELEMENTWISE,
-    ROWS,
-    COLUMNS,
-    DRAWS,
+    ROW_REDUCTION,
+    COLUMN_REDUCTION,
+    PHILOX,
     MIXED,
-    ByHand(),
-    Fallback(),
+    ByHandRule(),
+    FallbackRule(),
 )

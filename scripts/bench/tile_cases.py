@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedules.cpu.matmul_cost import COLUMNS, DEPTH, Sizes
+from schedules.cpu.matmul_cost import B_ALONG_COLUMNS, B_ALONG_K, MatmulShape
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Product:
         return 2e-9 * self.batch * self.m * self.k * self.n
 
 
-def sizes(one: Product) -> Sizes:
+def sizes(one: Product) -> MatmulShape:
     """What the price looks at."""
-    return Sizes(one.m, one.n, one.k, DEPTH if one.kind[1] == "T" else COLUMNS)
+    return MatmulShape(one.m, one.n, one.k, B_ALONG_K if one.kind[1] == "T" else B_ALONG_COLUMNS)
 
 
 def _products(rows: dict[str, list[tuple[int, int, int, int]]]) -> tuple[Product, ...]:

@@ -1,8 +1,8 @@
 """The constants of the price of a tile, fitted to measured times.
 
 All are changed in turn, by smaller and smaller steps, as long as the mean square of the logarithm of predicted over
-measured time becomes less. RATE and the clock are those of the machine that measured, for each target; the price keeps
-RATE at 2, so that what it chooses suits machines of both kinds.
+measured time becomes less. ISSUE_RATE and the clock are those of the machine that measured, for each target; the price
+keeps ISSUE_RATE at 2, so that what it chooses suits machines of both kinds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,20 @@ from tile_cases import Product, sizes
 
 import schedules
 from schedules.cpu import matmul_cost
-from schedules.cpu.matmul_cost import Tile, price
+from schedules.cpu.matmul_cost import Tile, cycles
 
-CONSTANTS = ("OVERLAP", "LOAD", "ROW", "FAR", "PANEL", "TURN", "TURNED", "COPY", "NEAR", "AWAY")
+CONSTANTS = (
+    "OVERLAP_EXPONENT",
+    "LOAD_CYCLES",
+    "ROW_CYCLES",
+    "FAR_LINE_CYCLES",
+    "PANEL_CYCLES",
+    "PACK_TRANSPOSED_CYCLES",
+    "TRANSPOSE_CYCLES",
+    "PACK_CYCLES",
+    "IN_PLACE_LINE_CYCLES",
+    "IN_PLACE_PAGE_CYCLES",
+)
 ROUNDS = 25
 MOST = 100  # that any may become
 
@@ -53,7 +64,7 @@ def _error(rows: Sequence[Row], values: Mapping[str, float]) -> float:
     targets = {row["target"] for row in rows}
     for name in targets:
         own = [row for row in rows if row["target"] == name]
-        total += min(_square(own, {**values, "RATE": rate}) for rate in (1, 2)) / len(targets)
+        total += min(_square(own, {**values, "ISSUE_RATE": rate}) for rate in (1, 2)) / len(targets)
     return total
 
 
@@ -70,4 +81,4 @@ def _square(rows: Sequence[Row], values: Mapping[str, float]) -> float:
 def _cycles(row: Row, tile: str) -> float:
     one = Product(*row["sizes"])
     mr, nv = map(int, tile.split("x"))
-    return one.batch * price(sizes(one), Tile(mr, nv, schedules.TARGETS[row["target"]].lanes))
+    return one.batch * cycles(sizes(one), Tile(mr, nv, schedules.TARGETS[row["target"]].lanes))

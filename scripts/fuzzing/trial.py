@@ -27,8 +27,8 @@ from lowering.codegen import objects
 from lowering.link import shared_library
 from lowering.math import elementary
 from schedules.tir.rewrite import collect
-from tests.cuda_on_cpu import kernels
-from tests.schedules.gpu.both import bits
+from tests.cuda_on_cpu import emulator
+from tests.schedules.gpu.cpu_and_cuda import bits
 
 from . import bounds, oracle
 from .programs import Program
@@ -143,7 +143,7 @@ def _devices(lowered: Any, told: Callable[[str], None]) -> dict[str, tuple[str, 
         done = schedules.first(func, aimed)
         if done.func is None or done.failures:
             raise Found("no rule", f"{name} for {GPU}: {done.rule or 'none'}, {done.failures}")
-        made[name] = done.rule, kernels.compile(done.func, GPU)
+        made[name] = done.rule, emulator.compile(done.func, GPU)
     return made
 
 
@@ -216,11 +216,11 @@ class Watch:
 
 def _guarded(kernel: Any, arrays: list[np.ndarray], written: list[int], way: str) -> list[np.ndarray]:
     """What ``kernel`` leaves in the parameters ``written``. One memory that is given twice stays one."""
-    places: dict[int, kernels.Guarded] = {}
+    places: dict[int, emulator.Guarded] = {}
     for n, array in enumerate(arrays):
         if array.ctypes.data not in places:
             content = None if n in written else np.frombuffer(array.tobytes(), "uint8")
-            places[array.ctypes.data] = kernels.Guarded.make((array.nbytes,), "uint8", content, ALIGNED)
+            places[array.ctypes.data] = emulator.Guarded.make((array.nbytes,), "uint8", content, ALIGNED)
     given = [places[a.ctypes.data] for a in arrays]
     kernel(*(g.tensor._create_view(a.shape, str(a.dtype)) for g, a in zip(given, arrays, strict=True)))
     for n, (place, array) in enumerate(zip(given, arrays, strict=True)):

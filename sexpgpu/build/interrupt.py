@@ -7,9 +7,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-# What a system, a scheduler or a user sends to have a process end, as sexpgpu-run knows them; timers may come again.
-ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPWR)
-TIMERS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
+from surroundings.end_signals import HANDLED, TIMERS
 
 _seen: list[int] = []
 
@@ -17,7 +15,7 @@ _seen: list[int] = []
 def watch() -> None:
     """From now on the signals that ask for an end are remembered, and raised as KeyboardInterrupt, so that temporary
     files are removed on the way out; one that was ignored or handled otherwise stays so."""
-    for number in ASKED + TIMERS:
+    for number in HANDLED:
         if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
             signal.signal(number, _remember)
 
@@ -33,7 +31,7 @@ def seen(error: Exception | None = None) -> bool:
     """Whether a signal has come since ``watch``, to this process or to the one whose end ``error`` tells of: a limit of
     processor time is each process's own."""
     ended = -(getattr(error, "status", None) or 0)
-    if not _seen and ended in ASKED + TIMERS:
+    if not _seen and ended in HANDLED:
         _seen.append(ended)
     return bool(_seen)
 

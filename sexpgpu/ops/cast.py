@@ -46,9 +46,9 @@ def cast_vjp(b: Any, dy: Any, y: Any, x: Any, dtype: str) -> tuple[Any]:
     return (b("cast", dy, dtype=x.type.dtype) if x.type.kind == "float" else None,)
 
 
-op("cast", "x in another dtype. Float to integer truncates toward zero, holds at the ends of the integer's range and "
-   "makes NaN 0; integer to "
-   "integer wraps; to bool is whether it differs from 0. The gradient flows from float to float only.",
+op("cast", "x in another dtype. Float to integer truncates toward zero, saturates at the ends of the integer's range "
+   "and makes NaN 0. Integer to integer wraps. To bool tests whether an element differs from 0. The gradient flows "
+   "from float to float only.",
    group="shape", precision="f32", args=(*X, attr("dtype", "dtype")),
    type=lambda x, dtype: TensorType(x.shape, dtype),
    ref=cast_ref, relax=cast_relax, vjp=cast_vjp,

@@ -169,8 +169,8 @@ op("iota", "0, 1, 2 ... counted along `:axis` (the last by default) of a tensor 
           ([], {"shape": (3, 2), "axis": 0, "dtype": "f32"}), ([], {"shape": (5,), "dtype": "u8"}),
           ([], {"shape": (300,), "dtype": "bf16"}), ([], {"shape": (5,), "dtype": "u32"})))
 
-op("full", "`value` everywhere in a tensor of `shape`. `:dtype` is by default :f32 of a float, :i32 of an integer, "
-   ":bool of true or false.",
+op("full", "`value` everywhere in a tensor of `shape`. The default `:dtype` is :f32 for a float, :i32 for an integer, "
+   ":bool for true or false.",
    group="make", args=(attr("shape", "shape"), attr("value", "data"), key("dtype", "dtype", None)),
    normal=full_normal, type=made, vjp=ZERO_GRAD,
    ref=lambda np, shape, value, dtype: np.full(shape, value, numpy_dtype(np, dtype)),
@@ -189,9 +189,8 @@ op("zeros-like", "0 everywhere, in the shape and dtype of x.", **like_one(0))
 
 op("ones-like", "1 everywhere, in the shape and dtype of x.", **like_one(1))
 
-op("constant", "The tensor of the given numbers: a number, or vectors nested to equal depth and length. `:dtype` is "
-   "by default :f32 if any is "
-   "a float, else :i32, or :bool of true and false.",
+op("constant", "The tensor of the given numbers: a number, or vectors nested to equal depth and length. The default "
+   "`:dtype` is :f32 if any is a float, else :i32; for true and false :bool.",
    group="make", args=(attr("data", "data"), key("dtype", "dtype", None)),
    normal=constant_normal, vjp=ZERO_GRAD,
    type=lambda data, dtype: TensorType(shape_of(data), dtype),

@@ -207,8 +207,8 @@ op("*", "Product, broadcast; any number of arguments of one dtype. Integers wrap
           ("i64", (5,), -2**62, 2**62)], {})))
 
 op("/", "Quotient of floats, broadcast; `(/ x)` is the reciprocal, and more arguments divide from the left. x/0 is "
-   "infinite or NaN, and by the number 0 it is a fault. "
-   "Integers have `quot`; of two numbers the quotient is an integer where it is exact.",
+   "infinite or NaN; division by the plain number 0 is an error. For integers use `quot`. The quotient of two plain "
+   "numbers is an integer if it is exact.",
    group="arithmetic", args=XS, folds=True, type=joined(FLOATS, hint=INTS_HINT),
    ref=lambda np, x, y: x / y,
    work=per_element(DIVIDE),
@@ -251,9 +251,9 @@ op("quot", "Quotient of integers truncated toward zero, broadcast. x quot 0 is 0
           ([("i8", (300,), -128, 128), ("i8", (300,), -4, 4)], {}), ([("i64", (3, 5), -9, 9), ("i64", (), 3, 4)], {}),
           ([("u32", (5,), 0, 2**32), ("u32", (5,), 0, 9)], {})))
 
-op("floordiv", "Quotient rounded down, broadcast, for integers and floats: x is y floordiv(x, y) + mod(x, y). Not "
-   "floor of /, which rounds the quotient first: of 1.0 and 0.1 it is 9. Integer x floordiv 0 is 0, float x floordiv 0 "
-   "is NaN, and the smallest integer floordiv -1 is itself.",
+op("floordiv", "Quotient rounded down, broadcast, for integers and floats: x is y floordiv(x, y) + mod(x, y). It is "
+   "not floor of /, which rounds the quotient first: `(floordiv 1.0 0.1)` is 9. Integer x floordiv 0 is 0, float "
+   "x floordiv 0 is NaN, and the smallest integer floordiv -1 is itself.",
    group="arithmetic", args=XY, type=joined(NUMBERS),
    ref=rounded(floordiv_ref),
    work=per_element(DIVIDE),

@@ -289,7 +289,7 @@ def update_slice_ref(np: Any, x: Any, part: Any, at: Any = 0, starts: Shape = ()
     return write_ref(np, x, part, at, starts, axis % x.ndim)
 
 
-op("update-slice", "x with the window that begins at `starts`, one an axis, replaced by part. `:at`, an integer "
+op("update-slice", "x with the window that begins at `starts`, one for each axis, replaced by part. `:at`, an integer "
    "scalar, moves the window along `:axis` (0 by default); there it is clamped to fit.",
    group="index", args=(tensor("x"), tensor("part"), attr("starts", "ints"),
                         index("at", key=True, default=None, number="i32"), key("axis", "int", 0)),

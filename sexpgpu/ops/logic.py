@@ -132,32 +132,31 @@ op(">=", "Whether x is at least y, element by element, as bool, broadcast. False
    onnx=lambda o, x, y: o("GreaterOrEqual", x, y),
    cases=COMPARE)
 
-op("and", "Whether all of the bool tensors are true, element by element, broadcast. Of trace-time values it is the "
-   "form of Lisp.",
+op("and", "Whether all of the bool tensors are true, element by element, broadcast. On trace-time values it is "
+   "Lisp's `and`.",
    group="logic", args=XS, folds=True, type=TRUE_JOINED, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x & y,
    relax=lambda r, x, y: r.logical_and(x, y),
    onnx=lambda o, x, y: o("And", x, y),
    cases=TRUTHS)
 
-op("or", "Whether any of the bool tensors is true, element by element, broadcast. Of trace-time values it is the form "
-   "of Lisp.",
+op("or", "Whether any of the bool tensors is true, element by element, broadcast. On trace-time values it is "
+   "Lisp's `or`.",
    group="logic", args=XS, folds=True, type=TRUE_JOINED, vjp=ZERO_GRAD,
    ref=lambda np, x, y: x | y,
    relax=lambda r, x, y: r.logical_or(x, y),
    onnx=lambda o, x, y: o("Or", x, y),
    cases=TRUTHS)
 
-op("not", "The other truth of each element of a bool tensor.",
+op("not", "The negation of each element of a bool tensor.",
    group="logic", args=X, type=unary(BOOLS, hint="compare it first, for example with = 0"), vjp=ZERO_GRAD,
    ref=lambda np, x: ~x,
    relax=lambda r, x: r.kernel("not", x),
    onnx=lambda o, x: o("Not", x),
    cases=(([("bool", (3, 5))], {}), ([("bool", ())], {})))
 
-op("where", "x where the bool `condition` is true, y elsewhere, all three broadcast. x and y are of one dtype; "
-   "neither trace-time choice "
-   "nor laziness: both are computed.",
+op("where", "x where the bool `condition` is true, y elsewhere, all three broadcast. x and y have one dtype. Both "
+   "are computed: `where` is no trace-time choice, and not lazy.",
    group="logic", args=(index("condition"), tensor("x"), tensor("y")), type=where_type, vjp=where_vjp,
    ref=lambda np, condition, x, y: np.where(condition, x, y),
    relax=lambda r, condition, x, y: r.where(condition, x, y),

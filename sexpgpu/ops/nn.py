@@ -17,7 +17,7 @@ from .work import NORMALIZE, SOFTMAX, attention_work, nothing, per_element
 
 X = (tensor("x"),)
 AXIS = (tensor("x"), key("axis", "int", -1))
-FAR = -1e30  # a score that no finite one comes near: exp(FAR - score) is exactly 0
+MASKED_SCORE = -1e30  # of a hidden key; no finite score comes near: exp(MASKED_SCORE - score) is exactly 0
 F = [("f32", (3, 5))]
 AXIS_CASES = ((F, {}), (F, {"axis": 0}), ([("f32", (2, 3, 4), -60.0, 60.0)], {"axis": 1}), ([("f32", (4, 40))], {}),
               ([("f64", (3, 5))], {}),
@@ -173,7 +173,7 @@ def softmax_of_scores(np: Any, q: Any, k: Any, mask: Any, causal: bool) -> tuple
     seen = np.ones(scores.shape[-2:], bool) if mask is None else mask
     if causal:
         seen = seen & np.tri(scores.shape[-2], dtype=bool)
-    return seen, softmax_ref(np, np.where(seen, scores, scores.dtype.type(FAR)))
+    return seen, softmax_ref(np, np.where(seen, scores, scores.dtype.type(MASKED_SCORE)))
 
 
 def attention_ref(np: Any, q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:
@@ -211,9 +211,9 @@ op("attend", "attention of many heads as one kernel: q [.. q d], k [.. k d], v [
    cases=ATTEND_CASES)
 
 op("attention", "softmax(q k' / sqrt(d)) v: q [.. q d], k [.. k d], v [.. k e] -> [.. q e]. `:mask`, a bool tensor "
-   "that broadcasts to [.. q k], is true where a query sees a key; with `:causal` a query sees no later key. What is "
-   "not seen weighs exactly 0, and may be infinite or NaN; a query that sees such a value gives infinities or "
-   "NaN, one that sees nothing gives 0.",
+   "that broadcasts to [.. q k], is true where a query sees a key; with `:causal` a query sees no later key. A key "
+   "that is not seen weighs exactly 0, even if it is infinite or NaN. A query that sees such a value gives infinities "
+   "or NaN; one that sees nothing gives 0.",
    group="neural", precision="bf16",
    args=(tensor("q"), tensor("k"), tensor("v"), index("mask", key=True, default=None), key("causal", "bool", False)),
    expand=attention, ref=halves_in_f32(attention_ref),

@@ -16,6 +16,7 @@ from .type_rules import FLOATS, WHOLE, need
 from .types import ShapeFault, TensorType, TypeFault, listed
 from .work import PHILOX, per_element
 
+ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
@@ -28,7 +29,7 @@ SEEDED = [("u32", (2,), 0, 2**32), ("i64", (), -(2**62), 2**62)]
 def philox(np: Any, counter: Any, key: Any) -> Any:
     """counter: u32[... 4], key: two integers -> u32[... 4], the block of each counter."""
     c = [counter[..., i].astype("uint64") for i in range(4)]
-    for n in range(10):
+    for n in range(ROUNDS):
         k = [(int(k) + n * w) & MASK for k, w in zip(key, WEYL, strict=True)]
         p, q = (c[i] * np.uint64(m) for i, m in zip((0, 2), MULTIPLIERS, strict=True))
         low, high = np.uint64(MASK), np.uint64(32)
@@ -182,15 +183,15 @@ op("random-uniform", "f32 from [0, 1), in steps of 2^-24.",
 op("random-normal", "f32 of mean 0 and variance 1 (Box-Muller).",
    group="draws", args=(SHAPE, SALT), expand=normal, ref=no_ref, cases=SHAPES)
 
-op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape; small ones hold, to "
-   "2^-56; one that is NaN or infinite ends the run with `E-NUM-002`. Without a `:salt` that changes it is the same in "
-   "every step, and `check` warns of it.",
+op("random-bernoulli", "true with probability p, a float or a tensor that broadcasts to the shape. Small probabilities "
+   "are resolved to 2^-56. A p that is NaN or infinite ends the run with `E-NUM-002`. Without a `:salt` that changes, "
+   "the draw is the same in every step, and `check` warns.",
    group="draws", precision="f32", args=(SHAPE, index("p", number="f32"), SALT), mask=True,
    expand=bernoulli, ref=no_ref,
    cases=(([("f32", (3,), 0.0, 1.0)], {"shape": (40, 3)}), ([("f64", (), 0.0, 1.0), ("i64", ())], {"shape": (9,)})))
 
-op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits); small ones "
-   "hold, to 2^-56. Logits that are no distribution (a NaN, an infinity, nothing but -infinity) end the run with "
-   "`E-NUM-002`.",
+op("random-categorical", "i32 along the last axis of the logits, each with probability softmax(logits). Small "
+   "probabilities are resolved to 2^-56. Logits that are no distribution (a NaN, an infinity, only -infinity) end the "
+   "run with `E-NUM-002`.",
    group="draws", precision="f32", args=(tensor("logits"), SALT), expand=categorical, ref=no_ref,
    cases=(([("f32", (20, 5))], {}), ([("f32", (7,)), ("i32", ())], {}), ([("bf16", (4, 3, 5))], {})))

@@ -332,8 +332,8 @@ op("variance", "Mean squared distance from the mean over `:axes`, all of them by
    cases=CASES + (([("f32", (3, 50), 100.0, 101.0)], {"axes": (1,)}),) + HALF,
    tolerance=(2e-5, 2e-6))  # values near 100 have their last bit at 8e-6, against deviations of 0.3
 
-op("cumsum", "Running sums along `:axis`, the last by default; `:reverse true` sums from the end. Those of f32 "
-   "are carried in f64 and rounded where they are stored.",
+op("cumsum", "Running sums along `:axis`, the last by default; `:reverse true` sums from the end. Sums of f32 "
+   "are accumulated in f64 and rounded when they are stored.",
    group="reduce", precision="f32", args=(tensor("x"), key("axis", "int", -1), key("reverse", "bool", False)),
    normal=cumsum_normal, type=numbers,
    ref=halves_in_f32(cumsum_ref),

@@ -199,7 +199,7 @@ op("erf", "The error function of each element: 2/sqrt(pi) times the integral of 
    onnx=lambda o, x: o("Erf", x),
    cases=(F32, SCALAR, F64, BF16))
 
-op("floor", "The largest whole number not above each element. The gradient is 0; of a number it is an integer.",
+op("floor", "The largest whole number not above each element. The gradient is 0; a plain number gives an integer.",
    group="arithmetic", args=X, type=FLOAT,
    ref=rounded(lambda np, x: np.floor(x)),
    relax=rounded_relax("floor"),
@@ -208,7 +208,7 @@ op("floor", "The largest whole number not above each element. The gradient is 0;
    onnx=lambda o, x: o("Floor", x),
    cases=(([("f32", (3, 5), -3.0, 3.0)], {}), SCALAR, F64, BF16))
 
-op("ceil", "The smallest whole number not below each element. The gradient is 0; of a number it is an integer.",
+op("ceil", "The smallest whole number not below each element. The gradient is 0; a plain number gives an integer.",
    group="arithmetic", args=X, type=FLOAT,
    ref=rounded(lambda np, x: np.ceil(x)),
    relax=rounded_relax("ceil"),
@@ -217,8 +217,8 @@ op("ceil", "The smallest whole number not below each element. The gradient is 0;
    onnx=lambda o, x: o("Ceil", x),
    cases=(([("f32", (3, 5), -3.0, 3.0)], {}), SCALAR, F64, BF16))
 
-op("round", "The whole number nearest each element, the even one at a tie. The gradient is 0; of a number it is an "
-   "integer.",
+op("round", "The whole number nearest each element, the even one at a tie. The gradient is 0; a plain number gives "
+   "an integer.",
    group="arithmetic", args=X, type=FLOAT,
    ref=rounded(lambda np, x: np.rint(x)),
    relax=rounded_relax("round"),

@@ -11,6 +11,7 @@ from ..graph.core import GraphFull
 from ..language import codes
 from ..language.diagnostics import UserError
 from ..language.forms import Form, Seq, Symbol
+from ..language.grammar import MAX_COUNT
 from ..language.runfile import RunFile, Top
 from ..language.source import NOWHERE, Span
 from ..language.syntax import head_of, parse
@@ -19,8 +20,6 @@ from ..trace.evaluator import Tracer
 from ..trace.mixed_precision import PRECISIONS
 from ..trace.values import POISON, Indices, Key, Model, Reported, describe, sound
 from ..trace.world import World
-
-MAX_COUNT = 2**31 - 1
 
 # Endings of data that the runner never reads: better said before a build. Any other may be a folder's.
 UNREAD = (".csv", ".tsv", ".txt", ".json", ".parquet", ".h5", ".pt", ".pth", ".pkl", ".pickle")

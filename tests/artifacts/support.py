@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHILD = "import sys, toy; from artifacts.run import main; sys.exit(main(sys.argv[1:], device=toy.device))"
 
 
-def go(artifact: str, out: Path, *more: str) -> int:
+def run_toy(artifact: str, out: Path, *more: str) -> int:
     """The exit status of a run in this process; the data lies beside the artifact."""
     return run.main([artifact, "--out", str(out), "--data", str(Path(artifact).parent), *more], device=toy.device)
 
@@ -49,7 +49,7 @@ def forked(artifact: str, out: Path, plan: str) -> int:
         status = 70
         try:
             os.environ["TOY_SIGNAL"] = plan
-            status = go(artifact, out, "-q")
+            status = run_toy(artifact, out, "-q")
         finally:
             os._exit(status)  # whatever happens: this copy is not to go on with the tests
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -113,6 +113,6 @@ def toy_digest(tmp_path: Path, artifact: str) -> str:
     files = [Path(artifact), *sorted(Path(artifact).parent.glob("*.npz"))]
     key = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
     if key not in UNDISTURBED:
-        assert go(artifact, tmp_path / "reference", "-q") == 0
+        assert run_toy(artifact, tmp_path / "reference", "-q") == 0
         UNDISTURBED[key] = contents(tmp_path / "reference", 6)["params.safetensors"]
     return UNDISTURBED[key]

@@ -29,7 +29,7 @@ from artifacts.checkpoint import identity, store
 from artifacts.device.interface import HostDevice
 from artifacts.format import manifest
 from tests.artifacts import toy
-from tests.artifacts.support import arguments, child, contents, environment, go, metrics, one_error, steps
+from tests.artifacts.support import arguments, child, contents, environment, metrics, one_error, run_toy, steps
 from tests.artifacts.support import checkpoint as folder_of
 
 PARAMS = {"net/w": np.arange(3, dtype=np.float32), "net/t": np.ones(1, np.float32)}
@@ -47,7 +47,7 @@ def make(folder: Path, keep: int = 2, warnings: list[str] | None = None) -> stor
     return store.Store(str(folder), keep, (warnings if warnings is not None else []).append)
 
 
-def whole(folder: Path) -> list[int]:
+def complete_steps(folder: Path) -> list[int]:
     """Steps whose directories are whole; fails if any published one is not."""
     found = make(folder).steps()
     for step in found:
@@ -96,7 +96,7 @@ def calls_of_a_save(folder: Path) -> int:
         saved.save(entry(step), PARAMS, OPTIM)
     with at_call(0, lambda: None) as count:
         saved.save(entry(300), PARAMS, OPTIM)
-    assert whole(folder) == [200, 300]
+    assert complete_steps(folder) == [200, 300]
     return count[0]
 
 
@@ -114,10 +114,10 @@ def test_row_74_every_call_of_a_save_may_fail(tmp_path: Path, number: int) -> No
                 saved.save(entry(300), PARAMS, OPTIM)
             except RunError as error:
                 assert error.code.exit == 5
-        found = whole(folder)
+        found = complete_steps(folder)
         assert 200 in found and found in ([100, 200], [100, 200, 300], [200, 300])
         saved.save(entry(300), PARAMS, OPTIM)  # and once the trouble is over, it is saved
-        assert 300 in whole(folder)
+        assert 300 in complete_steps(folder)
         saved.prepare(0, locked=True)
         assert not list(folder.glob(".tmp*"))
 
@@ -137,11 +137,11 @@ def test_row_78_killed_at_every_call_of_a_save(tmp_path: Path) -> None:
             finally:
                 os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-        found = whole(folder)
+        found = complete_steps(folder)
         assert 200 in found and found in ([100, 200], [100, 200, 300], [200, 300])
         assert saved.newest(strict=True).entry.cursor.step == found[-1]
         saved.prepare(0, locked=True)
-        assert not list(folder.glob(".tmp*")) and whole(folder) == found
+        assert not list(folder.glob(".tmp*")) and complete_steps(folder) == found
 
 
 def test_the_order_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_the_umask_is_honoured(tmp_path: Path) -> None:
 def test_weights_are_plain_safetensors(artifact: str, out: Path) -> None:
     from safetensors.numpy import load_file
 
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     found = load_file(folder_of(out, 6) / "params.safetensors")
     assert set(found) == {"net/w", "net/t"} and found["net/w"].dtype == np.float32
     assert set(load_file(folder_of(out, 6) / "optim.safetensors")) == {"net/w/m"}
@@ -188,7 +188,7 @@ def test_weights_are_plain_safetensors(artifact: str, out: Path) -> None:
 
 def test_the_same_run_makes_the_same_checkpoints(artifact: str, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        assert go(artifact, tmp_path / name, "-q") == 0
+        assert run_toy(artifact, tmp_path / name, "-q") == 0
     assert all(contents(tmp_path / "a", step) == contents(tmp_path / "b", step) for step in (2, 4, 6))
 
 
@@ -199,28 +199,29 @@ def test_the_same_run_makes_the_same_checkpoints(artifact: str, tmp_path: Path) 
 def test_row_53_nothing_to_resume(artifact: str, out: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     if how == "file":
         out.write_text("not a directory")
-        assert go(artifact, out, "--resume") == 5
+        assert run_toy(artifact, out, "--resume") == 5
         assert "not a directory" in one_error(capsys.readouterr().err, "E-IO-010")
         return
     if how == "empty":
         (out / "checkpoints").mkdir(parents=True)
-    assert go(artifact, out, "--resume") == 4
+    assert run_toy(artifact, out, "--resume") == 4
     assert "or start without --resume)" in one_error(capsys.readouterr().err, "E-CKPT-001")
-    assert go(artifact, out, "--resume=auto", "-q") == 0 and steps(out)[-1] == 6
-    assert go(artifact, out, "--resume=auto", "-q", "--steps", "8") == 0 and steps(out)[-1] == 8
+    assert run_toy(artifact, out, "--resume=auto", "-q") == 0 and steps(out)[-1] == 6
+    assert run_toy(artifact, out, "--resume=auto", "-q", "--steps", "8") == 0 and steps(out)[-1] == 8
 
 
 def test_a_refusal_leaves_no_directory_that_it_made(
     artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name that was mistyped, and data that is not there; a directory of the user's stays, and all that is in it."""
-    assert go(artifact, tmp_path / "typed/wrongly", "--resume") == 4
+    assert run_toy(artifact, tmp_path / "typed/wrongly", "--resume") == 4
     assert "or start without --resume)" in one_error(capsys.readouterr().err, "E-CKPT-001")
-    assert go(artifact, tmp_path / "other", "--data", str(tmp_path / "nowhere")) != 0
+    assert run_toy(artifact, tmp_path / "other", "--data", str(tmp_path / "nowhere")) != 0
     assert not (tmp_path / "typed").exists() and not (tmp_path / "other").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes").write_text("mine")
-    assert go(artifact, tmp_path / "mine/deeper", "--resume") == go(artifact, tmp_path / "mine", "--resume") == 4
+    assert run_toy(artifact, tmp_path / "mine/deeper", "--resume") == 4
+    assert run_toy(artifact, tmp_path / "mine", "--resume") == 4
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["lock", "notes"]
 
 
@@ -270,28 +271,28 @@ def test_row_54_the_run_goes_on_past_a_torn_one(
     artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is moved aside, not overwritten, when the run reaches its step again; the end is the uninterrupted run's."""
-    assert go(artifact, tmp_path / "whole", "-q") == 0
+    assert run_toy(artifact, tmp_path / "whole", "-q") == 0
     out = tmp_path / "out"
-    assert go(artifact, out, "-q", "--steps", "4") == 0
+    assert run_toy(artifact, out, "-q", "--steps", "4") == 0
     damage(folder_of(out, 4) / "params.safetensors", "flipped")
-    assert go(artifact, out, "-q", "--resume", "--strict") == 4
+    assert run_toy(artifact, out, "-q", "--resume", "--strict") == 4
     one_error(capsys.readouterr().err, "E-CKPT-002")
-    assert go(artifact, out, "-q", "--resume") == 0
+    assert run_toy(artifact, out, "-q", "--resume") == 0
     assert "step-000000004 is not whole" in capsys.readouterr().err
     assert len(list((out / "checkpoints").glob("step-000000004.torn-*"))) == 1
     assert contents(out, 6) == contents(tmp_path / "whole", 6) and metrics(out) == metrics(tmp_path / "whole")
 
 
 def test_row_55_all_bad(artifact: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     for step, how in zip((2, 4, 6), ("missing", "cut", "flipped"), strict=True):
         damage(folder_of(out, step) / "params.safetensors", how)
     before = sorted(p.name for p in (out / "checkpoints").iterdir())
-    assert go(artifact, out, "-q", "--resume") == 4
+    assert run_toy(artifact, out, "-q", "--resume") == 4
     text = one_error(capsys.readouterr().err.splitlines()[-1], "E-CKPT-002")
     assert all(f"step-00000000{step}" in text for step in (2, 4, 6))
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == before
-    assert go(artifact, out, "-q", "--resume=auto") == 4  # auto starts anew only where there is nothing
+    assert run_toy(artifact, out, "-q", "--resume=auto") == 4  # auto starts anew only where there is nothing
 
 
 # Rows 26 and 56: whose it is
@@ -299,11 +300,11 @@ def test_row_55_all_bad(artifact: str, out: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("component", ["language", "model", "prepare", "objective", "generate", "optimizer", "run"])
 def test_row_56_another_run_file(artifact: str, out: Path, component: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert go(artifact, out, "-q", "--steps", "2") == 0
+    assert run_toy(artifact, out, "-q", "--steps", "2") == 0
     made = toy.manifest()
     other = attrs.evolve(made.run.identity, **{component: "0" * 64, "run": "1" * 64})
     path = toy.write(Path(artifact).parent, attrs.evolve(made, run=attrs.evolve(made.run, identity=other)), "other.tar")
-    assert go(path, out, "-q", "--resume") == 4
+    assert run_toy(path, out, "-q", "--resume") == 4
     text = one_error(capsys.readouterr().err, "E-CKPT-003")
     old, new = getattr(made.run.identity, component), getattr(other, component)
     assert f"{component} differs" in text and old in text and new in text and "--fork" in text
@@ -311,26 +312,26 @@ def test_row_56_another_run_file(artifact: str, out: Path, component: str, capsy
 
 
 def test_row_56_another_seed(artifact: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert go(artifact, out, "-q", "--steps", "2") == 0
+    assert run_toy(artifact, out, "-q", "--steps", "2") == 0
     path = toy.write(Path(artifact).parent, toy.manifest(seed=8), "other.tar")
-    assert go(path, out, "-q", "--resume") == 4
+    assert run_toy(path, out, "-q", "--resume") == 4
     assert "seed differs: the checkpoint has 7, this run has 8" in one_error(capsys.readouterr().err, "E-CKPT-003")
 
 
 def test_rows_26_and_56_other_data(artifact: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert go(artifact, out, "-q", "--steps", "2") == 0
+    assert run_toy(artifact, out, "-q", "--steps", "2") == 0
     np.savez(Path(artifact).with_name("rows.npz"), **toy.records(toy.N, 9))
-    assert go(artifact, out, "-q", "--resume") == 4
+    assert run_toy(artifact, out, "-q", "--resume") == 4
     text = one_error(capsys.readouterr().err, "E-CKPT-003")
     assert "data (loader rows, file rows.npz) differs" in text and len(re.findall(r"[0-9a-f]{64}", text)) == 2
 
 
 def test_what_is_not_identity_may_change(artifact: str, tmp_path: Path) -> None:
     """Steps, cadences, the name, passes' data and another library: the run goes on."""
-    assert go(artifact, tmp_path / "o", "-q", "--steps", "2") == 0
+    assert run_toy(artifact, tmp_path / "o", "-q", "--steps", "2") == 0
     np.savez(tmp_path / "held.npz", **toy.records(12, 9))
     path = toy.write(tmp_path, toy.manifest(name="other", steps=8, log_every=1, checkpoint_every=3), "other.tar")
-    assert go(path, tmp_path / "o", "-q", "--resume") == 0 and steps(tmp_path / "o")[-1] == 8
+    assert run_toy(path, tmp_path / "o", "-q", "--resume") == 0 and steps(tmp_path / "o")[-1] == 8
 
 
 def test_a_forks_weights_take_the_place_of_the_seeds(
@@ -342,7 +343,7 @@ def test_a_forks_weights_take_the_place_of_the_seeds(
         """Tensors that a run of a step makes of arrays."""
         tensor = mock.Mock(side_effect=HostDevice(toy.manifest(), {}).tensor)
         monkeypatch.setattr(HostDevice, "tensor", tensor)
-        assert go(artifact, tmp_path / str(len(more)), "-q", "--steps", "1", *more) == 0
+        assert run_toy(artifact, tmp_path / str(len(more)), "-q", "--steps", "1", *more) == 0
         monkeypatch.undo()
         return tensor.call_count
 
@@ -352,32 +353,32 @@ def test_a_forks_weights_take_the_place_of_the_seeds(
 def test_row_56_fork_starts_a_new_run_from_the_weights(
     artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert go(artifact, tmp_path / "a", "-q") == 0
+    assert run_toy(artifact, tmp_path / "a", "-q") == 0
     path = toy.write(tmp_path, toy.manifest(seed=8), "other.tar")
-    assert go(path, tmp_path / "b", "-q", "--fork", str(tmp_path / "a"), "--steps", "1") == 0
+    assert run_toy(path, tmp_path / "b", "-q", "--fork", str(tmp_path / "a"), "--steps", "1") == 0
     one = checkpoint.load(str(folder_of(tmp_path / "b", 1)))
     assert one.entry.cursor.step == 1 and one.entry.origin == contents(tmp_path / "a", 6)["params.safetensors"]
     scratch = tmp_path / "c"
-    assert go(path, scratch, "-q", "--steps", "1") == 0
+    assert run_toy(path, scratch, "-q", "--steps", "1") == 0
     fresh = checkpoint.load(str(folder_of(scratch, 1)))
     assert not np.array_equal(fresh.params["net/w"], one.params["net/w"]) and fresh.entry.run_id != one.entry.run_id
-    assert go(path, tmp_path / "b", "-q", "--resume") == 0  # and it is a run like any other
+    assert run_toy(path, tmp_path / "b", "-q", "--resume") == 0  # and it is a run like any other
     assert checkpoint.load(str(folder_of(tmp_path / "b", 6))).entry.run_id == one.entry.run_id
-    assert go(path, tmp_path / "d", "-q", "--fork", str(folder_of(tmp_path / "a", 4))) == 0
-    assert go(path, tmp_path / "a", "-q", "--fork", str(tmp_path / "a")) == 4
+    assert run_toy(path, tmp_path / "d", "-q", "--fork", str(folder_of(tmp_path / "a", 4))) == 0
+    assert run_toy(path, tmp_path / "a", "-q", "--fork", str(tmp_path / "a")) == 4
     one_error(capsys.readouterr().err, "E-CKPT-006")
-    assert go(path, tmp_path / "e", "-q", "--fork", str(tmp_path / "nothing")) == 4
+    assert run_toy(path, tmp_path / "e", "-q", "--fork", str(tmp_path / "nothing")) == 4
     assert "--fork takes" in one_error(capsys.readouterr().err, "E-CKPT-001")
 
 
 def test_fork_needs_the_same_tensors(artifact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert go(artifact, tmp_path / "a", "-q") == 0
+    assert run_toy(artifact, tmp_path / "a", "-q") == 0
     path = folder_of(tmp_path / "a", 6)
     loaded = checkpoint.load(str(path))
     bad = {"net/w": np.zeros(4, np.float32), "net/other": np.zeros(1, np.float32)}
     shutil.rmtree(path)
     store.Store(str(path.parent), 3, print).save(attrs.evolve(loaded.entry, files=()), bad, OPTIM)
-    assert go(artifact, tmp_path / "b", "-q", "--fork", str(tmp_path / "a")) == 4
+    assert run_toy(artifact, tmp_path / "b", "-q", "--fork", str(tmp_path / "a")) == 4
     text = one_error(capsys.readouterr().err, "E-CKPT-007")
     assert (
         "net/t is missing" in text
@@ -389,9 +390,9 @@ def test_fork_needs_the_same_tensors(artifact: str, tmp_path: Path, capsys: pyte
 def test_a_directory_with_checkpoints_is_not_started_over(
     artifact: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     before = contents(out, 6)
-    assert go(artifact, out, "-q") == 4
+    assert run_toy(artifact, out, "-q") == 4
     assert "--resume" in one_error(capsys.readouterr().err, "E-CKPT-006") and contents(out, 6) == before
 
 
@@ -399,10 +400,10 @@ def test_a_directory_with_checkpoints_is_not_started_over(
 def test_row_57_other_formats(
     artifact: str, out: Path, version: int, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     path = folder_of(out, 6) / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":%d' % version))
-    assert go(artifact, out, "-q", "--resume") == 4
+    assert run_toy(artifact, out, "-q", "--resume") == 4
     assert word in one_error(capsys.readouterr().err, "E-CKPT-004")
 
 
@@ -432,7 +433,7 @@ def test_row_58_strangers_are_left_alone(artifact: str, out: Path, capsys: pytes
     (guest / "notes.txt").write_text("someone's")
     link = folder / ".tmp-000000002-99997-0123abcd"
     link.symlink_to(Path(artifact).parent)
-    assert go(artifact, out, "-v") == 0
+    assert run_toy(artifact, out, "-v") == 0
     err = capsys.readouterr().err
     assert all(f"/{name}" in err for name in names)
     assert all((folder / name).is_dir() for name in names)
@@ -452,13 +453,13 @@ def test_row_59_a_directory_that_cannot_be_written(
         real(path, *args)
 
     monkeypatch.setattr(os, "mkdir", mkdir)
-    assert go(artifact, out, "-q") == 5
+    assert run_toy(artifact, out, "-q") == 5
     one_error(capsys.readouterr().err, "E-IO-010")
     assert not (out / "metrics.jsonl").exists()
 
 
 def test_row_59_a_place_where_nothing_can_be_made(artifact: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert go(artifact, Path("/proc/no-such-place"), "-q") == 5
+    assert run_toy(artifact, Path("/proc/no-such-place"), "-q") == 5
     one_error(capsys.readouterr().err, "E-IO-010")
 
 
@@ -466,7 +467,7 @@ def test_row_74_no_room_is_found_before_the_first_step(
     artifact: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(atomic_files, "free_bytes", lambda path: 2**20)
-    assert go(artifact, out, "-q") == 5
+    assert run_toy(artifact, out, "-q") == 5
     assert "1048604" in one_error(capsys.readouterr().err, "E-IO-011") and steps(out) == []
 
 
@@ -502,7 +503,7 @@ def test_row_61_a_second_process(artifact: str, out: Path) -> None:
 def test_row_62_a_lock_of_a_dead_process_is_no_lock(artifact: str, out: Path) -> None:
     dead = child(artifact, out, "-q", env={"TOY_SIGNAL": "train:5:SIGKILL"})
     assert dead.returncode == -9 and (out / "lock").exists() and steps(out) == [2]
-    assert go(artifact, out, "-q", "--resume") == 0
+    assert run_toy(artifact, out, "-q", "--resume") == 0
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 4096, b"\xff", b"3", b"{}", b'{"pid":[],"host":{},"since":0}'])
@@ -567,15 +568,16 @@ def test_pruning_keeps_the_newest_of_its_own(
 
 
 def test_keep(artifact: str, out: Path) -> None:
-    assert go(artifact, out, "-q", "--keep", "2") == 0 and steps(out) == [4, 6]
-    assert go(artifact, out, "-q", "--keep", "5", "--resume", "--steps", "12") == 0 and steps(out) == [4, 6, 8, 10, 12]
+    assert run_toy(artifact, out, "-q", "--keep", "2") == 0 and steps(out) == [4, 6]
+    assert run_toy(artifact, out, "-q", "--keep", "5", "--resume", "--steps", "12") == 0
+    assert steps(out) == [4, 6, 8, 10, 12]
 
 
 # The manifest
 
 
 def test_the_manifest_says_what_it_must(artifact: str, out: Path) -> None:
-    assert go(artifact, out, "-q", "--steps", "5") == 0
+    assert run_toy(artifact, out, "-q", "--steps", "5") == 0
     data = json.loads((folder_of(out, 5) / "manifest.json").read_bytes())
     assert data["cursor"] == {
         "step": 5,

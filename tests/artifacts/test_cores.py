@@ -13,7 +13,7 @@ import pytest
 
 from artifacts.device import active_threads, control_groups, memory_check, threads
 from tests.artifacts.support import environment
-from tests.artifacts.test_memory import put
+from tests.artifacts.test_memory_check import put
 
 V2 = "41 31 0:38 / {at} rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "32 31 0:29 {root} {at} rw,relatime - cgroup cgroup rw,{name}"

@@ -27,7 +27,7 @@ from artifacts.data.shuffle import Order
 from artifacts.format import manifest as m
 from artifacts.format import tar_writer, tarball
 from tests.artifacts import toy
-from tests.artifacts.support import go, one_error
+from tests.artifacts.support import one_error, run_toy
 
 RECORDS = toy.records(11, 3)
 
@@ -203,7 +203,7 @@ def test_row_23_declared_sizes_are_not_believed(tmp_path: Path) -> None:
 
 def test_row_23_at_run_time_the_exit_is_5(artifact: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path(artifact).with_name("rows.npz").unlink()
-    assert go(artifact, out) == 5
+    assert run_toy(artifact, out) == 5
     assert "rows.npz" in one_error(capsys.readouterr().err, "E-DATA-010")
 
 
@@ -387,7 +387,7 @@ def test_other_kinds_are_named(tmp_path: Path) -> None:
     )
 
 
-def hurt(rng: random.Random, good: bytes) -> bytes:
+def corrupted(rng: random.Random, good: bytes) -> bytes:
     """``good`` with a few bits, bytes or words changed, put in or taken out."""
     data = bytearray(good)
     words = (b"\xff" * 8, b"\0" * 8, b"9" * 30, b"(", b"'", b"{", b"[", b"-1", b"1e999", b"None", b"|O", b"L", b"\n")
@@ -410,7 +410,7 @@ def test_what_a_reader_raises_over_bad_bytes_is_the_data_s_fault(tmp_path: Path,
     good, fields = path.read_bytes(), toy.loader("rows", source).fields
     with warnings.catch_warnings(action="error"):
         for _ in range(300):
-            path.write_bytes(hurt(rng, good))
+            path.write_bytes(corrupted(rng, good))
             try:
                 assert sources.held(sources.blobs(str(tmp_path), source, fields), fields) < 2**27
                 load(tmp_path, source)

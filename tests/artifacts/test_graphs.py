@@ -295,12 +295,12 @@ class Replaying(HostDevice):
         return made
 
 
-def apart(made: Manifest) -> Manifest:
+def without_in_place(made: Manifest) -> Manifest:
     """``made`` with phases that write nothing in place."""
     return attrs.evolve(made, phases=tuple(attrs.evolve(p, in_place=()) for p in made.phases))
 
 
-@pytest.mark.parametrize("change", [lambda m: m, apart, lambda m: toy.stacked(with_microbatches(m, 5), 2)])
+@pytest.mark.parametrize("change", [lambda m: m, without_in_place, lambda m: toy.stacked(with_microbatches(m, 5), 2)])
 def test_the_loop_gives_what_it_repeats_the_same_tensors(
     tmp_path: Path, change: Callable[[Manifest], Manifest]
 ) -> None:

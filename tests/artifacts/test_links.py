@@ -12,7 +12,7 @@ import pytest
 
 from artifacts.format import tar_writer
 from tests.artifacts import toy
-from tests.artifacts.support import checkpoint, contents, go, metrics, one_error, steps
+from tests.artifacts.support import checkpoint, contents, metrics, one_error, run_toy, steps
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -49,11 +49,11 @@ def test_a_checkpoint_that_is_a_link_is_passed_over_and_never_removed(
     artifact: str, out: Path, outside: Path, step: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whether it is the newest, which the run would start from, or an older one, which it would remove."""
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     kept, whole = contents(out, step), contents(out, 6)
     moved(checkpoint(out, step), outside)
     before = tree(outside)
-    assert go(artifact, out, "-q", "--resume", "--keep", "2", "--steps", "12") == 0
+    assert run_toy(artifact, out, "-q", "--resume", "--keep", "2", "--steps", "12") == 0
     warned = f"step-00000000{step} is not whole (it is a symbolic link" in capsys.readouterr().err
     assert warned == (step == 6), "only the newest is looked at"
     assert tree(outside) == before
@@ -70,7 +70,7 @@ def test_a_checkpoint_that_is_a_link_is_passed_over_and_never_removed(
 @pytest.mark.parametrize("lead", ["nowhere", "file", "checkpoint", "itself", "above"])
 def test_whatever_the_link_of_a_step_leads_to(artifact: str, out: Path, outside: Path, lead: str) -> None:
     """To what is not there, to a file, to another checkpoint of this run, to itself, to the folder that it is in."""
-    assert go(artifact, out, "-q", "--keep", "9") == 0
+    assert run_toy(artifact, out, "-q", "--keep", "9") == 0
     to = {
         "nowhere": outside / "nowhere",
         "file": outside / "mine.txt",
@@ -82,10 +82,10 @@ def test_whatever_the_link_of_a_step_leads_to(artifact: str, out: Path, outside:
     shutil.rmtree(checkpoint(out, 2))
     checkpoint(out, 2).symlink_to(to[lead])
     before, fourth, last = tree(outside), contents(out, 4), contents(out, 6)
-    assert go(artifact, out, "-q", "--resume", "--keep", "9", "--steps", "12") == 0
+    assert run_toy(artifact, out, "-q", "--resume", "--keep", "9", "--steps", "12") == 0
     assert tree(outside) == before and contents(out, 4) == fourth and contents(out, 6) == last
     assert not checkpoint(out, 8).is_symlink() and steps(out)[-1] == 12
-    assert go(artifact, out, "-q", "--resume", "--keep", "2", "--steps", "16") == 0
+    assert run_toy(artifact, out, "-q", "--resume", "--keep", "2", "--steps", "16") == 0
     assert tree(outside) == before and checkpoint(out, 2).is_symlink()
     assert [step for step in steps(out) if not checkpoint(out, step).is_symlink()] == [14, 16]
 
@@ -93,9 +93,9 @@ def test_whatever_the_link_of_a_step_leads_to(artifact: str, out: Path, outside:
 def test_a_checkpoint_under_the_name_of_another_step_is_not_taken(
     artifact: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     shutil.copytree(checkpoint(out, 4), checkpoint(out, 9))
-    assert go(artifact, out, "-q", "--resume", "--steps", "8") == 0
+    assert run_toy(artifact, out, "-q", "--resume", "--steps", "8") == 0
     assert "step-000000009 is not whole (it is a checkpoint of step 4)" in capsys.readouterr().err
     assert steps(out)[-1] == 9 and metrics(out)[-1]["step"] == 8
 
@@ -112,7 +112,7 @@ def test_links_of_temporary_names(artifact: str, out: Path, outside: Path) -> No
     inner.mkdir()
     (inner / "params.safetensors").symlink_to(outside / "params.safetensors")
     before = tree(outside)
-    assert go(artifact, out, "-q") == 0
+    assert run_toy(artifact, out, "-q") == 0
     assert tree(outside) == before
     assert not dangling.is_symlink() and leading.is_symlink() and not inner.exists()
 
@@ -123,12 +123,12 @@ def test_checkpoints_that_are_a_link_are_refused(
 ) -> None:
     """Another run may keep its checkpoints there, under a lock of its own."""
     other = outside / "other"
-    assert go(artifact, other, "-q") == 0
+    assert run_toy(artifact, other, "-q") == 0
     out.mkdir()
     (out / "checkpoints").symlink_to(other / "checkpoints" if there else outside / "nowhere")
     before = tree(outside)
     for more in ([], ["--resume"], ["--resume=auto"]):
-        assert go(artifact, out, "-q", *more) == 5
+        assert run_toy(artifact, out, "-q", *more) == 5
         said = one_error(capsys.readouterr().err, "E-IO-010")
         assert "symbolic link" in said and "--out" in said
     assert tree(outside) == before
@@ -136,12 +136,12 @@ def test_checkpoints_that_are_a_link_are_refused(
 
 def test_a_run_directory_that_is_a_link_is_what_it_leads_to(artifact: str, tmp_path: Path, outside: Path) -> None:
     (tmp_path / "link").symlink_to(outside)
-    assert go(artifact, tmp_path / "link", "-q") == 0 and steps(outside) == [2, 4, 6]
-    assert go(artifact, tmp_path / "link", "-q", "--resume", "--steps", "8", "--keep", "2") == 0
+    assert run_toy(artifact, tmp_path / "link", "-q") == 0 and steps(outside) == [2, 4, 6]
+    assert run_toy(artifact, tmp_path / "link", "-q", "--resume", "--steps", "8", "--keep", "2") == 0
     assert steps(outside) == [6, 8] and (outside / "mine.txt").read_text() == "mine"
-    assert go(artifact, tmp_path / "fork", "-q", "--fork", str(tmp_path / "link")) == 0
+    assert run_toy(artifact, tmp_path / "fork", "-q", "--fork", str(tmp_path / "link")) == 0
     (tmp_path / "one").symlink_to(checkpoint(outside, 8))  # a path that the user names is followed
-    assert go(artifact, tmp_path / "again", "-q", "--fork", str(tmp_path / "one")) == 0
+    assert run_toy(artifact, tmp_path / "again", "-q", "--fork", str(tmp_path / "one")) == 0
 
 
 def with_forms(artifact: str) -> str:
@@ -156,9 +156,9 @@ def test_files_of_a_run_that_are_links(artifact: str, out: Path, outside: Path, 
     out.mkdir()
     (out / name).symlink_to(outside / ("mine.txt" if there else "nowhere"))
     before = tree(outside)
-    assert go(with_forms(artifact), out, "-q") == 0
+    assert run_toy(with_forms(artifact), out, "-q") == 0
     assert tree(outside) == before and not (out / name).is_symlink()
-    assert go(artifact, out, "-q", "--resume", "--steps", "8") == 0 and len(metrics(out)) > 8
+    assert run_toy(artifact, out, "-q", "--resume", "--steps", "8") == 0 and len(metrics(out)) > 8
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -168,7 +168,7 @@ def test_a_lock_that_is_a_link_is_not_written_through(
     out.mkdir()
     (out / "lock").symlink_to(outside / ("mine.txt" if there else "nowhere"))
     before = tree(outside)
-    assert go(artifact, out, "-q") == 5
+    assert run_toy(artifact, out, "-q") == 5
     assert "symbolic link" in one_error(capsys.readouterr().err, "E-IO-010")
     assert tree(outside) == before
 
@@ -177,4 +177,4 @@ def test_a_lock_that_is_a_link_is_not_written_through(
 def test_what_is_no_file_is_not_waited_for(artifact: str, out: Path, make: Callable[[Path], None]) -> None:
     out.mkdir()
     make(out / "identity.json")
-    assert go(with_forms(artifact), out, "-q") == 0
+    assert run_toy(with_forms(artifact), out, "-q") == 0

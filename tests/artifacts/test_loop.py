@@ -23,7 +23,7 @@ from artifacts.options import parse
 from artifacts.reporting import Console
 from artifacts.signals import Stop, Stopped
 from tests.artifacts import toy
-from tests.artifacts.support import checkpoint, contents, go, metrics, one_error, steps
+from tests.artifacts.support import checkpoint, contents, metrics, one_error, run_toy, steps
 
 
 class StopAt(Stop):
@@ -69,7 +69,7 @@ def test_stop_at_every_place_and_resume_is_the_uninterrupted_run(tmp_path: Path)
         assert stopped_run(artifact, out, k) == (143, 0)
         saved = steps(out)[-1]
         assert steps(out) == sorted({*range(2, saved + 1, 2), saved})
-        assert go(artifact, out, "--resume", "-q") == 0
+        assert run_toy(artifact, out, "--resume", "-q") == 0
         assert contents(out, 4) == contents(whole, 4), k
         assert metrics(out) == metrics(whole), k
 
@@ -89,9 +89,9 @@ def test_many_stops_in_one_run(artifact: str, tmp_path: Path) -> None:
 def test_resume_in_epochs_0_1_2_and_later(tmp_path: Path, at: int) -> None:
     """22 records, 8 a step: step 3 crosses into epoch 1, step 6 into 2, step 9 into 3."""
     artifact = toy.write(tmp_path, toy.manifest(steps=12))
-    assert go(artifact, tmp_path / "whole", "-q") == 0
-    assert go(artifact, tmp_path / "out", "-q", "--steps", str(at)) == 0
-    assert go(artifact, tmp_path / "out", "-q", "--resume") == 0
+    assert run_toy(artifact, tmp_path / "whole", "-q") == 0
+    assert run_toy(artifact, tmp_path / "out", "-q", "--steps", str(at)) == 0
+    assert run_toy(artifact, tmp_path / "out", "-q", "--resume") == 0
     assert contents(tmp_path / "out", 12) == contents(tmp_path / "whole", 12)
     training = [line for line in metrics(tmp_path / "out") if "pass" not in line]
     assert training == [line for line in metrics(tmp_path / "whole") if "pass" not in line]
@@ -175,8 +175,8 @@ def test_a_bound_phase_gives_every_output(artifact: str) -> None:
 def test_outputs_that_are_not_in_place_are_bound_anew(tmp_path: Path) -> None:
     """The same run with no pair in place: the same bytes."""
     plain = attrs.evolve(toy.manifest(), phases=tuple(attrs.evolve(p, in_place=()) for p in toy.PHASES))
-    assert go(toy.write(tmp_path), tmp_path / "a", "-q") == 0
-    assert go(toy.write(tmp_path, plain, "plain.tar"), tmp_path / "b", "-q") == 0
+    assert run_toy(toy.write(tmp_path), tmp_path / "a", "-q") == 0
+    assert run_toy(toy.write(tmp_path, plain, "plain.tar"), tmp_path / "b", "-q") == 0
     assert contents(tmp_path / "a", 6)["params.safetensors"] == contents(tmp_path / "b", 6)["params.safetensors"]
 
 
@@ -209,7 +209,7 @@ def test_one_microbatch_without_accumulators_or_generator(
     monkeypatch.setitem(toy.FUNCTIONS, "train", slope)
     monkeypatch.setitem(toy.FUNCTIONS, "eval.held", lambda w, x, y: slope(w, x, y)[:1])
     monkeypatch.setitem(toy.FUNCTIONS, "update", lambda w, m_, g, step: toy.update(w, m_, g, step, np.int64(0)))
-    assert go(toy.write(tmp_path, made), out, "-q") == 0
+    assert run_toy(toy.write(tmp_path, made), out, "-q") == 0
     losses = [line["loss"] for line in metrics(out) if "pass" not in line]
     assert losses[-1] < losses[0]
 
@@ -229,7 +229,7 @@ def test_a_generator_without_finish_gives_its_last_state(
         monkeypatch.setitem(
             toy.FUNCTIONS, name, lambda w, y, row, *rest, real=real: real(w, y, row / np.float32(97), *rest)
         )
-    assert go(toy.write(tmp_path, made), out, "-q") == 0
+    assert run_toy(toy.write(tmp_path, made), out, "-q") == 0
 
 
 # Stages and epochs
@@ -251,10 +251,10 @@ def test_a_curriculum_resumes_in_its_stage(tmp_path: Path) -> None:
     stages = (m.Stage("a", 2, None, "rows"), m.Stage("b", None, 16, "held"), m.Stage("c", None, None, "rows"))
     made = toy.manifest(steps=8)
     artifact = toy.write(tmp_path, attrs.evolve(made, step=attrs.evolve(made.step, stages=stages)))
-    assert go(artifact, tmp_path / "whole", "-q") == 0
+    assert run_toy(artifact, tmp_path / "whole", "-q") == 0
     for at in range(1, 8):
         out = tmp_path / str(at)
-        assert go(artifact, out, "-q", "--steps", str(at)) == 0 and go(artifact, out, "-q", "--resume") == 0
+        assert run_toy(artifact, out, "-q", "--steps", str(at)) == 0 and run_toy(artifact, out, "-q", "--resume") == 0
         assert contents(out, 8) == contents(tmp_path / "whole", 8)
 
 
@@ -262,10 +262,10 @@ def test_epochs_end_the_run_in_words(tmp_path: Path, out: Path, capsys: pytest.C
     made = toy.manifest(steps=50)
     rows = attrs.evolve(made.loaders[0], epochs=2)  # 44 records: 5 whole steps of 8
     artifact = toy.write(tmp_path, attrs.evolve(made, loaders=(rows, made.loaders[1])))
-    assert go(artifact, out) == 0
+    assert run_toy(artifact, out) == 0
     assert "the data ends after step 5" in capsys.readouterr().out
     assert steps(out)[-1] == 5 and metrics(out)[-1]["pass"] == "held"
-    assert go(artifact, out, "--resume") == 0 and steps(out)[-1] == 5
+    assert run_toy(artifact, out, "--resume") == 0 and steps(out)[-1] == 5
 
 
 # Row 80: numbers that are not finite
@@ -315,9 +315,9 @@ def test_row_80_not_finite(
     words: str,
 ) -> None:
     """A diagnostic is named where it is not finite itself."""
-    assert go(artifact, tmp_path / "whole", "-q", "--steps", str(step - 1)) == 0
+    assert run_toy(artifact, tmp_path / "whole", "-q", "--steps", str(step - 1)) == 0
     poison(monkeypatch, phase, call, change)
-    assert go(artifact, tmp_path / "out", "-q") == 6
+    assert run_toy(artifact, tmp_path / "out", "-q") == 6
     text = one_error(capsys.readouterr().err, "E-NUM-001")
     assert (
         f"step {step}: " in text
@@ -347,7 +347,7 @@ def test_row_24_data_that_goes_bad_during_the_run_keeps_the_state(
     path = toy.write(
         Path(artifact).parent, attrs.evolve(made, step=attrs.evolve(made.step, passes=()), phases=made.phases[:-1])
     )
-    assert go(path, out, "-q") == 1
+    assert run_toy(path, out, "-q") == 1
     assert "record 3" in one_error(capsys.readouterr().err, "E-DATA-013") and steps(out) == [2, 4]
 
 
@@ -360,7 +360,7 @@ def test_a_phase_that_fails_is_a_device_error_without_a_new_checkpoint(
         raise RunError(DEVICE_CALL, "phase train failed: gone")
 
     poison(monkeypatch, "train", 7, fail)
-    assert go(artifact, out, "-q") == 3
+    assert run_toy(artifact, out, "-q") == 3
     one_error(capsys.readouterr().err, "E-DEVICE-001")
     assert steps(out) == [2]
 
@@ -435,7 +435,7 @@ def test_a_stop_among_many_trips_names_the_last_finished_step(
 ) -> None:
     """In the first step of a run, of one resumed there, and of one resumed after its second."""
     artifact, out, later = with_trips(tmp_path, 400_000), tmp_path / "out", tmp_path / "later"
-    assert go(with_trips(tmp_path, 3), later, "-q", "--steps", "2") == 0
+    assert run_toy(with_trips(tmp_path, 3), later, "-q", "--steps", "2") == 0
     for folder, step, more in ((out, 0, ()), (out, 0, ("--resume",)), (later, 2, ("--resume",))):
         capsys.readouterr()
         assert stopped_run(artifact, folder, 6, *more) == (143, 0)

@@ -17,8 +17,9 @@ import pytest
 
 from artifacts import signals
 from artifacts.base.clock import Clock
+from surroundings import end_signals
 from tests.artifacts import toy
-from tests.artifacts.support import arguments, child, contents, environment, forked, go, metrics, steps, toy_digest
+from tests.artifacts.support import arguments, child, contents, environment, forked, metrics, run_toy, steps, toy_digest
 
 Captured = pytest.CaptureFixture[str]
 
@@ -26,7 +27,7 @@ Captured = pytest.CaptureFixture[str]
 # Rows 76 to 79: signals
 
 
-@pytest.mark.parametrize("name", [number.name for number in signals.HANDLED])
+@pytest.mark.parametrize("name", [number.name for number in end_signals.HANDLED])
 def test_row_76_each_signal_stops_cleanly(
     artifact: str, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -34,7 +35,7 @@ def test_row_76_each_signal_stops_cleanly(
     assert forked(artifact, out, f"generate.step:15:{name}") == 128 + getattr(signal, name)
     said = capfd.readouterr().err
     assert f"stopped by {name} after step 2" in said and "--resume" in said and steps(out) == [2]
-    assert go(artifact, out, "--resume", "-q") == 0
+    assert run_toy(artifact, out, "--resume", "-q") == 0
     assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
 
 
@@ -56,27 +57,27 @@ def test_row_76_in_every_phase(
     """In this process, which the runner's handlers are to leave alive; the test above has a copy of it."""
     out = tmp_path / "out"
     monkeypatch.setenv("TOY_SIGNAL", f"{plan}:SIGTERM")
-    assert go(artifact, out, "-q") == 143 and len(capsys.readouterr().err.splitlines()) == 1
+    assert run_toy(artifact, out, "-q") == 143 and len(capsys.readouterr().err.splitlines()) == 1
     monkeypatch.delenv("TOY_SIGNAL")
     assert steps(out)[-1:] == ([step] if plan != "init:1" else [])
-    assert go(artifact, out, "--resume=auto", "-q") == 0
+    assert run_toy(artifact, out, "--resume=auto", "-q") == 0
     assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
 
 
 def test_signals_that_ask_for_an_end() -> None:
     """Those of the schedulers, of timers and of a failing power supply among them."""
-    assert {s.name for s in signals.HANDLED} == {
+    assert {s.name for s in end_signals.HANDLED} == {
         "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGPWR", "SIGXCPU", "SIGALRM", "SIGVTALRM", "SIGPROF"
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [number.name for number in signals.TIMERS])
+@pytest.mark.parametrize("name", [number.name for number in end_signals.TIMERS])
 def test_a_timer_that_comes_again_does_not_end_a_save(
     artifact: str, out: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGXCPU comes each second until the limit that kills."""
     monkeypatch.setenv("TOY_SIGNAL", f"train:5:{name}:again")
-    assert go(artifact, out, "-q") == 128 + getattr(signal, name) and steps(out) == [2]
+    assert run_toy(artifact, out, "-q") == 128 + getattr(signal, name) and steps(out) == [2]
 
 
 BUSY = """
@@ -177,6 +178,7 @@ def test_work_beside_a_suspension_is_counted() -> None:
 WAITING = """
 import os, subprocess, time
 from artifacts.base.clock import Clock
+from surroundings import end_signals
 
 with Clock(ticks=True) as clock:
     began = clock.now()
@@ -231,7 +233,7 @@ def test_row_77_during_a_save_only_a_temporary_name_is_left(artifact: str, tmp_p
     done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=30)
     assert done.returncode == 130 and steps(out) == [2]
     assert len(list((out / "checkpoints").glob(".tmp-*"))) == 1
-    assert go(artifact, out, "--resume", "-q") == 0 and not list((out / "checkpoints").glob(".tmp-*"))
+    assert run_toy(artifact, out, "--resume", "-q") == 0 and not list((out / "checkpoints").glob(".tmp-*"))
     assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
 
 
@@ -239,7 +241,7 @@ def test_row_77_during_a_save_only_a_temporary_name_is_left(artifact: str, tmp_p
 def test_row_78_killed(artifact: str, tmp_path: Path, plan: str) -> None:
     out = tmp_path / "out"
     assert forked(artifact, out, f"{plan}:SIGKILL") == -signal.SIGKILL
-    assert go(artifact, out, "--resume=auto", "-q") == 0
+    assert run_toy(artifact, out, "--resume=auto", "-q") == 0
     assert contents(out, 6)["params.safetensors"] == toy_digest(tmp_path, artifact)
     assert len(metrics(out)) == 8
 
@@ -249,7 +251,7 @@ def test_row_79_signals_that_mean_nothing(
     artifact: str, out: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setenv("TOY_SIGNAL", f"train:3:{name}")
-    assert go(artifact, out, "-q") == 0 and capsys.readouterr().err == "" and steps(out) == [2, 4, 6]
+    assert run_toy(artifact, out, "-q") == 0 and capsys.readouterr().err == "" and steps(out) == [2, 4, 6]
 
 
 def test_a_signal_that_was_to_be_ignored_stays_ignored(
@@ -259,7 +261,7 @@ def test_a_signal_that_was_to_be_ignored_stays_ignored(
     monkeypatch.setenv("TOY_SIGNAL", "train:3:SIGHUP")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert go(artifact, out, "-q") == 0
+        assert run_toy(artifact, out, "-q") == 0
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -15,7 +15,7 @@ from artifacts.describe import describe
 from artifacts.format import manifest as m
 from artifacts.format import manifest_reader, tarball
 from tests.artifacts import toy
-from tests.artifacts.support import checkpoint, contents, go, metrics
+from tests.artifacts.support import checkpoint, contents, metrics, run_toy
 from tests.artifacts.test_loop import looks, stopped_run
 
 
@@ -41,8 +41,8 @@ def tensors(out: Path, step: int) -> tuple[Any, ...]:
 @pytest.mark.parametrize("degree", [2, 3, 4, 5])
 def test_the_run_is_that_of_one_microbatch_a_call(tmp_path: Path, degree: int) -> None:
     """Of five microbatches: a rest of one, of two, of one, and none."""
-    assert go(artifact_of(tmp_path, 1), tmp_path / "one", "-q") == 0
-    assert go(artifact_of(tmp_path, degree), tmp_path / "many", "-q") == 0
+    assert run_toy(artifact_of(tmp_path, 1), tmp_path / "one", "-q") == 0
+    assert run_toy(artifact_of(tmp_path, degree), tmp_path / "many", "-q") == 0
     assert metrics(tmp_path / "many") == metrics(tmp_path / "one")
     assert tensors(tmp_path / "many", 4) == tensors(tmp_path / "one", 4)
 
@@ -57,7 +57,7 @@ def test_stop_at_every_place_and_resume_is_the_uninterrupted_run(tmp_path: Path)
     for k in range(1, looks(artifact, whole) + 1):
         out = tmp_path / f"stop-{k}"
         assert stopped_run(artifact, out, k) == (143, 0)
-        assert go(artifact, out, "--resume", "-q") == 0
+        assert run_toy(artifact, out, "--resume", "-q") == 0
         assert contents(out, 2) == contents(whole, 2), k
         assert metrics(out) == metrics(whole), k
 
@@ -65,9 +65,9 @@ def test_stop_at_every_place_and_resume_is_the_uninterrupted_run(tmp_path: Path)
 @pytest.mark.parametrize(("first", "then"), [(1, 4), (4, 1), (2, 3)])
 def test_a_checkpoint_resumes_at_another_degree(tmp_path: Path, first: int, then: int) -> None:
     artifacts = {degree: artifact_of(tmp_path, degree) for degree in (1, first, then)}
-    assert go(artifacts[1], tmp_path / "whole", "-q") == 0
+    assert run_toy(artifacts[1], tmp_path / "whole", "-q") == 0
     assert stopped_run(artifacts[first], tmp_path / "out", 30)[0] == 143
-    assert go(artifacts[then], tmp_path / "out", "--resume", "-q") == 0
+    assert run_toy(artifacts[then], tmp_path / "out", "--resume", "-q") == 0
     assert tensors(tmp_path / "out", 4) == tensors(tmp_path / "whole", 4)
     assert metrics(tmp_path / "out") == metrics(tmp_path / "whole")
 
@@ -75,7 +75,7 @@ def test_a_checkpoint_resumes_at_another_degree(tmp_path: Path, first: int, then
 def test_the_last_copy_gives_the_diagnostic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
     for degree in (1, 5):
-        assert go(artifact_of(tmp_path, degree), tmp_path / f"out-{degree}", "--diagnostic", "rows") == 0
+        assert run_toy(artifact_of(tmp_path, degree), tmp_path / f"out-{degree}", "--diagnostic", "rows") == 0
         text = capsys.readouterr().out
         shown.append(text[text.index("diagnostic rows, step 4") :].split("pass ")[0])
     assert shown[0] == shown[1]

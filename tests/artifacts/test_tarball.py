@@ -26,7 +26,7 @@ from artifacts.format import manifest, tar_writer, tarball
 from sexpgpu.build.archive_members import source_members
 from sexpgpu.phases.identity import document
 from tests.artifacts import toy
-from tests.artifacts.support import go, members_of, one_error, packed, sealed
+from tests.artifacts.support import members_of, one_error, packed, run_toy, sealed
 from tests.support import CHARACTERS, plan_of
 
 B = tarball.BLOCK
@@ -368,9 +368,9 @@ def test_row_49_a_newer_format_may_have_keys_that_we_do_not_know(artifact: str) 
 def test_row_50_the_digest_asked_for(artifact: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with tarball.open(artifact) as opened:
         digest = opened.hash
-    assert go(artifact, out, "--require-digest", f"sha256:{'0' * 64}") == 4
+    assert run_toy(artifact, out, "--require-digest", f"sha256:{'0' * 64}") == 4
     assert digest in one_error(capsys.readouterr().err, "E-ART-010") and not out.exists()
-    assert go(artifact, out, "--require-digest", f"sha256:{digest}", "--steps", "1") == 0
+    assert run_toy(artifact, out, "--require-digest", f"sha256:{digest}", "--steps", "1") == 0
 
 
 def test_row_51_replaced_or_deleted_while_open(artifact: str, tmp_path: Path) -> None:

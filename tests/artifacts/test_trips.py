@@ -43,7 +43,7 @@ def begin(x: np.ndarray, step: np.ndarray) -> tuple[Any, ...]:
     return x, x + step, 2 * x, np.full((toy.B, 2000), x.sum())
 
 
-def again(w: np.ndarray, a: Any, b: Any, c: Any, d: Any, trip: np.ndarray) -> tuple[Any, ...]:
+def next_state(w: np.ndarray, a: Any, b: Any, c: Any, d: Any, trip: np.ndarray) -> tuple[Any, ...]:
     made = (d + trip) % 1009, (b + 3 * c + d[:, :1]) % 101, (5 * c + a) % 97, (3 * a + b + trip + (w[0] > 0.5)) % 89
     return tuple(array.astype(np.int32) for array in made)
 
@@ -52,7 +52,7 @@ def finish(a: Any, b: Any, c: Any, d: Any, t: np.ndarray) -> tuple[Any, ...]:
     return ((a + 2 * b + 3 * c + d[:, -1:]).astype(np.float32) / 97 + t,)
 
 
-FUNCTIONS = toy.FUNCTIONS | {"generate.init": begin, "generate.step": again, "generate.finish": finish}
+FUNCTIONS = toy.FUNCTIONS | {"generate.init": begin, "generate.step": next_state, "generate.finish": finish}
 
 
 def manifest(trips: int) -> m.Manifest:
@@ -214,7 +214,7 @@ class Gpu(Replaying):
         return super().repeat(*args)
 
 
-def go(folder: Path, name: str, made: m.Manifest, **how: Any) -> tuple[dict[str, str], Gpu]:
+def run_trips(folder: Path, name: str, made: m.Manifest, **how: Any) -> tuple[dict[str, str], Gpu]:
     artifact, devices = toy.write(folder, made), []
 
     def device(opened: Any, threads: int | None) -> Gpu:
@@ -244,8 +244,8 @@ POOLS: dict[str, tuple[Callable[[], Pick], tuple[int, ...]]] = {
 @pytest.mark.parametrize("trips", [1, 2, 3, 4, 12])
 def test_two_graphs_whatever_the_pool_and_the_bits_of_none(trips: int, pool: str, tmp_path: Path) -> None:
     pick, blocks = POOLS[pool]
-    want, _ = go(tmp_path, "plain", manifest(trips), pick=last, blocks=(), graphs=False)
-    got, gpu = go(tmp_path, "graphs", manifest(trips), pick=pick(), blocks=blocks, graphs=True)
+    want, _ = run_trips(tmp_path, "plain", manifest(trips), pick=last, blocks=(), graphs=False)
+    got, gpu = run_trips(tmp_path, "graphs", manifest(trips), pick=pick(), blocks=blocks, graphs=True)
     assert got == want
     assert gpu._graphs is not None
     # generate.init, the trips, generate.finish, train; the pass writes, too.
@@ -257,7 +257,7 @@ def test_two_graphs_whatever_the_pool_and_the_bits_of_none(trips: int, pool: str
 
 def test_where_a_call_takes_no_memory_of_its_states_sizes_nothing_is_copied(tmp_path: Path) -> None:
     """The order in which the step makes its entries is learned."""
-    _, gpu = go(tmp_path, "graphs", manifest(40), pick=last, blocks=(10_000,), graphs=True)
+    _, gpu = run_trips(tmp_path, "graphs", manifest(40), pick=last, blocks=(10_000,), graphs=True)
     assert gpu._graphs is not None
     for key in (("train", 1), ("eval", "held")):
         assert gpu._graphs.laid[key].held == set() and gpu._graphs.laid[key].missed <= 1
@@ -265,7 +265,7 @@ def test_where_a_call_takes_no_memory_of_its_states_sizes_nothing_is_copied(tmp_
 
 
 def test_only_what_is_in_the_way_is_copied(tmp_path: Path) -> None:
-    _, gpu = go(tmp_path, "graphs", manifest(40), pick=last, blocks=(ROW,), graphs=True)
+    _, gpu = run_trips(tmp_path, "graphs", manifest(40), pick=last, blocks=(ROW,), graphs=True)
     assert gpu._graphs is not None
     d = 4  # its place among the step's inputs: w, a, b, c, d
     assert gpu._graphs.laid["train", 1].held and d not in gpu._graphs.laid["train", 1].held
@@ -273,7 +273,7 @@ def test_only_what_is_in_the_way_is_copied(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_the_trips(tmp_path: Path) -> None:
     few, many = (
-        go(tmp_path, str(trips), manifest(trips), pick=last, blocks=(ROW, 10_000), graphs=True)[1].pool.made
+        run_trips(tmp_path, str(trips), manifest(trips), pick=last, blocks=(ROW, 10_000), graphs=True)[1].pool.made
         for trips in (4, 400)
     )
     assert few == many

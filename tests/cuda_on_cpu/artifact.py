@@ -29,7 +29,7 @@ def image(source: str, arch: str, names: tuple[str, ...]) -> bytes:
     return kernels(source, arch, names)[0]
 
 
-def again(image: bytes, mode: str) -> bytes:
+def recompiled(image: bytes, mode: str) -> bytes:
     """A fake cubin or PTX compiled anew, in a mode of compile.MODES."""
     head, _, _ = image.partition(b"\n")
     return head + b"\n" + cuda.library(text(image), mode)

@@ -9,7 +9,7 @@ pytest.importorskip("tvm")
 pytest.importorskip("ziglang")
 
 from .compile import CompileError
-from .kernels import ORDERS, KernelError, text
+from .emulator import ORDERS, KernelError, text
 
 pytestmark = pytest.mark.build
 

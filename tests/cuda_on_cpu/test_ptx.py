@@ -11,7 +11,7 @@ pytest.importorskip("ziglang")
 import ml_dtypes
 
 from .assembly import replaced
-from .kernels import ORDERS, KernelError, text
+from .emulator import ORDERS, KernelError, text
 from .test_harness import kernel
 
 pytestmark = pytest.mark.build

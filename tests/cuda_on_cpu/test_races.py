@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("ziglang")
 
-from .kernels import KernelError, text
+from .emulator import KernelError, text
 from .test_harness import FULL, kernel
 
 pytestmark = pytest.mark.build

@@ -80,7 +80,7 @@ def counted(out: Path) -> dict[str, Any]:
     return found
 
 
-def same(out: Path, other: Path, step: int = STEPS) -> bool:
+def equal_runs(out: Path, other: Path, step: int = STEPS) -> bool:
     names = ("params.safetensors", "optim.safetensors")
     one, two = contents(out, step), contents(other, step)
     return [one[n] for n in names] == [two[n] for n in names] and metrics(out)[-1] == metrics(other)[-1]
@@ -93,7 +93,7 @@ def test_graphs_change_no_bit_and_launch_the_same_kernels(
     done = go("out", "-v", order=order)
     assert done.returncode == 0, done.stderr
     assert "device cuda:0, Fake 9.0, kernels for sm_90" in done.stdout.splitlines()[0]
-    assert same(tmp_path / "out", undisturbed) and metrics(tmp_path / "out") == metrics(undisturbed)
+    assert equal_runs(tmp_path / "out", undisturbed) and metrics(tmp_path / "out") == metrics(undisturbed)
     with_graphs, without = counted(tmp_path / "out"), counted(undisturbed)
     assert without["graph_launches"] == 0
     assert with_graphs["launches"] + with_graphs["graph_launches_inside"] == without["launches"]
@@ -132,7 +132,7 @@ def test_trips_are_two_graphs_however_many_there_are(built: Path, tmp_path: Path
         if graphs == "auto":
             said = [line.split(": ")[1].split()[0] for line in done.stderr.splitlines() if "graphs of" in line]
             assert sorted(said) == sorted(["1", "1"] + 3 * [str(3 + min(trips, 2))])
-    assert same(tmp_path / "auto", tmp_path / "off", 4)
+    assert equal_runs(tmp_path / "auto", tmp_path / "off", 4)
     assert found[0]["launches"] + found[0]["graph_launches_inside"] == found[1]["launches"]
     assert found[0]["nodes"] < 500  # of all graphs that were ever made, some 450 from 4 trips on
 
@@ -166,7 +166,7 @@ def test_stopped_by_a_signal_and_resumed(built: Path, go: Go, undisturbed: Path,
     assert process.returncode == 128 + signal.SIGTERM
     assert max(steps(tmp_path / "out")) >= 3
     assert go("out", "--resume").returncode == 0
-    assert same(tmp_path / "out", undisturbed)
+    assert equal_runs(tmp_path / "out", undisturbed)
 
 
 def test_row_71_a_lost_device_leaves_the_last_checkpoint(go: Go, undisturbed: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_row_71_a_lost_device_leaves_the_last_checkpoint(go: Go, undisturbed: Pa
     assert line.startswith("error[E-DEVICE-016]: ") and "cudaErrorIllegalAddress" in line
     assert f"the last checkpoint is {checkpoint(tmp_path / 'out', 4)}" in line
     assert steps(tmp_path / "out") == [2, 4] and same_weights(tmp_path / "out", undisturbed, 4)
-    assert go("out", "--resume").returncode == 0 and same(tmp_path / "out", undisturbed)
+    assert go("out", "--resume").returncode == 0 and equal_runs(tmp_path / "out", undisturbed)
 
 
 def same_weights(out: Path, other: Path, step: int) -> bool:
@@ -216,7 +216,7 @@ def test_row_71_memory_that_runs_out_in_the_run(
 
 def test_what_cannot_be_captured_runs_call_by_call(built: Path, undisturbed: Path, tmp_path: Path) -> None:
     done = changed("capture", built, tmp_path / "out", "-v", counters=tmp_path / "out.json")
-    assert done.returncode == 0 and same(tmp_path / "out", undisturbed), done.stderr
+    assert done.returncode == 0 and equal_runs(tmp_path / "out", undisturbed), done.stderr
     assert "not captured, " in done.stderr and "cudaErrorStreamCapture" in done.stderr
 
 
@@ -251,7 +251,7 @@ def test_a_runner_that_lacks_what_keeps_it_from_the_gpus_work_is_seen(
         file.write_text(text.replace(old, new))
     command = [sys.executable, "-m", "artifacts.run", built / "run.tar", "--out", tmp_path / "out", "--data", built]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=gpu.environment())
-    assert (done.returncode == 0 and same(tmp_path / "out", undisturbed)) == (what == "nothing"), done.stderr
+    assert (done.returncode == 0 and equal_runs(tmp_path / "out", undisturbed)) == (what == "nothing"), done.stderr
 
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
@@ -283,4 +283,4 @@ def test_another_gpu_by_its_number_and_by_ptx(go: Go, undisturbed: Path, tmp_pat
     done = go("out", "--device", "cuda:1", devices=2, cc="10.0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "device cuda:1, Fake 10.0, kernels for compute_80"
-    assert same(tmp_path / "out", undisturbed)
+    assert equal_runs(tmp_path / "out", undisturbed)

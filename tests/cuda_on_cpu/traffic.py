@@ -130,7 +130,7 @@ def measured(run: str, path: str, only: str) -> list[Total]:
     from artifacts.device.cuda import _server
     from artifacts.format import tarball
 
-    from .each_kernel import called, draws, programs
+    from .compare_kernels import called, draws, programs
 
     texts: list[str] = []
     with tarball.open(path) as opened:
@@ -139,7 +139,7 @@ def measured(run: str, path: str, only: str) -> list[Total]:
 
         def serve(key: str) -> bytes:
             texts.append(artifact.text(served(key)))
-            return artifact.again(served(key), "counted")
+            return artifact.recompiled(served(key), "counted")
 
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", serve, override=True)
         file = Path(f"/dev/shm/traffic-{os.getpid()}.so")

@@ -19,7 +19,7 @@ pytest.importorskip("tvm", reason="needs the extra `build`")
 
 import schedules
 from lowering.math import elementary
-from tests.schedules.kernels import V3, numbers, runs_here
+from tests.schedules.tensor_programs import V3, numbers, runs_here
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -33,7 +33,7 @@ def in_parts(b: Builder, q: Value, k: Value, v: Value, mask: Value | None = None
         row, column = (b("iota", shape=(LENGTH, LENGTH), axis=axis, dtype="i32") for axis in (0, 1))
         seen = b("<=", column, row)
     scores = b("*", b("matmul", q, k, tb=True), b.const(1 / math.sqrt(WIDE), "f32"))
-    scores = b("where", seen, scores, b.const(nn.FAR, "f32")) if seen else scores
+    scores = b("where", seen, scores, b.const(nn.MASKED_SCORE, "f32")) if seen else scores
     weights = b("softmax", scores, axis=-1)
     return b("matmul", b("where", mask, weights, b.const(0.0, "f32")) if mask else weights, v)
 

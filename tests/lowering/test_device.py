@@ -50,12 +50,12 @@ def many(count: int = objects.PART + 2) -> Graph:
     return graph("f", xs, **{f"y{n}": b("*", b("+", x, x), x) for n, x in enumerate(xs)})
 
 
-def made() -> Any:
+def cuda_objects() -> Any:
     return objects.compile(emit.emit([many()]), GPU, plain)
 
 
 def test_the_library_holds_a_key_for_each_part_and_no_text() -> None:
-    compiled = made()
+    compiled = cuda_objects()
     library = shared_library.library(compiled, "x86_64")
     assert len(compiled.devices) > 1
     held = sorted(re.findall(rb"sexpgpu-kernels:[0-9a-f]{64}", library))
@@ -76,7 +76,7 @@ if "backwards" in t.sys.argv:
     done = [t.objects.compile_part(part, t.GPU, t.plain) for part in reversed(parts)]
     compiled = t.objects.join(lowered, t.GPU, done[::-1])
 else:
-    compiled = t.made()
+    compiled = t.cuda_objects()
 print(hashlib.sha256(t.shared_library.library(compiled, "x86_64")).hexdigest(), [d.key for d in compiled.devices])
 """
 
@@ -124,7 +124,7 @@ def test_a_runtime_that_loads_the_library_asks_for_each_key(tmp_path: Path) -> N
     command = [*zig, f"-Wl,-soname,{driver.name}", "-o", str(driver), str(stubs)]
     subprocess.run(command, check=True, env={**os.environ, **caches})
     phases = tmp_path / "phases.so"
-    compiled = made()
+    compiled = cuda_objects()
     phases.write_bytes(shared_library.library(compiled, "x86_64"))
     folder = Path(tvm.__file__).parent / "lib"
     ours = [str(folder / f"libtvm_runtime{which}.so") for which in ("", "_cuda")]

@@ -14,10 +14,10 @@ from tvm import tirx
 
 from lowering.passes import flatten_buffer
 from schedules.tir.builder import i64, loop, store
-from tests.cuda_on_cpu import kernels
-from tests.schedules.cpu import test_heads
-from tests.schedules.gpu.both import scheduled
-from tests.schedules.kernels import V3, build, product, runs_here
+from tests.cuda_on_cpu import emulator
+from tests.schedules.cpu import test_attention_cpu
+from tests.schedules.gpu.cpu_and_cuda import scheduled
+from tests.schedules.tensor_programs import V3, build, product, runs_here
 
 pytestmark = pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")
 
@@ -44,14 +44,14 @@ def compared(found: list[tuple[int, int, bool]]) -> Callable[[], Any]:
 
 
 MADE = {
-    "gradients": lambda: test_heads.attend_grad((2,), 9, 40, 16, 8, causal=False),
-    "causal": lambda: test_heads.attend((1, 2), 35, 35, 8, 9, causal=True),
+    "gradients": lambda: test_attention_cpu.attend_grad((2,), 9, 40, 16, 8, causal=False),
+    "causal": lambda: test_attention_cpu.attend((1, 2), 35, 35, 8, 9, causal=True),
     "product": lambda: product("nt", 33, 70, 20),
 }
 
 
 @pytest.mark.parametrize("kind", MADE)
-@pytest.mark.parametrize("compile", [build, lambda func: kernels.compile(scheduled(func))], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("compile", [build, lambda func: emulator.compile(scheduled(func))], ids=["cpu", "gpu"])
 def test_the_programs_are_those_of_tvms_pass(
     kind: str, compile: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def objective(dtype: str) -> Make:
     return make
 
 
-def on(op: str, *specs: tuple[Any, ...], **more: Any) -> Make:
+def applied(op: str, *specs: tuple[Any, ...], **more: Any) -> Make:
     return lambda b: [b(op, *(b.input(f"x{n}", type_of(s)) for n, s in enumerate(specs)), **more)]
 
 
@@ -55,16 +55,16 @@ CASES: dict[str, Make] = {
     "view between maps": lambda b: [
         b("exp", b("reshape", b("sin", b.input("x", T("f32", *LOGITS))), shape=(1024, 64, LOGITS[2])))
     ],
-    "transpose": on("transpose", ("f32", LOGITS), perm=(2, 0, 1)),
-    "sum": on("sum", ("f32", LOGITS)),
-    "softmax": on("softmax", ("f32", LOGITS)),
-    "argmax": on("argmax", ("f32", LOGITS), axis=2, keepdims=False),
-    "cumsum": on("cumsum", ("f32", LOGITS), axis=2),
-    "one-hot": on("one-hot", ("i32", LOGITS[:2]), depth=LOGITS[2], dtype="f32"),
-    "gather": on("gather", ("f32", (5_000_000, 1024)), ("i32", (7,))),
-    "scatter-rows": on("scatter-rows", ("f32", (7, 1024)), ("i32", (7,)), n=5_000_000),
-    "dropout": on("dropout", ("f32", LOGITS), rate=0.1),
-    "attention": on("attention", *[("f32", (16, 16, 4096, 64))] * 3, causal=True),
+    "transpose": applied("transpose", ("f32", LOGITS), perm=(2, 0, 1)),
+    "sum": applied("sum", ("f32", LOGITS)),
+    "softmax": applied("softmax", ("f32", LOGITS)),
+    "argmax": applied("argmax", ("f32", LOGITS), axis=2, keepdims=False),
+    "cumsum": applied("cumsum", ("f32", LOGITS), axis=2),
+    "one-hot": applied("one-hot", ("i32", LOGITS[:2]), depth=LOGITS[2], dtype="f32"),
+    "gather": applied("gather", ("f32", (5_000_000, 1024)), ("i32", (7,))),
+    "scatter-rows": applied("scatter-rows", ("f32", (7, 1024)), ("i32", (7,)), n=5_000_000),
+    "dropout": applied("dropout", ("f32", LOGITS), rate=0.1),
+    "attention": applied("attention", *[("f32", (16, 16, 4096, 64))] * 3, causal=True),
 }  # fmt: skip
 
 

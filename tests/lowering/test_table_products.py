@@ -15,7 +15,7 @@ pytest.importorskip("tvm", reason="needs the extra `build`")
 
 import schedules
 from lowering.math import elementary
-from tests.schedules.kernels import V3, numbers, runs_here
+from tests.schedules.tensor_programs import V3, numbers, runs_here
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 

@@ -11,7 +11,7 @@ import attrs
 import schedules
 from schedules.cpu import rules
 
-from .kernels import V3, graph
+from .tensor_programs import V3, graph
 
 pytestmark = pytest.mark.build
 
@@ -27,23 +27,23 @@ class Fake:
         return self.answer
 
 
-def aim(*rules: Fake) -> schedules.Target:
+def target_with(*rules: Fake) -> schedules.Target:
     return attrs.evolve(schedules.TARGETS[V3], rules=rules)
 
 
 def test_the_first_schedule_wins() -> None:
-    done = schedules.first(None, aim(Fake("a", None), Fake("b", "schedule b"), Fake("c", "schedule c")))
+    done = schedules.first(None, target_with(Fake("a", None), Fake("b", "schedule b"), Fake("c", "schedule c")))
     assert (done.func, done.rule, done.failures) == ("schedule b", "b", ())
 
 
 def test_a_crash_counts_as_none_and_is_told() -> None:
-    done = schedules.first(None, aim(Fake("bad", ValueError("two\n words")), Fake("good", "schedule")))
+    done = schedules.first(None, target_with(Fake("bad", ValueError("two\n words")), Fake("good", "schedule")))
     assert done.rule == "good"
     assert done.failures == ("bad: ValueError: two words",)
 
 
 def test_no_rule() -> None:
-    done = schedules.first(None, aim(Fake("a", None)))
+    done = schedules.first(None, target_with(Fake("a", None)))
     assert (done.func, done.rule) == (None, "")
 
 

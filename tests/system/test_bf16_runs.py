@@ -15,7 +15,7 @@ from sexpgpu.language.diagnostics import Report
 from sexpgpu.language.runfile import load
 from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import EXAMPLES, build
-from tests.loops import interpreted, loop_of, steps
+from tests.runner_loop import interpreted, loop_of, steps
 
 pytestmark = pytest.mark.build
 

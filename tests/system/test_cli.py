@@ -15,13 +15,12 @@ from typing import NoReturn
 
 import pytest
 
-from artifacts import signals
 from artifacts.format import tarball
-from sexpgpu.build import interrupt
 from sexpgpu.cli import commands, main
 from sexpgpu.language.codes import ENV_MISSING
 from sexpgpu.language.diagnostics import UserError
 from sexpgpu.phases import trace_run
+from surroundings import end_signals
 from tests.conftest import EXAMPLES, ONE, build, called, sexpgpu
 from tests.support import run_text
 
@@ -164,11 +163,7 @@ def test_an_error_that_ctrl_c_became_is_told_as_ctrl_c(good: Path) -> None:
     assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
 
 
-def test_the_compiler_stops_at_the_signals_that_the_runner_stops_at() -> None:
-    assert (interrupt.ASKED, interrupt.TIMERS) == (signals.ASKED, signals.TIMERS)
-
-
-@pytest.mark.parametrize("name", [number.name for number in signals.HANDLED])
+@pytest.mark.parametrize("name", [number.name for number in end_signals.HANDLED])
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_each_signal_ends_a_command_in_good_order(good: Path, name: str, form: str) -> None:
     """In processes of their own, forked: what is remembered of a signal stays."""

@@ -23,8 +23,8 @@ from schedules.tir.rewrite import rewrite
 from scripts.fuzzing import bounds, choose, oracle, shrink, trial
 from scripts.fuzzing.child import Child
 from scripts.fuzzing.programs import Program
-from tests.schedules import kernels
-from tests.schedules.kernels import V3, V4, runs_here
+from tests.schedules import tensor_programs
+from tests.schedules.tensor_programs import V3, V4, runs_here
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/fuzz"
 
@@ -39,13 +39,13 @@ SMALL = Program(
 )
 
 
-def found(program: Program = SMALL) -> str:
+def finding_kind(program: Program = SMALL) -> str:
     finding, counts = trial.trial(program, gpu=False, told=lambda what: None)
     assert finding is not None or counts["sure"] == counts["elements"] > 0
     return "" if finding is None else finding.kind
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], kind: Any, *targets: str) -> None:
+def change_nodes(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], kind: Any, *targets: str) -> None:
     """From here on each scheduled program for ``targets`` has its nodes of ``kind`` changed."""
     first = schedules.first
 
@@ -74,32 +74,32 @@ def larger(product: Any) -> Any:
 
 
 def test_nothing_is_found_where_nothing_is_broken() -> None:
-    assert found() == ""
+    assert finding_kind() == ""
 
 
 def test_a_schedule_that_writes_outside_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken(monkeypatch, further, tirx.BufferStore, V3, V4)
-    assert found() == "memory"
+    change_nodes(monkeypatch, further, tirx.BufferStore, V3, V4)
+    assert finding_kind() == "memory"
 
 
 def test_a_schedule_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken(monkeypatch, larger, tirx.Mul, V3, V4)
-    assert found() == "numbers"
+    change_nodes(monkeypatch, larger, tirx.Mul, V3, V4)
+    assert finding_kind() == "numbers"
 
 
 def test_a_level_that_computes_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken(monkeypatch, larger, tirx.Mul, V4)
-    assert found() == "bits"
+    change_nodes(monkeypatch, larger, tirx.Mul, V4)
+    assert finding_kind() == "bits"
 
 
 def test_a_program_that_no_rule_takes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "first", lambda func, target: schedules.Scheduled(None, "", ("rows: it broke",)))
-    assert found() == "no rule"
+    assert finding_kind() == "no rule"
 
 
 def test_a_compiler_that_raises_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial.pipeline, "lower", lambda *given: 1 / 0)
-    assert found() == "fault"
+    assert finding_kind() == "fault"
 
 
 def dies(pipe: Any, gpu: bool) -> None:
@@ -161,9 +161,9 @@ def test_the_script_runs_one_seed() -> None:
 
 def test_a_store_outside_of_a_buffer_of_the_kernel_s_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows of 7 that TVM leaves one row of, where all of them are reckoned to lie one behind the other."""
-    undivided = elementwise.undivided
+    flatten = elementwise.flatten_divided_indices
     monkeypatch.setattr(
-        elementwise, "undivided", lambda stmt, known, given: undivided(stmt, known, lambda buffer: True)
+        elementwise, "flatten_divided_indices", lambda stmt, analyzer, _: flatten(stmt, analyzer, lambda buffer: True)
     )
 
     def function(x: Any) -> Any:
@@ -172,17 +172,17 @@ def test_a_store_outside_of_a_buffer_of_the_kernel_s_own_is_an_error(monkeypatch
         return te.compute(x.shape, lambda *at: second(*at) * second(*at) + first(*at), "third")
 
     with bounds.checked():
-        built = kernels.build(kernels.program(function, ((31, 7), "float32")))
+        built = tensor_programs.build(tensor_programs.program(function, ((31, 7), "float32")))
     with pytest.raises(RuntimeError, match=bounds.OUTSIDE):
-        built.run(kernels.numbers(31, 7))
+        built.run(tensor_programs.numbers(31, 7))
 
 
 def test_lanes_that_are_no_ramp_are_looked_at_one_by_one() -> None:
-    assert found(Program((("f32", (2, 5, 2), "positive"),), (("/", (0, 0), {}),), (1,), gradients=(0,))) == ""
+    assert finding_kind(Program((("f32", (2, 5, 2), "positive"),), (("/", (0, 0), {}),), (1,), gradients=(0,))) == ""
 
 
 def test_the_mean_of_a_product_of_rounded_factors_has_a_gradient() -> None:
     """One number everywhere, rounded to bf16: it is stored as a vector of equal lanes."""
     step = ("cast", (0,), {"dtype": "bf16"})
     product = ("matmul", (1, 1), {"ta": False, "tb": False})
-    assert found(Program((("f32", (24, 24), "normal"),), (step, product), (2,), gradients=(0,), even=True)) == ""
+    assert finding_kind(Program((("f32", (24, 24), "normal"),), (step, product), (2,), gradients=(0,), even=True)) == ""

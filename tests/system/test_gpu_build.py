@@ -30,14 +30,14 @@ NAMES = "cpu-x86-64-v3,nvidia-h100,cuda-sm_75,nvidia-a100"
 
 
 @pytest.fixture(scope="module")
-def several(shared: Callable[..., Path]) -> Path:
+def cpu_and_gpu_artifact(shared: Callable[..., Path]) -> Path:
     """An artifact for a CPU and for cards of both levels."""
 
     return shared("several.tar", lambda output: build(RUNS / "long-sum.sx", output, target=NAMES))
 
 
-def test_cards_of_a_level_share_a_library_and_each_has_its_kernels(several: Path) -> None:
-    with tarball.open(str(several)) as artifact:
+def test_cards_of_a_level_share_a_library_and_each_has_its_kernels(cpu_and_gpu_artifact: Path) -> None:
+    with tarball.open(str(cpu_and_gpu_artifact)) as artifact:
         targets = {t.name: t for t in artifact.manifest.targets}
         assert {n: (t.device, t.archs) for n, t in targets.items()} == {
             "cuda-sm_80": ("cuda", ("sm_90", "sm_80", "compute_80")),
@@ -68,8 +68,8 @@ def keys(library: bytes) -> set[str]:
     return {key.decode() for key in re.findall(rb"sexpgpu-kernels:([0-9a-f]{64})", library)}
 
 
-def test_nothing_of_the_text_the_machine_or_its_folders_is_in_it(several: Path) -> None:
-    with tarball.open(str(several)) as artifact:
+def test_nothing_of_the_text_the_machine_or_its_folders_is_in_it(cpu_and_gpu_artifact: Path) -> None:
+    with tarball.open(str(cpu_and_gpu_artifact)) as artifact:
         paths = [f.path for f in artifact.manifest.files]
         made = {path: artifact.read(path) for path in paths if path.startswith(("code/", "kernels/"))}
     for path, data in made.items():

@@ -12,7 +12,7 @@ from sexpgpu.language.runfile import load
 from sexpgpu.phases.plan import Plan
 from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import EXAMPLES
-from tests.loops import generated, interpreted, steps
+from tests.runner_loop import generated, interpreted, steps
 
 pytestmark = pytest.mark.build
 

@@ -13,7 +13,7 @@ LOADER = '(defloader d :source "d.npz" :batch 4 :fields (list :x [5 8] :f32 :y [
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}  # a few dozen f32 roundings, against formulas in float64
 
 
-def made(plan, phase, **feeds):
+def run_phase(plan, phase, **feeds):
     """Outputs of a phase by (kind, name); parameters come from init, other inputs from ``feeds`` by name."""
     inits = outputs(plan.phase("init"), {"": SEED})
     feeds = {"": SEED, **{name: value for (kind, name), value in inits.items() if kind == "param"}, **feeds}
@@ -41,7 +41,7 @@ def values(model, expressions, **parts):
         objective="(defobjective (inputs ctx) (mean (square (m (getf inputs :x)))))",
         **parts,
     )
-    out = made(plan, "generate.init", x=X, y=Y)
+    out = run_phase(plan, "generate.init", x=X, y=Y)
     params = {n[2:]: a.astype("f8") for (_, n), a in outputs(plan.phase("init"), {"": SEED}).items()}
     return [out["state", f"v{i}"] for i in range(len(expressions))], params
 

@@ -79,12 +79,12 @@ sys.exit(status)
 """
 
 
-def test_threads_that_come_and_go_leave_the_same_weights(tiny: Path, whole: Path, tmp_path: Path) -> None:
+def test_threads_that_come_and_go_leave_the_same_weights(tiny: Path, uninterrupted: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", UNSTEADY, *runner(tiny, tmp_path / "out", "--threads", "2", "-q")[3:]]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and int(done.stdout) > 10, done.stderr
     for name in ("params.safetensors", "optim.safetensors"):
-        assert digest(tmp_path / "out", name) == digest(whole, name)
+        assert digest(tmp_path / "out", name) == digest(uninterrupted, name)
 
 
 # A runner that is told to rest a thread, and says how many there then are.
@@ -147,14 +147,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="session")
-def whole(tiny: Path, shared: Callable[..., Path]) -> Path:
+def uninterrupted(tiny: Path, shared: Callable[..., Path]) -> Path:
     """The folder of a run that nothing stopped."""
     return shared("whole", lambda out: subprocess.run(runner(tiny, out), check=True, capture_output=True))
 
 
 @pytest.mark.parametrize("look", [10, 123, 235])
 def test_a_run_stopped_at_a_trip_and_resumed_leaves_the_same_weights(
-    tiny: Path, whole: Path, tmp_path: Path, look: int
+    tiny: Path, uninterrupted: Path, tmp_path: Path, look: int
 ) -> None:
     command = [sys.executable, "-c", STOPPED, str(look), *runner(tiny, tmp_path / "cut")[3:]]
     stopped = subprocess.run(command, capture_output=True, text=True)
@@ -163,11 +163,11 @@ def test_a_run_stopped_at_a_trip_and_resumed_leaves_the_same_weights(
     done = subprocess.run(runner(tiny, tmp_path / "cut", "--resume"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for name in ("params.safetensors", "optim.safetensors"):
-        assert digest(tmp_path / "cut", name) == digest(whole, name)
+        assert digest(tmp_path / "cut", name) == digest(uninterrupted, name)
 
 
-def test_the_weights_are_plain_safetensors(whole: Path) -> None:
+def test_the_weights_are_plain_safetensors(uninterrupted: Path) -> None:
     from safetensors.numpy import load_file
 
-    weights = load_file(max((whole / "checkpoints").glob("step-*")) / "params.safetensors")
+    weights = load_file(max((uninterrupted / "checkpoints").glob("step-*")) / "params.safetensors")
     assert "student/head/weight" in weights

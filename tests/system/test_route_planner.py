@@ -17,7 +17,7 @@ from sexpgpu.language.runfile import load
 from sexpgpu.phases.plan import Plan
 from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import EXAMPLES
-from tests.loops import generated, interpreted, loop_of, steps
+from tests.runner_loop import generated, interpreted, loop_of, steps
 from tests.system.test_reproducible import STOPPED, digest, runner
 
 FOLDER = EXAMPLES / "route-planner"

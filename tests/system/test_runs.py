@@ -13,7 +13,7 @@ from sexpgpu.language.diagnostics import Report
 from sexpgpu.language.runfile import load
 from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import build
-from tests.loops import generated, interpreted, steps
+from tests.runner_loop import generated, interpreted, steps
 
 pytestmark = pytest.mark.build
 

@@ -19,7 +19,7 @@ from sexpgpu.language.runfile import load
 from sexpgpu.phases.plan import Plan
 from sexpgpu.phases.trace_run import trace_run
 from tests.conftest import EXAMPLES, build, called
-from tests.loops import interpreted, steps
+from tests.runner_loop import interpreted, steps
 
 pytestmark = pytest.mark.build
 
@@ -89,7 +89,7 @@ def trained(folder: Path, out: str, degree: int, *more: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def left(folder: Path, out: str) -> tuple[Any, ...]:
+def final_state(folder: Path, out: str) -> tuple[Any, ...]:
     """The tensors of the last checkpoint, and the log without times."""
     last = folder / out / f"checkpoints/step-{STEPS:09d}"
     log = [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()]
@@ -102,9 +102,9 @@ def test_a_run_goes_on_at_another_degree(folder: Path) -> None:
     trained(folder, "parts", 1, "--steps", 1)
     trained(folder, "parts", 4, "--steps", 3, "--resume")
     trained(folder, "parts", 2, "--resume")
-    want = left(folder, "whole")
+    want = final_state(folder, "whole")
     # The log of the parts has a pass after each part's last step; the steps' lines are the same.
-    got = left(folder, "parts")
+    got = final_state(folder, "parts")
     assert got[:2] == want[:2]
     assert [x for x in got[2] if "pass" not in x] == [x for x in want[2] if "pass" not in x]
 

@@ -15,7 +15,7 @@ from sexpgpu.graph.interpreter import evaluate
 from sexpgpu.ops.types import TensorType
 from sexpgpu.trace.random_draws import DrawBuilder, place
 from tests.conftest import build
-from tests.loops import generated
+from tests.runner_loop import generated
 from tests.sexpgpu.conformance.support import generate, prepare
 from tests.support import run_text
 from tests.system.tails import ALL, SEED, SHARE, Series

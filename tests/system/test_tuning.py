@@ -80,7 +80,7 @@ def rows(out: Path, of: str = ONE) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def some(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tuned_records(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Records of the run's products, one candidate's trace each."""
     import attrs
 
@@ -256,10 +256,10 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(run: Path, some: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def builds(run: Path, tuned_records: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("made")
     said = {}
-    for name, more in (("tuned", ("--records", some)), ("again", ("--records", some)), ("plain", ())):
+    for name, more in (("tuned", ("--records", tuned_records)), ("again", ("--records", tuned_records)), ("plain", ())):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             argv = ("build", run, "-o", folder / f"{name}.tar", "--target", ONE, "--output-format", "json", *more)
@@ -268,30 +268,30 @@ def made(run: Path, some: Path, tmp_path_factory: pytest.TempPathFactory) -> Mad
     return Made(folder, said)
 
 
-def test_a_build_replays_records_to_the_same_bytes(made: Made, some: Path) -> None:
-    one, two = ((made.folder / f"{name}.tar").read_bytes() for name in ("tuned", "again"))
+def test_a_build_replays_records_to_the_same_bytes(builds: Made, tuned_records: Path) -> None:
+    one, two = ((builds.folder / f"{name}.tar").read_bytes() for name in ("tuned", "again"))
     assert one == two
-    assert made.said["tuned"]["hash"] != made.said["plain"]["hash"]
-    assert made.member("tuned", f"records/{ONE}/records.jsonl") == text(some)
-    assert command("verify", made.folder / "tuned.tar") == 0
+    assert builds.said["tuned"]["hash"] != builds.said["plain"]["hash"]
+    assert builds.member("tuned", f"records/{ONE}/records.jsonl") == text(tuned_records)
+    assert command("verify", builds.folder / "tuned.tar") == 0
 
 
-def test_a_build_counts_kernels_with_and_without_records(made: Made, some: Path) -> None:
-    counted = made.said["tuned"]["tuning"][ONE]
-    assert counted["tuned"] == len(rows(some)) > 1 and counted["settled"] == 0
-    missing = made.said["tuned"]["kernels"] - counted["tuned"]
+def test_a_build_counts_kernels_with_and_without_records(builds: Made, tuned_records: Path) -> None:
+    counted = builds.said["tuned"]["tuning"][ONE]
+    assert counted["tuned"] == len(rows(tuned_records)) > 1 and counted["settled"] == 0
+    missing = builds.said["tuned"]["kernels"] - counted["tuned"]
     assert len(counted["missing"]) == missing
     said = f"{counted['tuned']} kernels by their records, 0 left to the rules by theirs, {missing} have none"
-    report = made.member("tuned", "report.txt")
+    report = builds.member("tuned", "report.txt")
     assert f"tuning       {ONE}: {said}\n" in report and "  tuned " in report
-    assert made.said["plain"]["tuning"] == {} and "tuning" not in made.member("plain", "report.txt")
+    assert builds.said["plain"]["tuning"] == {} and "tuning" not in builds.member("plain", "report.txt")
 
 
-def test_a_run_tuned_or_not_has_the_same_bits(made: Made, tmp_path: Path) -> None:
+def test_a_run_tuned_or_not_has_the_same_bits(builds: Made, tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.linspace(-1, 1, 24, dtype="f").reshape(8, 3), y=np.arange(8, dtype="i4") % 2)
     hashes = set()
     for name in ("tuned", "plain"):
-        argv = [made.folder / f"{name}.tar", "--out", tmp_path / name, "--data", tmp_path]
+        argv = [builds.folder / f"{name}.tar", "--out", tmp_path / name, "--data", tmp_path]
         ran = subprocess.run([sys.executable, "-m", "artifacts.run", *map(str, argv)], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         (weights,) = (tmp_path / name / "checkpoints").rglob("param*.safetensors")
@@ -306,38 +306,38 @@ def refused(capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path, *more
     return capsys.readouterr().err
 
 
-def test_a_kernel_without_a_record_is_refused_where_all_must_have_one(run, some, tmp_path, capsys) -> None:
-    said = refused(capsys, run, tmp_path, "--records", some, "--require-tuned")
+def test_a_kernel_without_a_record_is_refused_where_all_must_have_one(run, tuned_records, tmp_path, capsys) -> None:
+    said = refused(capsys, run, tmp_path, "--records", tuned_records, "--require-tuned")
     assert said.startswith("error[E-TUNE-002]: ") and "update_elements" in said and " matmul" not in said
     (tmp_path / OTHER).mkdir()
-    (tmp_path / OTHER / "records.jsonl").write_bytes((some / ONE / "records.jsonl").read_bytes())
+    (tmp_path / OTHER / "records.jsonl").write_bytes((tuned_records / ONE / "records.jsonl").read_bytes())
     assert f"(no {ONE}/records.jsonl)" in refused(capsys, run, tmp_path, "--records", tmp_path, "--require-tuned")
     assert command("build", run, "-o", tmp_path / "run.tar", "--require-tuned") == 2
     assert "--require-tuned needs --records" in capsys.readouterr().err
 
 
-def test_a_folder_that_has_no_records_is_refused(run, some, tmp_path, capsys) -> None:
+def test_a_folder_that_has_no_records_is_refused(run, tuned_records, tmp_path, capsys) -> None:
     """Else a misspelt folder is a build without its records, and nothing says so."""
     for folder, words in (
         (tmp_path / "nowhere", "there is no folder "),
         (tmp_path, "has no TARGET/records.jsonl in it"),
-        (some / ONE, "has no TARGET/records.jsonl in it"),
-        (some / ONE / "records.jsonl", "there is no folder "),
+        (tuned_records / ONE, "has no TARGET/records.jsonl in it"),
+        (tuned_records / ONE / "records.jsonl", "there is no folder "),
     ):
         said = refused(capsys, run, tmp_path, "--records", folder)
         assert said.startswith("error[E-TUNE-001]: ") and str(folder) in said and words in said
         assert said.endswith("(give the folder that was --out of sexpgpu tune, or shipped)\n") and said.count("\n") == 1
 
 
-def test_records_that_were_tampered_with_are_refused(run, some, tmp_path, capsys) -> None:
+def test_records_that_were_tampered_with_are_refused(run, tuned_records, tmp_path, capsys) -> None:
     from schedules.tuning import records
 
     changed = tmp_path / "changed" / ONE / "records.jsonl"
     changed.parent.mkdir(parents=True)
-    changed.write_text(text(some).replace('"SSRSRS', '"SRSRSS', 1))
+    changed.write_text(text(tuned_records).replace('"SSRSRS', '"SRSRSS', 1))
     said = refused(capsys, run, tmp_path, "--records", tmp_path / "changed")
     assert said.startswith("error[E-TUNE-001]: ") and "was changed" in said
-    first, second, *_ = records.load(some, ONE).by_key.values()
+    first, second, *_ = records.load(tuned_records, ONE).by_key.values()
     trace = [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]
     records.write(tmp_path / "mixed", ONE, [attrs.evolve(first, trace=trace), second])
     said = refused(capsys, run, tmp_path, "--records", tmp_path / "mixed")

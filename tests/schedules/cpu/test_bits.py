@@ -11,7 +11,7 @@ pytest.importorskip("tvm")
 
 from tvm import relax, te, tirx
 
-from tests.schedules.kernels import V3, V4, build, graph, numbers, product, program, runs_here, threads
+from tests.schedules.tensor_programs import V3, V4, build, graph, numbers, product, program, runs_here, threads
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 

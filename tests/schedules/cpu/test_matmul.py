@@ -13,9 +13,20 @@ from tvm import relax, tirx
 
 import schedules
 from schedules.cpu import matmul_tiling
-from schedules.cpu.matmul_cost import Sizes, choose_tile
+from schedules.cpu.matmul_cost import MatmulShape, choose_tile
 from schedules.tir.rewrite import collect
-from tests.schedules.kernels import V3, V4, build, close, graph, numbers, operator, product, runs_here, threads
+from tests.schedules.tensor_programs import (
+    V3,
+    V4,
+    assert_close,
+    build,
+    graph,
+    numbers,
+    operator,
+    product,
+    runs_here,
+    threads,
+)
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here("cpu-x86-64-v3"), reason="this CPU has no AVX2")]
 
@@ -72,19 +83,19 @@ DEEP = [(64, 1024, 24), (61, 1093, 41)]
 @pytest.mark.parametrize("kind", ["NN", "TN", "NT", "TT"])
 @pytest.mark.parametrize("size", DEEP, ids=str)
 def test_a_cut_depth_is_summed_in_order(kind: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_tiling, "LARGEST", 1024)
+    monkeypatch.setattr(matmul_tiling, "MIN_BLOCKED_PANEL_BYTES", 1024)
     assert "block" in loops(product(kind, *size), V3)
     check(kind, *size)
 
 
 def test_so_does_one_for_sixteen_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_tiling, "LARGEST", 1024)
+    monkeypatch.setattr(matmul_tiling, "MIN_BLOCKED_PANEL_BYTES", 1024)
     assert "block" in loops(product("NN", 61, 1093, 130), V4)
     check("NN", 61, 1093, 130, target=V4)
 
 
 def test_a_batch_of_deep_products_and_what_follows_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_tiling, "LARGEST", 1024)
+    monkeypatch.setattr(matmul_tiling, "MIN_BLOCKED_PANEL_BYTES", 1024)
     check("TN", 33, 1100, 45, (3,))
 
     def fused(emit, x, w, b):
@@ -94,7 +105,7 @@ def test_a_batch_of_deep_products_and_what_follows_on_them(monkeypatch: pytest.M
     (func,) = graph(fused, *kinds)
     assert "block" in loops(func, V3)
     x, w, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(kinds))
-    close(build(func).run(x, w, b)[0], np.tanh(in_order("NN", x, w) + b))
+    assert_close(build(func).run(x, w, b)[0], np.tanh(in_order("NN", x, w) + b))
 
 
 @pytest.mark.parametrize("sizes", [((1, 700), (700, 1)), ((5, 1, 40), (5, 40, 1)), ((6, 300), (300, 1))], ids=str)
@@ -116,7 +127,7 @@ def test_a_batch_on_one_side_is_rows() -> None:
     built = build(func)
     x, w = numbers(3, 4, 17, 19), numbers(19, 23, seed=1)
     assert built.rule == "matmul"
-    close(built.run(x, w)[0], x.astype("float64") @ w, 19)
+    assert_close(built.run(x, w)[0], x.astype("float64") @ w, 19)
 
 
 @pytest.mark.parametrize("size", [(64, 32, 48), (61, 33, 51)], ids=str)
@@ -132,7 +143,7 @@ def test_what_follows_is_done_on_the_tile(size: tuple[int, int, int]) -> None:
     built = build(func)
     x, w, b, r = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(kinds))
     assert built.rule == "matmul"
-    close(built.run(x, w, b, r)[0], np.tanh(x.astype("float64") @ w + b) + r, k)
+    assert_close(built.run(x, w, b, r)[0], np.tanh(x.astype("float64") @ w + b) + r, k)
 
 
 @pytest.mark.parametrize("rows", [15, 16, 17, 24])
@@ -157,7 +168,7 @@ def test_what_follows_a_few_columns_is_done_on_their_rows() -> None:
     built = build(func)
     x, w, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(kinds))
     assert built.rule == "matmul"
-    close(built.run(x, w, b)[0], np.tanh(x.astype("float64") @ w + b), 40)
+    assert_close(built.run(x, w, b)[0], np.tanh(x.astype("float64") @ w + b), 40)
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -167,7 +178,7 @@ def test_half_precision_is_summed_in_float32() -> None:
     (func,) = graph(lambda emit, x, w: relax.op.matmul(x, w, out_dtype="float32"), *kinds)
     built = build(func)
     x, w = numbers(33, 64).astype(ml_dtypes.bfloat16), numbers(64, 40, seed=1).astype(ml_dtypes.bfloat16)
-    close(built.run(x, w)[0], x.astype("float64") @ w.astype("float64"), 64)
+    assert_close(built.run(x, w)[0], x.astype("float64") @ w.astype("float64"), 64)
 
 
 @pytest.mark.parametrize("size", [(512, 128, 256), (61, 700, 129), (16, 4096, 48), (70, 5632, 48)], ids=str)
@@ -185,5 +196,5 @@ def test_threads_change_no_bit(size: tuple[int, int, int]) -> None:
 def test_the_tile_fits_the_registers() -> None:
     for lanes, registers in ((8, 16), (16, 32), (4, 32)):
         for m, n in ((512, 512), (7, 100), (1, 1000), (300, 3)):
-            tile = choose_tile(Sizes(m, n, 64), lanes, registers)
+            tile = choose_tile(MatmulShape(m, n, 64), lanes, registers)
             assert tile.mr * tile.nv + tile.nv + 1 <= registers and tile.mr <= m

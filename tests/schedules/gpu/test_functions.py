@@ -13,10 +13,10 @@ pytest.importorskip("ziglang")
 from tvm import te
 
 from lowering.math import cuda_text, elementary
-from tests.cuda_on_cpu import kernels
+from tests.cuda_on_cpu import emulator
 
-from ..kernels import V3, build, numbers, operator, program, runs_here
-from .both import GPU, bits, scheduled
+from ..tensor_programs import V3, build, numbers, operator, program, runs_here
+from .cpu_and_cuda import GPU, bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -47,7 +47,7 @@ def test_functions_have_the_bits_of_the_cpu(name: str) -> None:
     xs = arguments(name)
     func = operator(name, *(("f32", x.shape) for x in xs))
     (want,) = build(func).run(*xs)
-    compiled = kernels.compile(scheduled(func, "elementwise"), GPU)
+    compiled = emulator.compile(scheduled(func, "elementwise"), GPU)
     got = compiled.run(*xs)[-1]
     np.testing.assert_array_equal(bits(got), bits(want))
     if name in elementary.RULES:
@@ -59,7 +59,7 @@ def test_a_sum_of_a_product_rounds_once_where_the_cpu_does() -> None:
     func = program(lambda a, b, c: te.compute(shape, lambda i: a[i] * b[i] + c[i]), *(((shape, "float32"),) * 3))
     xs = [numbers(*shape, seed=n) for n in range(3)]
     (want,) = build(func).run(*xs)
-    compiled = kernels.compile(scheduled(func), GPU)
+    compiled = emulator.compile(scheduled(func), GPU)
     np.testing.assert_array_equal(bits(compiled.run(*xs)[-1]), bits(want))
     assert "fmaf(" in compiled.text
 

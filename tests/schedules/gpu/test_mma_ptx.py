@@ -14,11 +14,11 @@ from schedules.cuda import cubin, nvrtc
 from schedules.gpu.matmul import tensor_core
 from schedules.gpu.threads import mma_tiling
 from schedules.gpu.threads.mma_tiling import MmaTiling
-from tests.cuda_on_cpu import kernels
+from tests.cuda_on_cpu import emulator
 
-from .both import GPU, scheduled
-from .halves import product
-from .test_head_units import attend
+from .cpu_and_cuda import GPU, scheduled
+from .half_precision import product
+from .test_attention_tensor_core import attend
 
 pytestmark = [
     pytest.mark.build,
@@ -30,7 +30,7 @@ INSTRUCTION = re.compile(r"^\s*((?:mma|ldmatrix|cp\.async|wgmma|wmma)[\w.:]*)", 
 
 
 def text(func: Any) -> str:
-    return kernels.compile(scheduled(func), GPU).text
+    return emulator.compile(scheduled(func), GPU).text
 
 
 def instructions(func: Any) -> set[str]:
@@ -67,7 +67,7 @@ def test_attention(gradient: bool) -> None:
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("gradient", [False, True])
 def test_attention_does_not_spill(width: int, gradient: bool) -> None:
-    log = told(text(attend(((8, 12), 1024, 1024, width, width), True, gradient=gradient)), "sm_90")
+    log = assembler_log(text(attend(((8, 12), 1024, 1024, width, width), True, gradient=gradient)), "sm_90")
     found = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
     assert found == [("0", "0", "0")] * (2 if gradient else 1)
 
@@ -85,7 +85,7 @@ def test_cubins(arch: str) -> None:
     assert made.startswith(b"\x7fELF")
 
 
-def told(source: str, arch: str) -> str:
+def assembler_log(source: str, arch: str) -> str:
     """What the assembler says of the kernels of ``source``."""
     library, program = nvrtc._nvrtc(), ctypes.c_void_p()
     options = (*cubin.OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v")
@@ -100,7 +100,7 @@ def told(source: str, arch: str) -> str:
 def test_no_tile_spills(monkeypatch: pytest.MonkeyPatch, tile: mma_tiling.MmaTile) -> None:
     """Every register that a kernel names is one, with the sums of several pieces; shared memory fits the level."""
     monkeypatch.setattr(tensor_core, "choose_tiling", lambda m, n, k, count: MmaTiling(m, n, k, count, tile, False))
-    log = told(text(product("TN", 1000, 2048, 1000, out="bfloat16")), "sm_90")
+    log = assembler_log(text(product("TN", 1000, 2048, 1000, out="bfloat16")), "sm_90")
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log) == [
         ("0", "0", "0")
     ]

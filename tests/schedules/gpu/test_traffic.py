@@ -19,25 +19,25 @@ from schedules.gpu.attention import resident, shared_memory
 from schedules.gpu.matmul import simt, simt_tiling, tensor_core
 from schedules.gpu.threads import mma_tiling
 from schedules.gpu.threads.mma_tiling import MmaTiling
-from tests.cuda_on_cpu import kernels, traffic
-from tests.schedules.cpu.test_heads import attend
+from tests.cuda_on_cpu import emulator, traffic
+from tests.schedules.cpu.test_attention_cpu import attend
 
-from ..kernels import graph, numbers, operator, product, program
-from . import halves
-from .both import GPU, scheduled
-from .folds import fold
-from .test_maps import PLACE, SALT, SEED, drawn
+from ..tensor_programs import graph, numbers, operator, product, program
+from . import half_precision
+from .cpu_and_cuda import GPU, scheduled
+from .reductions import reduction
+from .test_elementwise import PLACE, SALT, SEED, drawn
 
 pytestmark = pytest.mark.build
 
 R, F = relax.op, "float32"
 
 
-def asked(func: Any, *arrays: np.ndarray, rule: str, target: str = GPU) -> list[traffic.Total]:
+def traffic_of(func: Any, *arrays: np.ndarray, rule: str, target: str = GPU) -> list[traffic.Total]:
     """By launch."""
-    compiled = kernels.compile(scheduled(func, rule, target), target, mode="counted")
+    compiled = emulator.compile(scheduled(func, rule, target), target, mode="counted")
     compiled.run(*arrays)
-    found = traffic.counted(kernels.core(), [compiled.text])
+    found = traffic.counted(emulator.core(), [compiled.text])
     assert found and all(total.moved() for total in found)
     return found
 
@@ -57,13 +57,13 @@ def test_products(number: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> No
     tile = simt_tiling.TILES[number]
     monkeypatch.setattr(simt, "choose_tile", lambda *_: tile)
     m, k, n = 2 * tile.bm, 2 * tile.bk, 2 * tile.bn
-    check(asked(product(kind, m, k, n), *_factors(kind, m, k, n), rule="matmul"), 1.04)
+    check(traffic_of(product(kind, m, k, n), *_factors(kind, m, k, n), rule="matmul"), 1.04)
 
 
 def test_halves_that_are_widened_as_they_are_loaded() -> None:
     """One at a time, a sector a line: two of sixteen neighbours meet in a bank."""
-    arrays = halves.factors("NT", 64, 64, 64)[:2]
-    check(asked(halves.product("NT", 64, 64, 64), *arrays, rule="matmul", target="cuda-sm_75"), 1.2)
+    arrays = half_precision.factors("NT", 64, 64, 64)[:2]
+    check(traffic_of(half_precision.product("NT", 64, 64, 64), *arrays, rule="matmul", target="cuda-sm_75"), 1.2)
 
 
 def _factors(kind: str, m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,37 +79,39 @@ def test_products_on_matrix_units(kind: str, number: int, monkeypatch: pytest.Mo
     m, k, n = 2 * tile.rows, 128, 2 * tile.columns
     narrow = tile.warp_columns < 32  # then a warp takes sums of two rows at a time
     check(
-        asked(halves.product(kind, m, k, n), *halves.factors(kind, m, k, n)[:2], rule="matrix-units"),
+        traffic_of(
+            half_precision.product(kind, m, k, n), *half_precision.factors(kind, m, k, n)[:2], rule="matrix-units"
+        ),
         1.07 if narrow else 1.0,
     )
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_transposes(dtype: str) -> None:
-    x = numbers(3, 64, 96).astype({"f32": "float32", "bf16": halves.DTYPES["bfloat16"]}[dtype])
-    check(asked(operator("transpose", (dtype, x.shape), perm=(0, 2, 1)), x, rule="elementwise"))
+    x = numbers(3, 64, 96).astype({"f32": "float32", "bf16": half_precision.DTYPES["bfloat16"]}[dtype])
+    check(traffic_of(operator("transpose", (dtype, x.shape), perm=(0, 2, 1)), x, rule="elementwise"))
 
 
 def test_maps() -> None:
     func = operator("*", ("f32", (64, 80)), ("f32", (64, 80)))
-    check(asked(func, numbers(64, 80), numbers(64, 80), rule="elementwise"))
+    check(traffic_of(func, numbers(64, 80), numbers(64, 80), rule="elementwise"))
 
 
 def test_draws() -> None:
     """Of 200 words a block has fewer than whole warps read."""
     for shape in ((64, 80), (200,)):
-        check(asked(drawn(shape), SEED, SALT, PLACE, numbers(*shape), rule="draws"))
+        check(traffic_of(drawn(shape), SEED, SALT, PLACE, numbers(*shape), rule="draws"))
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (40, 256), (600, 32)], ids=str)
 def test_rows(shape: tuple[int, ...]) -> None:
     (func,) = graph(lambda emit, x: R.nn.softmax(x, -1), (shape, F))
-    check(asked(func, numbers(*shape), rule="rows"))
+    check(traffic_of(func, numbers(*shape), rule="rows"))
 
 
 @pytest.mark.parametrize("shape", [(300, 64), (40, 96)], ids=["read ahead", "a thread a column"])
 def test_columns(shape: tuple[int, ...]) -> None:
-    check(asked(fold("sum", shape, (0,)), numbers(*shape), rule="columns"))
+    check(traffic_of(reduction("sum", shape, (0,)), numbers(*shape), rule="columns"))
 
 
 # Keys, and turns of the banks: lines of whole banks, of 20 elements (16 lanes of two neighbours meet), of 12 (a fold by
@@ -121,7 +123,7 @@ KEYS = [(64, 1.0), (20, 1.02), (12, 1.04), (300, 1.02)]
 def test_attention(keys: int, shared: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 64, keys, 32, 32, causal=False)
-    check(asked(func, *_given(func), rule="heads"), shared)
+    check(traffic_of(func, *_given(func), rule="heads"), shared)
 
 
 def test_attention_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ def test_attention_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     shapes = [(2, 1, 128, 32), (2, 1, 128, 32), (2, 1, 96, 32), (2, 1, 96, 32)]
     func = program(made, *((s, F) for s in shapes), ((2, 1, 128, 96), "bool"))
     mask = np.ones((2, 1, 128, 96), bool)  # else threads part, and are not counted together
-    check(asked(func, *_given(func, 4), mask, rule="heads"), sectors=1.5)
+    check(traffic_of(func, *_given(func, 4), mask, rule="heads"), sectors=1.5)
 
 
 def _given(func: Any, count: int = 3) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ pytest.importorskip("tvm")
 
 import schedules
 from schedules.cpu.plan import make_plan
-from tests.schedules.kernels import V3, V4, build, operator, reference, runs_here, threads
+from tests.schedules.tensor_programs import V3, V4, build, operator, reference, runs_here, threads
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 

@@ -12,7 +12,7 @@ pytest.importorskip("tvm")
 from tvm import relax, te, tirx
 
 import schedules
-from tests.schedules.kernels import V3, build, close, graph, numbers, program, runs_here, threads
+from tests.schedules.tensor_programs import V3, assert_close, build, graph, numbers, program, runs_here, threads
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here("cpu-x86-64-v3"), reason="this CPU has no AVX2")]
 
@@ -20,7 +20,7 @@ R = relax.op
 F = "float32"
 
 
-def one(function: Any, *shapes: tuple[int, ...]) -> Any:
+def single_kernel(function: Any, *shapes: tuple[int, ...]) -> Any:
     """The single program of a Relax expression of f32 tensors, compiled."""
     (func,) = graph(function, *((shape, F) for shape in shapes))
     return build(func)
@@ -33,34 +33,34 @@ def softmax(x: np.ndarray, axis: int) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [(4, 9, 33), (128, 64), (3, 1000), (1, 5), (40, 16), (7, 257)], ids=str)
 def test_softmax_is_one_row_nest(shape: tuple[int, ...]) -> None:
-    built, x = one(lambda emit, x: R.nn.softmax(x, -1), shape), numbers(*shape)
+    built, x = single_kernel(lambda emit, x: R.nn.softmax(x, -1), shape), numbers(*shape)
     assert built.rule == "rows"
-    close(built.run(x)[0], softmax(x, -1), shape[-1])
+    assert_close(built.run(x)[0], softmax(x, -1), shape[-1])
 
 
 @pytest.mark.parametrize("shape", [(512, 64), (13, 131)], ids=str)
 def test_log_softmax(shape: tuple[int, ...]) -> None:
-    built, x = one(lambda emit, x: R.nn.log_softmax(x, -1), shape), numbers(*shape)
+    built, x = single_kernel(lambda emit, x: R.nn.log_softmax(x, -1), shape), numbers(*shape)
     assert built.rule == "rows"
-    close(built.run(x)[0], np.log(softmax(x, -1)), shape[-1])
+    assert_close(built.run(x)[0], np.log(softmax(x, -1)), shape[-1])
 
 
 @pytest.mark.parametrize("shape", [(40, 100), (3, 5, 128), (9, 17)], ids=str)
 def test_layer_norm(shape: tuple[int, ...]) -> None:
     n = shape[-1]
-    built = one(lambda emit, x, g, b: R.nn.layer_norm(x, g, b, axes=[-1]), shape, (n,), (n,))
+    built = single_kernel(lambda emit, x, g, b: R.nn.layer_norm(x, g, b, axes=[-1]), shape, (n,), (n,))
     x, g, b = numbers(*shape), numbers(n, seed=1), numbers(n, seed=2)
     wide = x.astype("float64")
     mean, var = wide.mean(-1, keepdims=True), wide.var(-1, keepdims=True)
     assert built.rule == "rows"
-    close(built.run(x, g, b)[0], (wide - mean) / np.sqrt(var + 1e-5) * g + b, n)
+    assert_close(built.run(x, g, b)[0], (wide - mean) / np.sqrt(var + 1e-5) * g + b, n)
 
 
 @pytest.mark.parametrize("axes", [[0], [1], [2], [0, 1], [1, 2], [0, 2], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("shape", [(7, 30, 70), (64, 3, 16), (5, 4, 3)], ids=str)
 def test_sums_over_any_axes(shape: tuple[int, ...], axes: list[int]) -> None:
-    built, x = one(lambda emit, x: R.sum(x, axes), shape), numbers(*shape)
-    close(built.run(x)[0], x.astype("float64").sum(tuple(axes)), x.size)
+    built, x = single_kernel(lambda emit, x: R.sum(x, axes), shape), numbers(*shape)
+    assert_close(built.run(x)[0], x.astype("float64").sum(tuple(axes)), x.size)
 
 
 @pytest.mark.parametrize("shape", [(300, 411), (100_001, 3), (70_000,), (9, 9, 9, 9, 9)], ids=str)
@@ -68,7 +68,7 @@ def test_a_sum_over_everything_has_the_bits_of_its_shape(shape: tuple[int, ...])
     def norm(emit, x):
         return R.sum(emit(R.multiply(x, x)))
 
-    built, x, bits = one(norm, shape), numbers(*shape), set()
+    built, x, bits = single_kernel(norm, shape), numbers(*shape), set()
     for count in (1, 2, 3):
         threads(count)
         got = built.run(x)[0]
@@ -80,25 +80,25 @@ def test_a_sum_over_everything_has_the_bits_of_its_shape(shape: tuple[int, ...])
 
 @pytest.mark.parametrize("shape", [(4099, 40), (2000, 1), (300, 513)], ids=str)
 def test_sums_down_columns(shape: tuple[int, ...]) -> None:
-    built, x, bits = one(lambda emit, x: R.mean(x, [0]), shape), numbers(*shape), set()
+    built, x, bits = single_kernel(lambda emit, x: R.mean(x, [0]), shape), numbers(*shape), set()
     for count in (1, 2):
         threads(count)
         got = built.run(x)[0]
         bits.add(got.tobytes())
     threads(1)
     assert len(bits) == 1
-    close(got, x.astype("float64").mean(0))
+    assert_close(got, x.astype("float64").mean(0))
 
 
 @pytest.mark.parametrize("name", ["max", "min", "prod"])
 def test_other_folds(name: str) -> None:
-    built, x = one(lambda emit, x: getattr(R, name)(x, [-1]), (31, 45)), numbers(31, 45)
+    built, x = single_kernel(lambda emit, x: getattr(R, name)(x, [-1]), (31, 45)), numbers(31, 45)
     want = getattr(x.astype("float64"), name)(-1)
     np.testing.assert_allclose(built.run(x)[0], want, rtol=45 * 2.0**-24)  # one rounding a factor
 
 
 def test_argmax_takes_the_first_of_equals() -> None:
-    built, x = one(lambda emit, x: R.argmax(x, -1), (40, 33)), np.round(numbers(40, 33))
+    built, x = single_kernel(lambda emit, x: R.argmax(x, -1), (40, 33)), np.round(numbers(40, 33))
     assert built.rule == "rows"
     assert (built.run(x)[0] == x.argmax(-1)).all()
 
@@ -108,10 +108,10 @@ def test_a_chain_of_elementwise_stages(shape: tuple[int, ...]) -> None:
     def chain(emit, x, y):
         return R.add(emit(R.tanh(emit(R.multiply(x, emit(R.add(x, y)))))), y)
 
-    built = one(chain, shape, shape)
+    built = single_kernel(chain, shape, shape)
     x, y = numbers(*shape), numbers(*shape, seed=1)
     assert built.rule == "elementwise"
-    close(built.run(x, y)[0], np.tanh(x.astype("float64") * (x.astype("float64") + y)) + y)
+    assert_close(built.run(x, y)[0], np.tanh(x.astype("float64") * (x.astype("float64") + y)) + y)
 
 
 def test_a_long_chain_does_not_grow() -> None:
@@ -122,7 +122,7 @@ def test_a_long_chain_does_not_grow() -> None:
             x = emit(R.multiply(emit(R.add(x, x)), relax.const(0.5, F)))
         return x
 
-    built, x = one(chain, (50, 50)), numbers(50, 50)
+    built, x = single_kernel(chain, (50, 50)), numbers(50, 50)
     assert (built.run(x)[0] == x).all()
 
 
@@ -131,7 +131,7 @@ def test_broadcasting_transposing_and_slicing() -> None:
         y = emit(R.add(emit(R.permute_dims(x, [0, 2, 1])), b))
         return R.strided_slice(y, axes=[1], begin=[1], end=[9], strides=[2])
 
-    built = one(moves, (13, 77, 9), (77,))
+    built = single_kernel(moves, (13, 77, 9), (77,))
     x, b = numbers(13, 77, 9), numbers(77, seed=1)
     assert (built.run(x, b)[0] == (x.transpose(0, 2, 1) + b)[:, 1:9:2]).all()
 
@@ -153,7 +153,7 @@ def test_concat_reads_only_the_chosen_side() -> None:
 
 
 def test_several_outputs_and_truth_values() -> None:
-    built = one(lambda emit, x: R.split(x, [3], 1), (13, 77))
+    built = single_kernel(lambda emit, x: R.split(x, [3], 1), (13, 77))
     x = numbers(13, 77)
     first, second = built.run(x)
     assert (first == x[:, :3]).all() and (second == x[:, 3:]).all()
@@ -161,7 +161,7 @@ def test_several_outputs_and_truth_values() -> None:
     def pick(emit, x, y):
         return R.where(emit(R.logical_and(emit(R.greater(x, y)), emit(R.greater(x, relax.const(0.0, F))))), x, y)
 
-    built, y = one(pick, (13, 77), (13, 77)), numbers(13, 77, seed=1)
+    built, y = single_kernel(pick, (13, 77), (13, 77)), numbers(13, 77, seed=1)
     assert (built.run(x, y)[0] == np.where((x > y) & (x > 0), x, y)).all()
 
 
@@ -186,7 +186,7 @@ def test_the_gradient_of_softmax_is_one_row_nest(shape: tuple[int, int]) -> None
     y, dy = numbers(*shape), numbers(*shape, seed=1)
     wide = dy.astype("float64")
     assert built.rule == "rows"
-    close(built.run(y, dy)[0], y * (wide - (wide * y).sum(-1, keepdims=True)), columns)
+    assert_close(built.run(y, dy)[0], y * (wide - (wide * y).sum(-1, keepdims=True)), columns)
 
 
 def test_an_update_in_place_reads_before_it_writes() -> None:
@@ -207,7 +207,7 @@ def test_an_update_in_place_reads_before_it_writes() -> None:
     np.testing.assert_allclose(
         memory[0].numpy(), p - (m * np.float32(0.5) + g) * m, rtol=1e-5, atol=1e-6
     )  # fused or not
-    close(memory[1].numpy(), m * np.float32(0.5) + g)
+    assert_close(memory[1].numpy(), m * np.float32(0.5) + g)
 
 
 @pytest.mark.parametrize("shape", [(30, 70), (9, 16)], ids=str)

@@ -23,8 +23,8 @@ from schedules.tuning.measure import Measured
 from schedules.tuning.records import Record, RecordsFault
 from schedules.tuning.search_space import Search
 from schedules.tuning.tuner import Log, has_split_sums
-from tests.schedules.gpu.folds import fold
-from tests.schedules.kernels import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
+from tests.schedules.gpu.reductions import reduction
+from tests.schedules.tensor_programs import V3, Built, build, numbers, operator, runs_here, threads, tvm_target
 
 pytestmark = pytest.mark.build
 
@@ -86,7 +86,7 @@ def test_why_no_candidate_has_the_bits_is_told() -> None:
     for func, lanes in (
         (operator("softmax", ("f32", (8, 40)), axis=1), True),
         (operator("softmax", ("f32", (8, 5)), axis=1), False),
-        (fold("max", (8, 40), (1,)), False),
+        (reduction("max", (8, 40), (1,)), False),
         (product(), False),
     ):
         assert has_split_sums(func) == lanes
@@ -250,7 +250,7 @@ def test_a_measured_shift_leaves_something_of_a_word() -> None:
 
 @pytest.mark.parametrize("name", ["product", "product, B by rows", "sum of rows", "transpose"])
 def test_every_candidate_for_a_gpu_has_the_rules_bits(name: str) -> None:
-    from tests.cuda_on_cpu import kernels as cuda
+    from tests.cuda_on_cpu import emulator as cuda
 
     target = attrs.evolve(schedules.TARGETS["nvidia-h100"], functions=elementary.STEPS)
     func = CASES[name]()

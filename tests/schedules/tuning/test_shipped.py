@@ -20,7 +20,7 @@ from sexpgpu.build.tuner import wanted_programs
 from sexpgpu.cli.commands import plan_of
 from sexpgpu.language.diagnostics import Report
 from sexpgpu.planning.microbatch_stacking import stacked
-from tests.schedules.kernels import V3, build, runs_here
+from tests.schedules.tensor_programs import V3, build, runs_here
 from tests.schedules.tuning.test_replay import compiled
 
 pytestmark = pytest.mark.build

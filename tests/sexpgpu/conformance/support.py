@@ -151,11 +151,11 @@ def of_phase(calls: list[Call], name: str) -> list[Call]:
     return [c for c in calls if c.phase == name]
 
 
-def given(calls: list[Call], phase: str, port: str) -> list[np.ndarray]:
+def inputs_of(calls: list[Call], phase: str, port: str) -> list[np.ndarray]:
     """One input of a phase, call by call."""
     return [c.given[port] for c in of_phase(calls, phase)]
 
 
-def made(calls: list[Call], phase: str, port: str) -> list[np.ndarray]:
+def outputs_of(calls: list[Call], phase: str, port: str) -> list[np.ndarray]:
     """One output of a phase, call by call."""
     return [c.made[port] for c in of_phase(calls, phase)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.artifacts.support import contents, metrics
-from tests.sexpgpu.conformance.support import Case, generate, given, made, of_phase, passing, records
+from tests.sexpgpu.conformance.support import Case, generate, inputs_of, of_phase, outputs_of, passing, records
 from tests.sexpgpu.conformance.test_phase import stopped
 from tests.support import run_text
 
@@ -37,10 +37,10 @@ def test_s42_stages_last_for_steps_or_records_and_have_loaders_of_their_own(tmp_
     want = {"step": [0, 1, 2, 3, 4, 5], "records": [0, 8, 16, 24, 32, 40], "stage": [0, 0, 1, 1, 2, 2],
             "stage-step": [0, 1, 0, 1, 0, 1], "stage-records": [0, 8, 0, 8, 0, 8]}  # fmt: skip
     for key in CTX:
-        each = [int(x) for x in made(calls, "train", f"metric:c-{key}")]
+        each = [int(x) for x in outputs_of(calls, "train", f"metric:c-{key}")]
         after = 4 if "records" in key else 0  # the second microbatch has four records before it
         assert each == [x for n in want[key] for x in (n, n + after)], key
-    rows = [{tuple(row) for row in x.round(4)} for x in given(calls, "generate.init", "field:x")]
+    rows = [{tuple(row) for row in x.round(4)} for x in inputs_of(calls, "generate.init", "field:x")]
     own, more = ({tuple(row) for row in records(n, salt)["x"].round(4)} for n, salt in ((22, 1), (10, 3)))
     assert [r <= own for r in rows] == [True] * 4 + [False] * 4 + [True] * 4
     assert [r <= more for r in rows] == [False] * 4 + [True] * 4 + [False] * 4
@@ -49,9 +49,9 @@ def test_s42_stages_last_for_steps_or_records_and_have_loaders_of_their_own(tmp_
 def test_s43_counters_run_on_and_schedules_read_them(tmp_path: Path) -> None:
     """43: objective sees the total with its own microbatch; the learning rate that of the whole step."""
     calls = Case.of(tmp_path, run_text(**OWN), **DATA).calls(3)
-    assert [int(x) for x in made(calls, "train", "metric:rows")] == [4, 8, 12, 16, 20, 24]
+    assert [int(x) for x in outputs_of(calls, "train", "metric:rows")] == [4, 8, 12, 16, 20, 24]
     rates = [1 / (8 + n) for n in (8, 16, 24)]
-    np.testing.assert_allclose(made(calls, "update", "metric:lr"), np.float32(rates), rtol=1e-6)
+    np.testing.assert_allclose(outputs_of(calls, "update", "metric:lr"), np.float32(rates), rtol=1e-6)
 
 
 def test_s44_a_pass_has_a_prepare_and_an_objective_of_its_own(tmp_path: Path) -> None:
@@ -63,7 +63,8 @@ def test_s44_a_pass_has_a_prepare_and_an_objective_of_its_own(tmp_path: Path) ->
     np.testing.assert_allclose(
         [first.made["metric:own"], second.made["metric:own"]], [x[:4].mean(), x[4:8].mean()], rtol=1e-5
     )
-    np.testing.assert_array_equal(first.given["param:m/out/weight"], made(calls, "update", "param:m/out/weight")[-1])
+    updated = outputs_of(calls, "update", "param:m/out/weight")
+    np.testing.assert_array_equal(first.given["param:m/out/weight"], updated[-1])
 
 
 def test_s45_all_of_it_survives_a_stop_anywhere(tmp_path: Path) -> None:
@@ -87,5 +88,5 @@ def test_s46_a_run_of_record_numbers_alone_makes_all_of_its_data(tmp_path: Path)
         objective="(defobjective (inputs ctx) (mean (square (model (getf inputs :x)))))",
     )
     calls = Case.of(tmp_path, text).calls(2)
-    assert sorted(np.concatenate(given(calls, "generate.init", "field:id"))) != list(range(8))
-    assert len(np.unique(given(calls, "train", "generated:s"))) == 24
+    assert sorted(np.concatenate(inputs_of(calls, "generate.init", "field:id"))) != list(range(8))
+    assert len(np.unique(inputs_of(calls, "train", "generated:s"))) == 24

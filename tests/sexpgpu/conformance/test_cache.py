@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.conftest import EXAMPLES
-from tests.sexpgpu.conformance.support import Case, given, of_phase
+from tests.sexpgpu.conformance.support import Case, inputs_of, of_phase
 
 FOLDER = EXAMPLES / "characters"
 SMALLER = (
@@ -40,8 +40,8 @@ def test_s13_the_character_runs_write_the_same_rows_with_and_without_a_cache(tmp
     rows, prompts = [], []
     for name in ("run", "full-row"):
         calls = small(tmp_path, name).calls(3)
-        rows.append(np.array(given(calls, "train", "generated:row")))
-        prompts.append(np.array(given(calls, "generate.init", "field:text")))
+        rows.append(np.array(inputs_of(calls, "train", "generated:row")))
+        prompts.append(np.array(inputs_of(calls, "generate.init", "field:text")))
         assert len(of_phase(calls, "generate.step")) == 3 * 16
     np.testing.assert_array_equal(*rows)
     np.testing.assert_array_equal(rows[0][:, :, :5], prompts[0][:, :, :5])

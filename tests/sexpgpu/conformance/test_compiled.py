@@ -17,7 +17,7 @@ from sexpgpu.language.runfile import load
 from sexpgpu.phases.trace_run import trace_run
 from tests.artifacts.support import contents
 from tests.conftest import build
-from tests.loops import generated, interpreted
+from tests.runner_loop import generated, interpreted
 from tests.sexpgpu.conformance.support import generate, prepare, records
 from tests.support import run_text
 

@@ -23,7 +23,7 @@ from sexpgpu.planning.memory_plan import estimate, lines
 from sexpgpu.reports.explain import explain
 from tests.artifacts.support import contents, metrics, steps
 from tests.conftest import ONE, called
-from tests.sexpgpu.conformance.support import TWO, Case, generate, given, of_phase, passing, prepare
+from tests.sexpgpu.conformance.support import TWO, Case, generate, inputs_of, of_phase, passing, prepare
 from tests.support import plan_of, run_text
 
 TRIPS = 3
@@ -213,7 +213,7 @@ def test_s41_the_trip_is_an_input_like_the_step(tmp_path: Path) -> None:
     few, many = (plan_of(**{**OWN, "generate": OWN["generate"].replace(":trips 3", f":trips {n}")}) for n in (2, 2000))
     a, b = (plan.phase("generate.step") for plan in (few, many))
     assert a.inputs == b.inputs and str([v.op for v in a.graph.values()]) == str([v.op for v in b.graph.values()])
-    trips = given(Case.of(tmp_path, run_text(**OWN)).calls(), "generate.step", "trip:")
+    trips = inputs_of(Case.of(tmp_path, run_text(**OWN)).calls(), "generate.step", "trip:")
     assert [int(t) for t in trips] == [0, 1, 2] * 2 and np.asarray(trips).dtype == np.int64
     assert {"step", "microbatch"} <= {p.name for p in a.inputs if p.kind == "ctx"}
 

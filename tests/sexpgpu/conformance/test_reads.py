@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sexpgpu.ops.random import philox
-from tests.sexpgpu.conformance.support import TWO, Case, generate, given, made, of_phase, prepare
+from tests.sexpgpu.conformance.support import TWO, Case, generate, inputs_of, of_phase, outputs_of, prepare
 from tests.support import faults, plan_of, run_text
 
 CTX = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
@@ -70,10 +70,10 @@ def test_s17_parameters_are_those_that_the_step_started_from(tmp_path: Path) -> 
         run=TWO,
     )
     calls = Case.of(tmp_path, text).calls(2)
-    weights = [made(calls, "init", "param:m/out/weight")[0], *made(calls, "update", "param:m/out/weight")]
+    weights = [outputs_of(calls, "init", "param:m/out/weight")[0], *outputs_of(calls, "update", "param:m/out/weight")]
     assert not np.array_equal(weights[0], weights[1])
     for phase, each in (("generate.init", 2), ("generate.step", 4), ("train", 2)):
-        seen = given(calls, phase, "param:m/out/weight")
+        seen = inputs_of(calls, phase, "param:m/out/weight")
         for n, w in enumerate(seen):
             np.testing.assert_array_equal(w, weights[n // each], err_msg=phase)
 
@@ -95,7 +95,7 @@ def test_s18_the_context_has_the_builtin_keys_and_no_other(tmp_path: Path) -> No
             "stage-step": [0, 0, 0, 0], "stage-records": [0, 4, 0, 4]}  # fmt: skip
     for phase, kind in (("generate.init", "state"), ("generate.step", "state"), ("generate.finish", "generated")):
         for key in CTX:
-            values = made(calls, phase, f"{kind}:{key}")
+            values = outputs_of(calls, phase, f"{kind}:{key}")
             assert [int(v) for v in values] == want[key] and {v.dtype.name for v in values} == {"int64"}
 
 
@@ -112,7 +112,7 @@ def test_s19_a_counter_is_nil_inside_a_generator(tmp_path: Path) -> None:
         run=TWO,
     )
     calls = Case.of(tmp_path, text).calls(2)
-    assert [int(n) for n in made(calls, "train", "metric:tokens")] == [4, 8, 12, 16]
+    assert [int(n) for n in outputs_of(calls, "train", "metric:tokens")] == [4, 8, 12, 16]
 
 
 def drawn(folder: Path, bits: str, steps: int = 2, seed: int = 1, **parts: str) -> list[np.ndarray]:
@@ -122,7 +122,7 @@ def drawn(folder: Path, bits: str, steps: int = 2, seed: int = 1, **parts: str) 
         "prepare": prepare(s="(field batch :s)", a="(field batch :a)"),
         "run": SEEDED.format(seed),
     }
-    return made(Case.of(folder, run_text(**{**own, **parts})).calls(steps), "generate.init", "state:a")
+    return outputs_of(Case.of(folder, run_text(**{**own, **parts})).calls(steps), "generate.init", "state:a")
 
 
 def test_s21_a_draw_is_a_function_of_seed_place_and_salt(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_s22_an_unsalted_draw_is_the_same_everywhere(tmp_path: Path) -> None:
         run=TWO,
     )
     calls = Case.of(tmp_path, text).calls(2)
-    first, trips = made(calls, "generate.init", "state:a"), made(calls, "generate.step", "state:a")
+    first, trips = outputs_of(calls, "generate.init", "state:a"), outputs_of(calls, "generate.step", "state:a")
     assert (len(first), len(trips)) == (4, 8)
     assert len({a.tobytes() for a in first}) == len({a.tobytes() for a in trips}) == 1
     assert not np.array_equal(first[0], trips[0])  # another part is another place

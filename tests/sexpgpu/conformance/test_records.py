@@ -15,10 +15,10 @@ from tests.sexpgpu.conformance.support import (
     TWO,
     Case,
     generate,
-    given,
+    inputs_of,
     loop_of,
-    made,
     of_phase,
+    outputs_of,
     passing,
     prepare,
     records,
@@ -49,16 +49,17 @@ def test_s01_a_student_samples_its_own_labels(tmp_path: Path) -> None:
     calls = Case.of(tmp_path, run_text(**parts, prepare=prepare(y="(field batch :own)"))).calls()
     (finish,) = of_phase(calls, "generate.finish")
     want = linear(finish, "m", finish.given["state:s"]).argmax(1)
-    np.testing.assert_array_equal(given(calls, "train", "generated:own")[0], want)
+    np.testing.assert_array_equal(inputs_of(calls, "train", "generated:own")[0], want)
 
 
 def test_s01_a_frozen_teacher_labels_them(tmp_path: Path) -> None:
     """1, the second use it names: the teacher has no gradient and never moves."""
     parts = {"model": TEACHER, "generate": generate(1, finish="(list :own (argmax (teacher (getf state :s))))")}
     calls = Case.of(tmp_path, run_text(**parts, prepare=prepare(y="(field batch :own)"))).calls(2)
-    for finish, label in zip(of_phase(calls, "generate.finish"), given(calls, "train", "generated:own"), strict=True):
+    labels = inputs_of(calls, "train", "generated:own")
+    for finish, label in zip(of_phase(calls, "generate.finish"), labels, strict=True):
         np.testing.assert_array_equal(label, linear(finish, "teacher", finish.given["state:s"]).argmax(1))
-    first, second = given(calls, "generate.finish", "param:teacher/out/weight")
+    first, second = inputs_of(calls, "generate.finish", "param:teacher/out/weight")
     np.testing.assert_array_equal(first, second)
     assert not [n for c in of_phase(calls, "update") for n in c.made if "teacher" in n]
 
@@ -79,9 +80,9 @@ def test_s01_a_pool_is_scored_and_cut_down(tmp_path: Path) -> None:
         "prepare": "(defprepare (batch ctx) (list :x (field batch :bx) :y (field batch :by)))",
     }
     calls = Case.of(tmp_path, run_text(**parts)).calls()
-    score = made(calls, "generate.init", "state:score")[0]
-    rows = given(calls, "generate.init", "field:x")[0][np.argsort(-score)[:2]]
-    np.testing.assert_array_equal(given(calls, "train", "generated:bx")[0], rows)
+    score = outputs_of(calls, "generate.init", "state:score")[0]
+    rows = inputs_of(calls, "generate.init", "field:x")[0][np.argsort(-score)[:2]]
+    np.testing.assert_array_equal(inputs_of(calls, "train", "generated:bx")[0], rows)
 
 
 def test_s02_no_operator_carries_a_graph() -> None:
@@ -100,11 +101,11 @@ def test_s02_nothing_is_differentiated_through_a_generator(tmp_path: Path) -> No
         )
     }
     calls = Case.of(tmp_path, run_text(loader=ORDERED, **own, prepare=prepare(x="(field batch :s)"))).calls()
-    data = {"x": given(calls, "train", "generated:s")[0], "y": given(calls, "train", "field:y")[0]}
+    data = {"x": inputs_of(calls, "train", "generated:s")[0], "y": inputs_of(calls, "train", "field:y")[0]}
     other = Case.of(tmp_path / "given", run_text(loader=ORDERED), d=data).calls()
     for name in ("gradient:m/out/weight", "gradient:m/out/bias"):
-        np.testing.assert_array_equal(made(calls, "train", name)[0], made(other, "train", name)[0])
-        assert made(calls, "train", name)[0].any()
+        np.testing.assert_array_equal(outputs_of(calls, "train", name)[0], outputs_of(other, "train", name)[0])
+        assert outputs_of(calls, "train", name)[0].any()
 
 
 @pytest.mark.parametrize("trips", [1, 3])
@@ -130,8 +131,8 @@ def test_s04_init_gets_the_batch_that_prepare_gets(tmp_path: Path) -> None:
         " (metric :n (cast (getf inputs :n) :f32)) (mean (model (getf inputs :x))))",
     }
     calls = Case.of(tmp_path, run_text(**parts, run=TWO)).calls(2)
-    assert [float(x) for x in made(calls, "train", "metric:same")] == [1] * 4
-    assert [float(x) for x in made(calls, "train", "metric:n")] == [0, 0, 1, 1]
+    assert [float(x) for x in outputs_of(calls, "train", "metric:same")] == [1] * 4
+    assert [float(x) for x in outputs_of(calls, "train", "metric:n")] == [0, 0, 1, 1]
     assert [f.split()[0] for f in faults(generate=generate(init="(list :s (getf batch :x))"))] == ["E-CALL-004"]
 
 
@@ -147,10 +148,10 @@ def test_s05_step_gets_the_state_the_trip_and_the_context(tmp_path: Path) -> Non
         prepare=prepare(x="(field batch :s)", t="(field batch :t)", n="(field batch :n)"),
     )
     calls = Case.of(tmp_path, text).calls(2)
-    trips = made(calls, "generate.step", "state:t")
+    trips = outputs_of(calls, "generate.step", "state:t")
     assert [int(t) for t in trips] == [0, 1, 2] * 2 and {(t.dtype.name, t.shape) for t in trips} == {("int64", ())}
-    assert [int(n) for n in made(calls, "generate.step", "state:n")] == [0, 0, 0, 1, 1, 1]
-    first, last = given(calls, "generate.init", "field:x")[0], given(calls, "train", "generated:s")[0]
+    assert [int(n) for n in outputs_of(calls, "generate.step", "state:n")] == [0, 0, 0, 1, 1, 1]
+    first, last = inputs_of(calls, "generate.init", "field:x")[0], inputs_of(calls, "train", "generated:s")[0]
     np.testing.assert_array_equal(last, first + np.float32(1) + np.float32(1) + np.float32(1))
 
 
@@ -165,7 +166,7 @@ def test_s06_finish_makes_any_plist_once(tmp_path: Path) -> None:
     calls = Case.of(tmp_path, text).calls()
     ends = of_phase(calls, "generate.finish")
     assert [int(c.made["generated:count"]) for c in ends] == [7, 8]
-    for c, x in zip(ends, given(calls, "generate.init", "field:x"), strict=True):
+    for c, x in zip(ends, inputs_of(calls, "generate.init", "field:x"), strict=True):
         assert c.made["generated:low"] == 4 * x.min()
 
 
@@ -177,10 +178,10 @@ def test_s07_each_microbatch_generates_from_its_own_batch(tmp_path: Path) -> Non
         run=TWO,
     )
     calls = Case.of(tmp_path, text).calls(2)
-    batches = given(calls, "generate.init", "field:x")
+    batches = inputs_of(calls, "generate.init", "field:x")
     assert len(batches) == 4 and len({b.tobytes() for b in batches}) == 4
     for batch, label, sample in zip(
-        batches, given(calls, "train", "field:y"), given(calls, "train", "generated:t"), strict=True
+        batches, inputs_of(calls, "train", "field:y"), inputs_of(calls, "train", "generated:t"), strict=True
     ):
         np.testing.assert_array_equal(sample, batch + np.float32(1) + np.float32(1))
         data = records(22, 1)
@@ -231,7 +232,7 @@ def test_s08_what_finish_returned_or_the_last_state_joins_the_batch(
         prepare=prepare(x="(field batch :t)"),
     )
     calls = Case.of(tmp_path, text).calls()
-    np.testing.assert_array_equal(given(calls, "train", "generated:t")[0], made(calls, phase, port)[-1])
+    np.testing.assert_array_equal(inputs_of(calls, "train", "generated:t")[0], outputs_of(calls, phase, port)[-1])
 
 
 @pytest.mark.parametrize("clash", ["training", "pass"])
@@ -257,7 +258,7 @@ def test_s10_a_pass_with_the_training_fields_and_batch_size_runs_the_generator(t
     calls = Case.of(tmp_path, text).calls(1, evaluate=True)
     assert [c.phase for c in calls[-4:]] == ["generate.init", "generate.step", "generate.step", "eval.p"]
     rows = records(9, 2)["x"]
-    for at, x in zip((0, 4), given(calls, "eval.p", "generated:s"), strict=True):
+    for at, x in zip((0, 4), inputs_of(calls, "eval.p", "generated:s"), strict=True):
         np.testing.assert_array_equal(x, 4 * rows[at : at + 4])
 
 
@@ -305,7 +306,7 @@ def test_s13_a_sequence_is_a_tensor_of_its_full_size_written_a_column_a_trip(tmp
     text = run_text(
         generate=generate(5, "(list :s (zeros [4 5] :dtype :i32))", step), prepare=prepare(s="(field batch :s)")
     )
-    written = made(Case.of(tmp_path, text).calls(), "generate.step", "state:s")
+    written = outputs_of(Case.of(tmp_path, text).calls(), "generate.step", "state:s")
     for trip, s in enumerate(written):
         np.testing.assert_array_equal(
             s, np.broadcast_to(np.where(np.arange(5) <= trip, 10 * np.arange(5) + 10, 0), (4, 5))
@@ -343,7 +344,7 @@ def test_s13_a_cache_is_the_same(tmp_path: Path) -> None:
             prepare=prepare(s="(field batch :s)"),
             objective="(defobjective (inputs ctx) (mean (model (getf inputs :s))))",
         )
-        rows.append(given(Case.of(tmp_path / name, text).calls(2), "train", "generated:s"))
+        rows.append(inputs_of(Case.of(tmp_path / name, text).calls(2), "train", "generated:s"))
     np.testing.assert_array_equal(*rows)
     assert len(np.unique(rows)) == 7  # it writes everything there is
 

@@ -52,7 +52,7 @@ def wanted(text: str) -> list[tuple[int, str]]:
     return sorted((n, code) for n, codes in rows for code in codes)
 
 
-def found(tmp_path, text: str) -> list[tuple[int, str]]:
+def reported(tmp_path, text: str) -> list[tuple[int, str]]:
     path = tmp_path / "run.sx"
     path.write_text(text)
     report = Report()
@@ -98,13 +98,13 @@ OVERLAP = ("pass", "dtype of a field", "misspelt name", "number", "name in what 
 
 
 def test_the_whole_file_has_no_fault(tmp_path) -> None:
-    assert found(tmp_path, WHOLE) == []
+    assert reported(tmp_path, WHOLE) == []
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_one_fault_is_reported_once_and_none_that_follows_from_it(tmp_path, name: str) -> None:
     text = changed(name)
-    assert found(tmp_path, text) == wanted(text)
+    assert reported(tmp_path, text) == wanted(text)
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_one_fault_is_reported_once_and_none_that_follows_from_it(tmp_path, name
 )
 def test_faults_of_all_stages_are_reported_in_one_round(tmp_path, names: tuple[str, ...]) -> None:
     text = changed(*names)
-    assert found(tmp_path, text) == wanted(text)
+    assert reported(tmp_path, text) == wanted(text)

@@ -36,7 +36,7 @@ def codes(text: str, top: bool = True) -> list[str]:
     return [f"{e.code.name} {e.span.line_column()[1] if e.span else 0}" for e in checked(text, top).errors]
 
 
-def one(text: str) -> Seq:
+def single_form(text: str) -> Seq:
     [form] = read(Source("run.sx", text), Report())
     assert isinstance(form, Seq)
     return form
@@ -222,26 +222,26 @@ def test_a_form_of_any_depth_and_width_is_checked_in_bounded_time() -> None:
 
 
 def test_parts_of_a_model() -> None:
-    parts = parse(one('(defmodel m (row &key cache) :frozen true "Doc." (g row) (h row))'))
+    parts = parse(single_form('(defmodel m (row &key cache) :frozen true "Doc." (g row) (h row))'))
     assert (parts.name, parts.doc, list(parts.keys)) == ("m", "Doc.", ["frozen"])
     assert parts.params and [s.name for s in parts.params.symbols()] == ["row", "cache"]
     assert [canonical(f) for f in parts.body] == ["(g row)", "(h row)"]
 
 
 def test_a_lambda_list() -> None:
-    params = parse_params(one("(x y &key (bias true) init)"))
+    params = parse_params(single_form("(x y &key (bias true) init)"))
     assert [s.name for s in params.names] == ["x", "y"]
     assert [(s.name, d and canonical(d)) for s, d in params.keys] == [("bias", "true"), ("init", None)]
     assert params.rest is None and params.takes(2) and not params.takes(1) and not params.takes(3)
-    params = parse_params(one("(x &rest more)"))
+    params = parse_params(single_form("(x &rest more)"))
     assert params.rest and params.rest.name == "more"
     assert params.takes(1) and params.takes(3) and not params.takes(0)
 
 
 def test_a_docstring_stands_first_in_a_body_of_several_forms() -> None:
-    assert split_body(one('("doc" a)').items)[0] == "doc"
-    assert split_body(one('("value")').items) == (None, one('("value")').items)
-    assert split_body(one('(a "value")').items)[0] is None
+    assert split_body(single_form('("doc" a)').items)[0] == "doc"
+    assert split_body(single_form('("value")').items) == (None, single_form('("value")').items)
+    assert split_body(single_form('(a "value")').items)[0] is None
 
 
 # ---- the table

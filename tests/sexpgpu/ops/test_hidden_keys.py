@@ -21,26 +21,26 @@ QUERIES, KEYS, DEEP = 6, 6, 8
 Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 
 
-def given(*shape: int) -> np.ndarray:
+def random_mask(*shape: int) -> np.ndarray:
     return RNG.random(shape) < 0.6
 
 
 # leading axes, the mask, is it causal: 4 heads and more are one kernel, fewer are its parts
 FORMS: dict[str, tuple[tuple[int, ...], np.ndarray | None, bool]] = {
     "causal": ((2, 2), None, True),
-    "keys of a record": ((2, 2), given(2, 1, 1, KEYS), False),
-    "keys": ((4,), given(KEYS), False),
-    "every pair": ((2, 2), given(2, 1, QUERIES, KEYS), False),
-    "causal, keys of a record": ((2, 2), given(2, 1, 1, KEYS), True),
+    "keys of a record": ((2, 2), random_mask(2, 1, 1, KEYS), False),
+    "keys": ((4,), random_mask(KEYS), False),
+    "every pair": ((2, 2), random_mask(2, 1, QUERIES, KEYS), False),
+    "causal, keys of a record": ((2, 2), random_mask(2, 1, 1, KEYS), True),
     "few heads, causal": ((2,), None, True),
-    "few heads, keys of a record": ((2,), given(2, 1, KEYS), False),
-    "few heads, every pair": ((), given(QUERIES, KEYS), False),
-    "few heads, causal, every pair": ((1,), given(1, QUERIES, KEYS), True),
-    "keys that heads share": ((3,), given(3, 1, KEYS), False),
+    "few heads, keys of a record": ((2,), random_mask(2, 1, KEYS), False),
+    "few heads, every pair": ((), random_mask(QUERIES, KEYS), False),
+    "few heads, causal, every pair": ((1,), random_mask(1, QUERIES, KEYS), True),
+    "keys that heads share": ((3,), random_mask(3, 1, KEYS), False),
 }  # fmt: skip
 
 
-def made(form: str, dtype: str) -> tuple[Graph, np.ndarray, dict[str, np.ndarray]]:
+def graph_and_inputs(form: str, dtype: str) -> tuple[Graph, np.ndarray, dict[str, np.ndarray]]:
     """The result and the gradients of q, k and v; which query sees which key; and the inputs."""
     lead, mask, causal = FORMS[form]
     b = Builder()
@@ -80,7 +80,7 @@ def check(graph: Graph, seen: np.ndarray, feeds: dict[str, np.ndarray], run: Run
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_hidden_does_not_count(form: str, dtype: str) -> None:
-    graph, seen, feeds = made(form, dtype)
+    graph, seen, feeds = graph_and_inputs(form, dtype)
     check(graph, seen, feeds, lambda given: evaluate([y for _, y in graph.outputs], given))
 
 
@@ -89,7 +89,8 @@ def test_nor_does_it_in_compiled_code() -> None:
     import attrs
 
     tvm = pytest.importorskip("tvm", reason="needs the extra `build`")
-    cases = [made(form, "f32") for form in FORMS] + [made(form, "bf16") for form in ("causal", "every pair")]
+    cases = [graph_and_inputs(form, "f32") for form in FORMS]
+    cases += [graph_and_inputs(form, "bf16") for form in ("causal", "every pair")]
     vm = compiled([attrs.evolve(graph, name=f"f{i}") for i, (graph, _, _) in enumerate(cases)], scheduled)
     for i, (graph, seen, feeds) in enumerate(cases):
 

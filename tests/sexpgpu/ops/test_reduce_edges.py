@@ -93,7 +93,7 @@ EDGES: tuple[Edge, ...] = (
 )  # fmt: skip
 
 
-def made(edge: Edge) -> tuple[tuple[Value, ...], Value]:
+def graph_of(edge: Edge) -> tuple[tuple[Value, ...], Value]:
     b = Builder()
     xs = tuple(b.input(f"x{i}", TensorType(x.shape, NAMES[x.dtype.name])) for i, x in enumerate(edge[1]))
     return xs, edge[2](b, *xs)
@@ -110,7 +110,7 @@ def check(got: np.ndarray, want: Any) -> None:
 
 @pytest.mark.parametrize("edge", [pytest.param(e, id=e[0]) for e in EDGES])
 def test_the_reference_says_so(edge: Edge) -> None:
-    xs, y = made(edge)
+    xs, y = graph_of(edge)
     (got,) = evaluate([y], {x.name: a for x, a in zip(xs, edge[1], strict=True)})
     check(got, edge[3])
 
@@ -119,7 +119,7 @@ def test_the_reference_says_so(edge: Edge) -> None:
 def machine(request: Any) -> Any:
     graphs = []
     for i, edge in enumerate(EDGES):
-        xs, y = made(edge)
+        xs, y = graph_of(edge)
         graphs.append(Graph(f"edge_{i}", xs, (("y", y),)))
     return compiled(graphs, request.param)
 

@@ -27,9 +27,9 @@ from lowering import emit, pipeline
 from lowering.codegen import objects
 from lowering.link import shared_library
 from lowering.math import elementary
-from tests.cuda_on_cpu import kernels
-from tests.schedules.gpu.both import GPU, bits
-from tests.schedules.kernels import V3, runs_here
+from tests.cuda_on_cpu import emulator
+from tests.schedules.gpu.cpu_and_cuda import GPU, bits
+from tests.schedules.tensor_programs import V3, runs_here
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
 
@@ -37,7 +37,7 @@ EVERY = 3
 GROUPS = sorted({row.group for row in OPS.values()})
 UNITS = {"attention-6": 2}  # cases that matrix units take, and which of their inputs is summed
 X86 = tvm.target.Target(dict(schedules.TARGETS[V3].tvm))
-CUDA = kernels.tvm_target(GPU).with_host(X86)
+CUDA = emulator.tvm_target(GPU).with_host(X86)
 
 
 def chosen(group: str) -> list[tuple[str, Built]]:
@@ -65,7 +65,7 @@ def test_rows_have_the_bits_of_the_cpu(group: str) -> None:
     graphs = [_graph(f"case_{i}", made) for i, (_, made) in enumerate(cases)]
     lowered = pipeline.lower(emit.emit(graphs), {}, None)
     cpu = machine(lowered, X86, V3)
-    with kernels.in_place_of_cuda("hashed"):
+    with emulator.in_place_of_cuda("hashed"):
         gpu = machine(lowered, CUDA, GPU)
     for i, (name, made) in enumerate(cases):
         given = [tvm.runtime.tensor(x) for x in (*made.arrays(), made.feeds["seed"])]
@@ -78,7 +78,8 @@ def test_rows_have_the_bits_of_the_cpu(group: str) -> None:
 
 def near(got: np.ndarray, want: np.ndarray, values: np.ndarray, name: str) -> None:
     """Weights, of which a row's sum is 1, lose less than 2^-15 each, and as much where they are added
-    (tests/schedules/gpu/test_head_units.py). A result is rounded to bfloat16, neighbours at most 2^-7 apart."""
+    (tests/schedules/gpu/test_attention_tensor_core.py). A result is rounded to bfloat16, neighbours at most 2^-7
+    apart."""
     found, wanted = got.astype(np.float64), want.astype(np.float64)
     room = 2.0**-7 * np.abs(wanted) + 2.0**-14 * np.abs(values.astype(np.float64)).max()
     assert (np.abs(found - wanted) <= room).all(), name

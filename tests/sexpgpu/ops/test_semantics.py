@@ -193,7 +193,9 @@ EDGES: tuple[tuple[str, str, list[list[Any]], Make, list[Any]], ...] = (
 )
 
 
-def made(edge: tuple[str, str, list[list[Any]], Make, list[Any]]) -> tuple[tuple[Value, ...], Value, list[np.ndarray]]:
+def graph_of(
+    edge: tuple[str, str, list[list[Any]], Make, list[Any]],
+) -> tuple[tuple[Value, ...], Value, list[np.ndarray]]:
     _, dtype, given, make, _ = edge
     b = Builder()
     xs = tuple(b.input(f"x{i}", TensorType((len(x),), dtype)) for i, x in enumerate(given))
@@ -212,7 +214,7 @@ def check(got: np.ndarray, value: Value, want: list[Any], rtol: float) -> None:
 
 @pytest.mark.parametrize("edge", [pytest.param(e, id=e[0]) for e in EDGES])
 def test_the_reference_says_so(edge: Any) -> None:
-    xs, y, arrays = made(edge)
+    xs, y, arrays = graph_of(edge)
     (got,) = evaluate([y], {x.name: a for x, a in zip(xs, arrays, strict=True)})
     check(got, y, edge[-1], rtol=1e-7)  # the results above are exact, or written in decimals for a float32
 
@@ -222,7 +224,7 @@ def machine(request: Any) -> Any:
     pytest.importorskip("tvm", reason="needs the extra `build`")
     graphs = []
     for i, edge in enumerate(EDGES):
-        xs, y, _ = made(edge)
+        xs, y, _ = graph_of(edge)
         graphs.append(Graph(f"edge_{i}", xs, (("y", y),)))
     return compiled(graphs, request.param)
 
@@ -232,7 +234,7 @@ def machine(request: Any) -> Any:
 def test_the_compiled_code_does_so(machine: Any, number: int) -> None:
     import tvm
 
-    _, y, arrays = made(EDGES[number])
+    _, y, arrays = graph_of(EDGES[number])
     (got,) = machine[f"edge_{number}"](*map(tvm.runtime.tensor, arrays))
     check(got.numpy(), y, EDGES[number][-1], rtol=1e-6)  # a few units in the last place of libm's functions
 

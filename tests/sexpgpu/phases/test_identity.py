@@ -31,7 +31,7 @@ BASE = """
 NAMES = ["language", "model", "data", "prepare", "objective", "generate", "optimizer", "run"]
 
 
-def of(folder: Path, text: str, **files: str) -> dict[str, str]:
+def digests(folder: Path, text: str, **files: str) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     for name, content in {"run": text, **files}.items():
         (folder / f"{name}.sx").write_text(content)
@@ -47,12 +47,12 @@ def changed(folder: Path, *edits: tuple[str, str]) -> list[str]:
     for old, new in edits:
         assert old in text
         text = text.replace(old, new)
-    a, b = of(folder, BASE), of(folder, text)
+    a, b = digests(folder, BASE), digests(folder, text)
     return [name for name in NAMES if a[name] != b[name]]
 
 
 def test_an_identity_has_a_sha256_for_each_component(tmp_path: Path) -> None:
-    made = of(tmp_path, BASE)
+    made = digests(tmp_path, BASE)
     assert list(made) == NAMES and all(len(bytes.fromhex(d)) == 32 for d in made.values())
     assert len(set(made.values())) == len(NAMES)
 
@@ -117,17 +117,17 @@ def test_what_counts_and_where(tmp_path: Path, old: str, new: str, parts: list[s
 
 def test_a_run_without_a_generator_has_a_digest_of_its_own(tmp_path: Path) -> None:
     text = BASE[: BASE.index("(defgenerate")] + BASE[BASE.index("(defprepare") :]
-    made = of(tmp_path, text)
+    made = digests(tmp_path, text)
     assert made["generate"] == "140bedbf9c3f6d56a9846d2ba7088798683f4da0c248231336e6a05679e4fdfe"  # sha256 of "none"
     assert {n: d for n, d in made.items() if n != "generate"} == {
-        n: d for n, d in of(tmp_path, BASE).items() if n != "generate"
+        n: d for n, d in digests(tmp_path, BASE).items() if n != "generate"
     }
 
 
 def test_the_place_of_a_file_and_its_parts_do_not_count(tmp_path: Path) -> None:
-    whole = of(tmp_path / "a", BASE)
+    whole = digests(tmp_path / "a", BASE)
     cut = BASE.index("(defmodel teacher")
-    assert of(tmp_path / "b", '(include "models.sx")\n' + BASE[cut:], models=BASE[:cut]) == whole
+    assert digests(tmp_path / "b", '(include "models.sx")\n' + BASE[cut:], models=BASE[:cut]) == whole
 
 
 def test_a_source_of_record_numbers_counts(tmp_path: Path) -> None:
@@ -135,9 +135,11 @@ def test_a_source_of_record_numbers_counts(tmp_path: Path) -> None:
         old = ':source "rows.npz" :batch 4 :fields (list :x [3] :f32)'
         return BASE.replace(old, f":source {source} :batch 4 :fields (list :x [] :i64)")
 
-    data = [of(tmp_path, text(s))["data"] for s in ("(indices 8)", "(indices 9)")]
-    data += [of(tmp_path, f"(def records {s})\n" + text("records"))["data"] for s in ("(indices 8)", "(indices 9)")]
-    data += [of(tmp_path, f"(def records {s})\n" + text("records"))["data"] for s in ('"a.npz"', '"b.npz"')]
+    data = [digests(tmp_path, text(s))["data"] for s in ("(indices 8)", "(indices 9)")]
+    data += [
+        digests(tmp_path, f"(def records {s})\n" + text("records"))["data"] for s in ("(indices 8)", "(indices 9)")
+    ]
+    data += [digests(tmp_path, f"(def records {s})\n" + text("records"))["data"] for s in ('"a.npz"', '"b.npz"')]
     assert len(set(data)) == 5 and data[4] == data[5]
 
 
@@ -145,11 +147,11 @@ def test_the_stages_and_their_loaders_count(tmp_path: Path) -> None:
     def text(stages: str) -> str:
         return BASE + f"(defcurriculum {stages})"
 
-    first = of(tmp_path, text("(stage a :steps 1) (stage b :steps 2 :loader held)"))
-    assert of(tmp_path, text("(stage x :steps 1) (stage y :steps 2 :loader held)")) == first
-    longer = of(tmp_path, text("(stage a :steps 1) (stage b :steps 3 :loader held)"))
+    first = digests(tmp_path, text("(stage a :steps 1) (stage b :steps 2 :loader held)"))
+    assert digests(tmp_path, text("(stage x :steps 1) (stage y :steps 2 :loader held)")) == first
+    longer = digests(tmp_path, text("(stage a :steps 1) (stage b :steps 3 :loader held)"))
     assert [n for n in NAMES if longer[n] != first[n]] == ["run"]
-    other = of(tmp_path, text("(stage a :steps 1) (stage b :steps 2 :loader rows)"))
+    other = digests(tmp_path, text("(stage a :steps 1) (stage b :steps 2 :loader rows)"))
     assert [n for n in NAMES if other[n] != first[n]] == ["data", "run"]
 
 

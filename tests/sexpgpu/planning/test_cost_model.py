@@ -19,7 +19,7 @@ b = Builder()
 RATES = Rates(flops=1e9, bytes=1e9, threads=2, launch=1e-6, fork=2e-6, call=20e-6, port=1e-6, cache=1e6, far=1e8)
 
 
-def given(*shape: int) -> Value:
+def input_of(*shape: int) -> Value:
     return b.input("x", TensorType(shape, "f32"))
 
 
@@ -34,14 +34,14 @@ def ops(*outputs: Value) -> list[list[str]]:
 
 
 def test_a_matmul_is_two_m_n_k_and_moves_are_free() -> None:
-    product = b("matmul", given(4, 3), given(3, 2))
+    product = b("matmul", input_of(4, 3), input_of(3, 2))
     assert flops(graph(product)) == 2 * 4 * 3 * 2
     assert flops(graph(b("exp", b("transpose", product, perm=(1, 0))))) == 48 + 8
-    assert flops(graph(b("matmul", given(3, 4), given(3, 2), ta=True))) == 48
+    assert flops(graph(b("matmul", input_of(3, 4), input_of(3, 2), ta=True))) == 48
 
 
 def test_elementwise_values_join_each_other_and_a_sum() -> None:
-    x = given(4, 3)
+    x = input_of(4, 3)
     y = b("exp", x)
     both = b("*", b("sin", y), b("cos", y))  # y has two users, in one kernel
     assert ops(b("sum", both, axes=(0,), keepdims=False)) == [["exp", "sin", "cos", "*", "sum"]]
@@ -49,7 +49,7 @@ def test_elementwise_values_join_each_other_and_a_sum() -> None:
 
 
 def test_an_output_and_a_value_of_two_kernels_stay_alone() -> None:
-    y = b("exp", given(4, 3))
+    y = b("exp", input_of(4, 3))
     assert ops(b("sin", y), y) == [["exp"], ["sin"]]
     assert ops(b("sum", y, axes=(0,), keepdims=False), b("sum", y, axes=(1,), keepdims=False)) == [
         ["exp"], ["sum"], ["sum"],
@@ -57,16 +57,16 @@ def test_an_output_and_a_value_of_two_kernels_stay_alone() -> None:
 
 
 def test_a_product_takes_the_elementwise_values_after_it_and_none_before() -> None:
-    product = b("matmul", b("exp", given(4, 3)), given(3, 2))
-    shifted = b("+", product, given(2))
-    assert ops(b("max", shifted, given(4, 2))) == [["exp"], ["matmul", "+", "max"]]
+    product = b("matmul", b("exp", input_of(4, 3)), input_of(3, 2))
+    shifted = b("+", product, input_of(2))
+    assert ops(b("max", shifted, input_of(4, 2))) == [["exp"], ["matmul", "+", "max"]]
     assert ops(b("sum", shifted, axes=(0,), keepdims=False)) == [["exp"], ["matmul"], ["+", "sum"]]
-    two = b("matmul", given(4, 3), given(3, 2))
+    two = b("matmul", input_of(4, 3), input_of(3, 2))
     assert len(ops(b("+", product, two))) == 3  # one product a kernel
 
 
 def test_the_gradients_of_attention_are_one_kernel_made_before_any_is_read() -> None:
-    q, k, v, dy = given(2, 4, 5, 3), given(2, 4, 6, 3), given(2, 4, 6, 2), given(2, 4, 5, 2)
+    q, k, v, dy = input_of(2, 4, 5, 3), input_of(2, 4, 6, 3), input_of(2, 4, 6, 2), input_of(2, 4, 5, 2)
     dq, dk, dv = (b(f"attend-grad-{of}", dy, q, k, v, causal=False) for of in "qkv")
     made = ["attend-grad-q", "attend-grad-k", "attend-grad-v"]
     first, second, third = ops(b("exp", dq), dk, b("sin", dv))
@@ -81,32 +81,32 @@ def test_the_gradients_of_attention_are_one_kernel_made_before_any_is_read() -> 
 
 
 def test_a_move_joins_elementwise_values_alone() -> None:
-    turned = b("transpose", given(4, 3), perm=(1, 0))
+    turned = b("transpose", input_of(4, 3), perm=(1, 0))
     assert ops(b("exp", turned)) == [["transpose", "exp"]]
     assert ops(b("sum", b("exp", turned), axes=(0,), keepdims=False)) == [["transpose"], ["exp", "sum"]]
-    moved = b("exp", b("transpose", b("exp", given(4, 3)), perm=(1, 0)))
+    moved = b("exp", b("transpose", b("exp", input_of(4, 3)), perm=(1, 0)))
     assert ops(b("sum", moved, axes=(0,), keepdims=False)) == [["exp", "transpose"], ["exp", "sum"]]
-    square = b("exp", given(4, 4))  # two users, which meet in the kernel of the sum
+    square = b("exp", input_of(4, 4))  # two users, which meet in the kernel of the sum
     both = b("+", b("transpose", square, perm=(1, 0)), square)
     assert ops(b("sum", both, axes=(0,), keepdims=False)) == [["exp", "transpose", "+", "sum"]]
 
 
 def test_a_view_is_no_kernel_and_a_returned_input_is_a_copy() -> None:
-    x = given(4, 3)
+    x = input_of(4, 3)
     assert ops(b("softmax", b("reshape", x, shape=(12,)), axis=0)) == [["softmax"]]
     assert [(k.values, k.reads, k.writes) for k in kernels(graph(x))] == [((), 48, 48)]
 
 
 def test_bytes_are_those_of_operands_and_results() -> None:
-    x = given(4, 3)
-    (k,) = kernels(graph(b("+", b("*", x, x), given(3))))
+    x = input_of(4, 3)
+    (k,) = kernels(graph(b("+", b("*", x, x), input_of(3))))
     assert (k.reads, k.writes) == (48 + 12, 48)
-    (part,) = kernels(graph(b("exp", b("gather", given(1000, 3), b.input("i", TensorType((2,), "i32"))))))
+    (part,) = kernels(graph(b("exp", b("gather", input_of(1000, 3), b.input("i", TensorType((2,), "i32"))))))
     assert (part.reads, part.writes) == (2 * 3 * 4 + 8, 24)  # the rows that are read, not the table
 
 
 def test_an_update_of_all_parameters_is_one_kernel_and_their_norm_one() -> None:
-    weights, gradients = [given(4), given(5)], [given(4), given(5)]
+    weights, gradients = [input_of(4), input_of(5)], [input_of(4), input_of(5)]
     norm = [b("sum", b("*", g, g), axes=(0,), keepdims=False) for g in gradients]
     factor = b("sqrt", b("+", *norm))
     new = [b("-", w, b("*", g, factor)) for w, g in zip(weights, gradients, strict=True)]
@@ -119,7 +119,7 @@ def test_an_update_of_all_parameters_is_one_kernel_and_their_norm_one() -> None:
 def test_a_kernel_takes_its_work_and_its_bytes_on_as_many_threads_as_pay() -> None:
     assert kernel_seconds(Kernel((), 1000, 0), RATES) == pytest.approx(1e-6 + 1e-6)  # sharing would take 2.5e-6
     assert kernel_seconds(Kernel((), 100_000, 0), RATES) == pytest.approx(1e-6 + 50e-6 + 2e-6)
-    product = b("matmul", given(100, 100), given(100, 100))  # 108 terms a sum, with what its ends cost
+    product = b("matmul", input_of(100, 100), input_of(100, 100))  # 108 terms a sum, with what its ends cost
     assert kernel_seconds(Kernel((product,), 8000, 2000), RATES) == pytest.approx(1e-6 + 1.08e-3 + 5e-6 + 2e-6)
 
 
