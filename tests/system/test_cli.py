@@ -154,10 +154,10 @@ def test_ctrl_c_ends_a_build_whatever_becomes_of_it_inside_tvm(good: Path, swall
 def test_an_error_that_ctrl_c_became_is_told_as_ctrl_c(good: Path) -> None:
     code = (
         "import signal, sys\nfrom sexpgpu.cli import commands, main\n"
-        "def run(options):\n"
+        "def run(*options):\n"
         "    try:\n        signal.raise_signal(signal.SIGINT)\n"
         "    except KeyboardInterrupt:\n        raise RuntimeError('') from None\n"
-        "commands.COMMANDS['check'] = run\nsys.exit(main.main(sys.argv[1:]))"
+        "commands.run_check = run\nsys.exit(main.main(sys.argv[1:]))"
     )
     done = subprocess.run([sys.executable, "-c", code, "check", str(good)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
@@ -172,7 +172,7 @@ def test_each_signal_ends_a_command_in_good_order(good: Path, name: str, form: s
     if pid == 0:
         os.dup2(writer, 2)
         signal.signal(getattr(signal, name), signal.SIG_DFL)  # the tests' own time limit has one
-        commands.COMMANDS["check"] = lambda _: signal.raise_signal(getattr(signal, name))  # type: ignore
+        commands.run_check = lambda *_: signal.raise_signal(getattr(signal, name))  # type: ignore
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
         os._exit(main.main(["check", str(good), "--output-format", form]))
     os.close(writer)
@@ -186,8 +186,8 @@ def test_a_worker_that_its_limit_ended_is_told_as_that(good: Path) -> None:
     code = (
         "import sys\nfrom sexpgpu.cli import commands, main\n"
         "class Died(RuntimeError):\n    status = -24\n"
-        "def run(options):\n    raise Died('a compiling process ended')\n"
-        "commands.COMMANDS['check'] = run\nsys.exit(main.main(sys.argv[1:]))"
+        "def run(*options):\n    raise Died('a compiling process ended')\n"
+        "commands.run_check = run\nsys.exit(main.main(sys.argv[1:]))"
     )
     done = subprocess.run([sys.executable, "-c", code, "check", str(good)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (152, "stopped by SIGXCPU\n")

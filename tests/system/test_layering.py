@@ -21,7 +21,8 @@ IMPORTS = {
     "sexpgpu.cli.main": COMPILER | OURS - {"sexpgpu"} | {"numpy", "tvm_ffi"},
 }
 
-CHECK = COMPILER | OURS - {"sexpgpu"} | {"numpy", "tvm_ffi"}
+# typer itself is loaded with the command line; the packages that it may use take longer than all of a check.
+CHECK = COMPILER - {"typer"} | OURS - {"sexpgpu"} | {"numpy", "tvm_ffi", "rich", "pydantic"}
 
 
 def loaded_by(code: str, *argv: str) -> set[str]:
