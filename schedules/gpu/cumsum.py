@@ -1,7 +1,7 @@
 """Cumulative sums: one thread a sum, from the first term to the last, in the accumulator dtype the program names.
 
 A parallel scan (Blelloch 1990) would add in another order, and a GPU's bits must be the CPU's: so sums run in parallel,
-never the terms of one sum. Along the last axis a tile of rows goes through shared memory, so that loads and stores are
+never the terms of a sum. Along the last axis a tile of rows goes through shared memory, so that loads and stores are
 coalesced; along another axis neighbouring threads already have neighbouring columns.
 """
 
@@ -16,7 +16,9 @@ from ..tir.builder import Expr, Stmt, i64, load, loop, seq, store
 from .loop_programs import LoopProgram, function, read_loop_program, static_shape, wrapped_sum
 from .threads.launch import THREADS, barrier, launch, launch_per_point, registers, shared, threads_per_block, unrolled
 
-MIN_WIDE_ROWS = 4096  # sums from which a block takes 32 of them instead of 8, so that fewer threads idle; chosen
+# Sums. From so many on a block takes 32 of them instead of 8: fewer threads idle while rows are added, and there are
+# still 128 blocks. Chosen, not measured; only speed depends on it.
+MIN_WIDE_ROWS = 4096
 
 
 @attrs.frozen
@@ -59,12 +61,15 @@ def _columns(program: LoopProgram) -> Stmt:
 
 
 def _tiled_rows(program: LoopProgram) -> Stmt:
-    """A block takes ``rows`` rows, ``steps`` terms of each at a time: all threads load and store the tile, one thread a
-    row adds. A thread loads into the slots it stored from before, so no barrier is needed between the two; TVM does not
-    see that and inserts one."""
+    """A block takes ``rows`` rows, ``steps`` terms of each at a time: all threads load and store the tile, a thread
+    for each row adds. A thread loads into the slots it stored from before, so no barrier is needed between the two; TVM
+    does not see that and inserts a barrier."""
     (x,), y, (outer, n, _) = program.inputs, program.output, static_shape(program.output)
+    # Both tiles are multiples of THREADS elements, so that loads need no test of the element's number. Few rows take
+    # 128 terms at a time instead of 64, which halves the barriers of a row.
     dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MIN_WIDE_ROWS else (8, 128)
-    pitch, carried = steps + 1, str(program.attributes["carried"])  # odd: the rows that are added lie in other banks
+    # An odd pitch: the threads that add read the same term of different rows, which then lie in different banks.
+    pitch, carried = steps + 1, str(program.attributes["carried"])
     tile, acc = shared([rows * pitch], dtype, "tile"), registers([1], carried, "acc")
 
     def block(b: Expr, t: Expr) -> Stmt:
@@ -89,11 +94,13 @@ def _tiled_rows(program: LoopProgram) -> Stmt:
             return seq([
                 each_element(lambda at, index: store(tile, load(x, *index), at), p),
                 barrier(),
+                # Terms past the row's end are added too: they come after the last that is stored.
                 tirx.IfThenElse(t < i64(rows), loop(steps, add), None),
                 barrier(),
                 each_element(lambda at, index: store(y, load(tile, at), *index), p),
             ])  # fmt: skip
 
+        # The accumulator stays in its thread's register from piece to piece: the order of a sum knows no pieces.
         zero = store(acc, tirx.const(0, carried), i64(0))
         return seq([tirx.AllocBuffer(tile), tirx.AllocBuffer(acc), zero, loop(-(-n // steps), piece)])
 

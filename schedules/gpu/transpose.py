@@ -2,7 +2,7 @@
 
 Taken: elementwise stages that read some tensor along another axis than the last, along which they write. A block loads
 a tile with neighbouring threads along the axis that is read, then writes with neighbouring threads along the last axis:
-both are coalesced. Rows of a tile are padded by one 4-byte word, so that a warp reads a column without bank conflicts.
+both are coalesced. Rows of a tile are padded by a 4-byte word, so that a warp reads a column without bank conflicts.
 There are no sums here, so nothing depends on an order.
 """
 
@@ -25,10 +25,15 @@ from ..tir.point_writer import common_accesses, is_materialized, point_stores
 from ..tir.stages import Axis, Stage, variables
 from .threads.launch import WARP, barrier, launch, shared, unrolled
 
-WARPS = 8  # of a block: each takes a row of the tile, so 32 rows are 4 iterations. Chosen, as in CUDA's sample
+# Warps of a block: each takes a row of the tile, so 32 rows are 4 iterations, whose loads are in flight together.
+# Chosen, as in CUDA's sample (32 x 8 threads); only speed depends on it.
+WARPS = 8
 BANK_BYTES = 4  # width of a bank of shared memory
-MIN_EXTENT = 16  # extent of both axes; below half a tile most threads would idle. Chosen, not measured
-MAX_SHARED_BYTES = 40 * 1024  # of a block's 48 KiB, for the tiles of all tensors that are read transposed
+# Extent of both axes; below half a tile most threads would idle. Chosen, not measured.
+MIN_EXTENT = 16
+# Bytes of a block's 48 KiB, for the tiles of all tensors that are read transposed: with more, the stages go without
+# tiles and their loads are not coalesced. Chosen, not measured.
+MAX_SHARED_BYTES = 40 * 1024
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +47,7 @@ class Transpose:
 
 def find_transpose(ctx: NestContext, stages: Sequence[Stage]) -> Transpose | None:
     """None for stages that read as they write, that read under a condition (a tile is loaded without it, and could
-    leave the tensor), or that read one tensor at several indices (a tile holds one element a point)."""
+    leave the tensor), or that read a tensor at several indices (a tile holds an element a point)."""
     axes = stages[0].space
     box = Box((0,) * len(axes), tuple(a.extent for a in axes), True)
     if any(conditions(ctx, stage, box) for stage in stages):
@@ -56,6 +61,7 @@ def find_transpose(ctx: NestContext, stages: Sequence[Stage]) -> Transpose | Non
         first = reads.setdefault(access.buffer, access)
         if not same_indices(first.indices, access.indices):
             return None
+    # What the stages write themselves is not loaded in advance: a tile would hold what was there before.
     written = [stage.buffer for stage in stages]
     transposed = tuple(a for b, a in reads.items() if b not in written and _is_transposed(a, axes, axis))
     tile_bytes = max((WARP * _pitch(a.buffer) * _element_bytes(a.buffer) for a in transposed), default=1)
@@ -82,6 +88,7 @@ def _pitch(buffer: Any) -> int:
 
 
 def _storage_dtype(buffer: Any) -> str:
+    # The bits of a bfloat16, since TVM would widen a kernel's own buffer of it (``tir/bfloat16.py``).
     return "uint16" if str(buffer.dtype) == BF16 else str(buffer.dtype)
 
 
@@ -106,11 +113,13 @@ def transpose_launch(ctx: NestContext, stages: Sequence[Stage], transpose: Trans
             index[read_axis], index[-1] = i * WARP + row, j * WARP + column
             return index, tirx.all(index[read_axis] < i64(axes[read_axis].extent), index[-1] < i64(axes[-1].extent))
 
+        # Loads have the lane along the read axis, stores along the last axis: each is coalesced, and the tile exchanges
+        # the two.
         def load_tile(u: Expr) -> Stmt:
             column = u * WARPS + warp
             index, in_bounds = tile_index(lane, column)
-            slot = lambda buffer: (tiles[buffer], column * _pitch(buffer) + lane)  # noqa: E731
-            loads = [_store_shared(ctx, a, axes, index, *slot(a.buffer)) for a in transpose.reads]
+            slots = [(a, tiles[a.buffer], column * _pitch(a.buffer) + lane) for a in transpose.reads]
+            loads = [_store_shared(ctx, a, axes, index, tile, slot) for a, tile, slot in slots]
             return tirx.IfThenElse(in_bounds, seq(loads), None)
 
         def write_tile(u: Expr) -> Stmt:
