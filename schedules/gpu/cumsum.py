@@ -91,14 +91,16 @@ def _tiled_rows(program: LoopProgram) -> Stmt:
             return seq([store(acc, total, own), store(tile, load(acc, own).astype(dtype), at)])
 
         def piece(p: Expr) -> Stmt:
-            return seq([
-                each_element(lambda at, index: store(tile, load(x, *index), at), p),
-                barrier(),
-                # Terms past the row's end are added too: they come after the last that is stored.
-                tirx.IfThenElse(t < i64(rows), loop(steps, add), None),
-                barrier(),
-                each_element(lambda at, index: store(y, load(tile, at), *index), p),
-            ])  # fmt: skip
+            return seq(
+                [
+                    each_element(lambda at, index: store(tile, load(x, *index), at), p),
+                    barrier(),
+                    # Terms past the row's end are added too: they come after the last that is stored.
+                    tirx.IfThenElse(t < i64(rows), loop(steps, add), None),
+                    barrier(),
+                    each_element(lambda at, index: store(y, load(tile, at), *index), p),
+                ]
+            )
 
         # The accumulator stays in its thread's register from piece to piece: the order of a sum knows no pieces.
         zero = store(acc, tirx.const(0, carried), i64(0))

@@ -51,9 +51,12 @@ class InlinedStages:
     ``real``: buffers that are stored in any case. ``functions``: calls that the target wants expanded."""
 
     def __init__(
-        self, program: Program, contractions: Sequence[Stage], functions: Mapping[str, Expansion] | None = None,
+        self,
+        program: Program,
+        contractions: Sequence[Stage],
+        functions: Mapping[str, Expansion] | None = None,
         real: Collection[Any] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.functions = functions or {}
         self.stages: dict[Any, Stage] = {}
         self._costs: dict[Any, int] = {}

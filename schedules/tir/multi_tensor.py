@@ -221,9 +221,7 @@ def make_group(
     counts = [-(-m.length // piece) for m in members]
     firsts = tuple(sum(counts[:n]) for n in range(len(counts)))
     results = [form.buffers.index(s.buffer) for s in reductions]
-    memory = tuple(
-        k for k, b in enumerate(members[0].buffers) if not program.owns(b) and k not in results
-    )  # fmt: skip
+    memory = tuple(k for k, b in enumerate(members[0].buffers) if not program.owns(b) and k not in results)
     own = tuple(k for k in memory if any(not m.buffers[k].same_as(members[0].buffers[k]) for m in members))
     in_memory = [form.buffers[k] for k in memory]
     plain = attrs.evolve(program, stages=())
@@ -231,8 +229,16 @@ def make_group(
     virtual.stages = {s.buffer: s for s in form.stages if s.is_elementwise and s.buffer not in in_memory}
     ctx = NestContext(plain, virtual, target.lanes, target.registers)
     return TensorGroup(
-        ctx, form, tuple(members), begin, piece, firsts, sum(counts), memory, own,
+        ctx,
+        form,
+        tuple(members),
+        begin,
+        piece,
+        firsts,
+        sum(counts),
+        memory,
+        own,
         tirx.Var("addresses", PointerType(PrimType("void"))),
         scratch([2 * len(members)], "int64", "spans"),
         {s: scratch([sum(counts)], str(s.buffer.dtype), "partial") for s in reductions},
-    )  # fmt: skip
+    )

@@ -221,9 +221,14 @@ def _columns(ctx: NestContext, stage: Stage, coords: dict[Any, Expr], axis: Axis
 
 
 def reduce_columns(
-    ctx: NestContext, stage: Stage, coords: dict[Any, Expr], axis: Axis, start: Expr, width: int,
+    ctx: NestContext,
+    stage: Stage,
+    coords: dict[Any, Expr],
+    axis: Axis,
+    start: Expr,
+    width: int,
     epilogue: Sequence[Stage],
-) -> Stmt:  # fmt: skip
+) -> Stmt:
     """``width`` columns from ``start`` on, each reduced from the first row to the last, and their ``epilogue``."""
     acc = accumulator(stage, width)
     spans = [(offset, min(TREE_WIDTH, width - offset)) for offset in range(0, width, TREE_WIDTH)]

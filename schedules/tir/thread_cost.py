@@ -31,10 +31,29 @@ STRIDED_ELEMENT = 0.35  # an element of a gathered or scattered vector
 ITERATION = 0.25  # loop overhead
 MULTIPLY_ADDS = 4  # vectors of multiply-adds a nanosecond
 _OPERATIONS = (
-    tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, tirx.And, tirx.Or, tirx.Not, tirx.EQ,
-    tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.LShift, tirx.RShift, tirx.BitwiseAnd, tirx.BitwiseOr,
-    tirx.BitwiseXor, tirx.Shuffle,
-)  # fmt: skip
+    tirx.Add,
+    tirx.Sub,
+    tirx.Mul,
+    tirx.Max,
+    tirx.Min,
+    tirx.Select,
+    tirx.Cast,
+    tirx.And,
+    tirx.Or,
+    tirx.Not,
+    tirx.EQ,
+    tirx.NE,
+    tirx.LT,
+    tirx.LE,
+    tirx.GT,
+    tirx.GE,
+    tirx.LShift,
+    tirx.RShift,
+    tirx.BitwiseAnd,
+    tirx.BitwiseOr,
+    tirx.BitwiseXor,
+    tirx.Shuffle,
+)
 _DIVISIONS = (tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Mod)
 _LIGHT = {"prim.if_then_else", "tirx.reinterpret", "tirx.call_llvm_pure_intrin"}
 _ROOTS = {"tirx.sqrt"}

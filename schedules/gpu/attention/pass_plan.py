@@ -29,9 +29,12 @@ from .shared_memory import (
     with_padding,
 )
 
-# score columns of a K/V tile: as many as the most lanes of a reduction, so that tiles change no order.
+# Score columns of a K/V tile: as many as the most lanes of a reduction, so that tiles change no order. With fewer, a
+# lane of a long row would not get the columns that the CPU gives it.
 TILE_COLUMNS = 64
-TRANSPOSED_WIDTH = 4  # columns a row for neighbouring threads where memory runs along rows. Chosen, not measured
+# Columns a row for neighbouring threads where memory runs along rows: 4 columns by 8 rows a warp. Chosen, not measured;
+# fewer coalesce better and conflict more in shared memory.
+TRANSPOSED_WIDTH = 4
 
 
 @attrs.frozen(eq=False)
@@ -108,11 +111,13 @@ class KvTiledPlan:
 def plan_kv_tiled(
     ctx: NestContext, fused: RowGroup, products: Mapping[Any, Product], heads: int, rows: int
 ) -> KvTiledPlan | None:
-    """None if not all of its stages are of such kinds, or not one row fits."""
+    """None if not all of its stages are of such kinds, or not even a row fits."""
     kv_plan = read_kv_tiled(ctx, fused, products)
     if kv_plan is None:
         return None
     regions = kv_plan.memory.regions
+    # Padding goes before a row does: rows share the loads of K and V, and a bank conflict costs less than loading them
+    # again for fewer.
     layouts = [with_padding(regions, dict.fromkeys(regions, kv_plan.padding)), regions]
     for count in row_counts(heads, rows):
         fitting = [layout for layout in layouts if kv_plan.shared_bytes(count, layout) <= MAX_SHARED_BYTES]
@@ -122,7 +127,7 @@ def plan_kv_tiled(
 
 
 def read_kv_tiled(ctx: NestContext, fused: RowGroup, products: Mapping[Any, Product]) -> KvTiledPlan | None:
-    """The passes, for blocks of one row; None if not all stages are of such kinds."""
+    """The passes, for blocks of a row; None if not all stages are of such kinds."""
     column_axes = fused.stages[0].space[fused.lead :]
     all_regions = assign_regions(ctx, fused)
     last_products = [s for s, p in products.items() if is_a_in_shared(fused, all_regions, p)]
@@ -162,12 +167,14 @@ class _StageKinds:
             return False
         if stage in self.outputs:
             product = self.products[stage]
+            # All output columns are made at once, since their accumulators stay in registers from the first tile to the
+            # last.
             a_is_elementwise = any(s.is_elementwise and s.buffer.same_as(product.a.source) for s in self.fused.stages)
             return a_is_elementwise and product.n <= max(COLUMNS) and stage.depth == self.extent
         return stage.reduction is not None and stage.depth == self.extent and self._reads_at(stage, stage.reduce[0].var)
 
     def _reads_at(self, stage: Stage, column: Any) -> bool:
-        """Does it read score matrices at this one column alone?"""
+        """Does it read score matrices at this column alone?"""
         matrices = [r for r in reads_of(self.ctx, stage) if self.regions.get(r.buffer, (0, 1))[1] > 1]
         return all(reads_at_column(self.fused, x, column) for x in matrices)
 
@@ -190,6 +197,7 @@ class _StageKinds:
         made = [
             Pass(tuple(s for s in self.fused.stages if s in m), tuple(g)) for m, g in zip(steps, groups, strict=True)
         ]
+        # A score stage that no pass needs would not be made at all: such a group is refused.
         chained = {s for p in made for s in p.score_stages}
         return tuple(made) if made and chained == set(filter(self.is_score_stage, self.fused.stages)) else None
 

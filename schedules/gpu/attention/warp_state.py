@@ -45,7 +45,7 @@ class WarpState:
         return self.first_row + self.warp.row + tirx.floordiv(self.warp.lane, i64(4)) + thread_row * 8
 
     def row_indices(self, thread_row: Expr) -> list[Expr]:
-        """Batch and row. Past the last row it is the last one: it is read again, but its store is guarded."""
+        """Batch and row. Past the last row it is the last: it is read again, but its store is guarded."""
         row = self.row(thread_row)
         return [*self.heads, tirx.Min(row, i64(self.total_rows - 1)) if self.total_rows % self.plan.rows else row]
 
@@ -76,6 +76,7 @@ def load_a_operands(state: WarpState) -> list[Stmt]:
         start, layout = i64(plan.a_offsets[stage]), plan.a_layout(stage)
         where = state.batch, state.first_row, i64(0)
         copies.append(copy_tile_async(state.memory, start, layout, operand, where, state.thread, plan.tile(16).threads))
+        # Loaded once: Q is the same for every tile, so its fragments stay if there are registers for them.
         if stage in state.a_fragments:
 
             def load_fragment(k: Expr, s: Stage = stage) -> Stmt:

@@ -128,11 +128,13 @@ def multiply_tile(matmul: SimtMatmul, buffer: int, thread: Expr) -> Stmt:
         return store(matmul.acc, fma(load(a_fragment, i), load(b_fragment, j), load(matmul.acc, e)), e)
 
     def step(k: Expr) -> Stmt:
-        return seq([
-            *_load_fragment(a_fragment, matmul.a, buffer, k, thread_m, tile.threads_m),
-            *_load_fragment(b_fragment, matmul.b, buffer, k, thread_n, tile.threads_n),
-            unrolled(tile.tm, lambda i: unrolled(tile.tn, lambda j: multiply_add(i, j), "j"), "i"),
-        ])  # fmt: skip
+        return seq(
+            [
+                *_load_fragment(a_fragment, matmul.a, buffer, k, thread_m, tile.threads_m),
+                *_load_fragment(b_fragment, matmul.b, buffer, k, thread_n, tile.threads_n),
+                unrolled(tile.tm, lambda i: unrolled(tile.tn, lambda j: multiply_add(i, j), "j"), "i"),
+            ]
+        )
 
     # Unrolled over the k tile: the compiler can then load the next fragments while it multiplies these.
     return block([unrolled(tile.bk, step, "k")], [a_fragment, b_fragment])
