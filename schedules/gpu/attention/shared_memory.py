@@ -38,7 +38,8 @@ MIN_BLOCKS = 128
 TILE_K = 32
 # Elements of a B tile: four a thread, the widest load. More take shared memory from rows.
 TILE_ELEMENTS = 1024
-TILE_PADDING = 4  # elements a tile row may be padded by, at most
+# Elements a tile row may be padded by at most (``tile_staging``): reserved in each tile, whatever its operand's layout.
+TILE_PADDING = 4
 BANKS = 32  # of shared memory, a word of 4 bytes each
 
 
