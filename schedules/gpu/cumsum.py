@@ -72,35 +72,30 @@ def _tiled_rows(program: LoopProgram) -> Stmt:
     pitch, carried = steps + 1, str(program.attributes["carried"])
     tile, acc = shared([rows * pitch], dtype, "tile"), registers([1], carried, "acc")
 
+    def each_element(b: Expr, t: Expr, piece: Expr, body: Any) -> Stmt:
+        """``body(slot in the tile, index in memory)`` for the elements in bounds."""
+
+        def element(u: Expr) -> Stmt:
+            e = u * THREADS + t
+            r, s = e // steps, e % steps
+            row, k = b * rows + r, piece * steps + s
+            in_bounds = tirx.all(row < i64(outer), k < i64(n))
+            return tirx.IfThenElse(in_bounds, body(r * pitch + s, (row, _axis_index(program, k), i64(0))), None)
+
+        return unrolled(rows * steps // THREADS, element)
+
     def block(b: Expr, t: Expr) -> Stmt:
-        def each_element(body: Any, piece: Expr) -> Stmt:
-            """``body(index in the tile, index in memory)`` for the elements in bounds."""
-
-            def element(u: Expr) -> Stmt:
-                e = u * THREADS + t
-                r, s = e // steps, e % steps
-                row, k = b * rows + r, piece * steps + s
-                in_bounds = tirx.all(row < i64(outer), k < i64(n))
-                return tirx.IfThenElse(in_bounds, body(r * pitch + s, (row, _axis_index(program, k), i64(0))), None)
-
-            return unrolled(rows * steps // THREADS, element)
-
         def add(s: Expr) -> Stmt:
-            at, own = t * pitch + s, i64(0)
-            total = wrapped_sum(load(acc, own), load(tile, at).astype(carried))
-            return seq([store(acc, total, own), store(tile, load(acc, own).astype(dtype), at)])
+            slot, own = t * pitch + s, i64(0)
+            total = wrapped_sum(load(acc, own), load(tile, slot).astype(carried))
+            return seq([store(acc, total, own), store(tile, load(acc, own).astype(dtype), slot)])
 
         def piece(p: Expr) -> Stmt:
-            return seq(
-                [
-                    each_element(lambda at, index: store(tile, load(x, *index), at), p),
-                    barrier(),
-                    # Terms past the row's end are added too: they come after the last that is stored.
-                    tirx.IfThenElse(t < i64(rows), loop(steps, add), None),
-                    barrier(),
-                    each_element(lambda at, index: store(y, load(tile, at), *index), p),
-                ]
-            )
+            load_tile = each_element(b, t, p, lambda slot, index: store(tile, load(x, *index), slot))
+            # Terms past the row's end are added too: they come after the last that is stored.
+            add_rows = tirx.IfThenElse(t < i64(rows), loop(steps, add), None)
+            store_tile = each_element(b, t, p, lambda slot, index: store(y, load(tile, slot), *index))
+            return seq([load_tile, barrier(), add_rows, barrier(), store_tile])
 
         # The accumulator stays in its thread's register from piece to piece: the order of a sum knows no pieces.
         zero = store(acc, tirx.const(0, carried), i64(0))

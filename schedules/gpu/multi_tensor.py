@@ -238,17 +238,22 @@ def _reduce_members(group: TensorGroup, stage: Stage, shared_sums: Any, thread: 
         def leaf(number: int) -> Stmt:
             return seq([store(span, i64(group.firsts[number]), i64(0)), store(span, i64(counts[number]), i64(1))])
 
-        work: Stmt = None
-        # The number of pieces is known for each member here, but the code is shared by all: it branches at run time
-        # between the widths that occur, so that each member gets the order of a row of its own length.
-        for max_pieces, width in reversed(WIDTH_BY_PIECES):
-            if any(_tree_width(number) == width for number in counts):
-                reduction = bind_in_buffers(reduce(member, width))
-                work = reduction if work is None else tirx.IfThenElse(pieces <= max_pieces, reduction, work)
+        work = _by_width(counts, pieces, lambda width: bind_in_buffers(reduce(member, width)))
         select = _bisect([*range(1, count + 1)], member, leaf)
         return tirx.IfThenElse(member < count, seq([select, work]), None)
 
     return block([dynamic_loop(i64(-(-count // MEMBER_WARPS)), member_of_warp, "m")], [span])
+
+
+def _by_width(counts: Sequence[int], pieces: Expr, reduce: Callable[[int], Stmt]) -> Stmt:
+    """``reduce(width)`` by the number of ``pieces``. Each member's is known here (``counts``), but all share code: it
+    branches at run time between the widths that occur, so that each gets the order of a row of its own length."""
+    work: Stmt = None
+    for max_pieces, width in reversed(WIDTH_BY_PIECES):
+        if any(_tree_width(number) == width for number in counts):
+            reduction = reduce(width)
+            work = reduction if work is None else tirx.IfThenElse(pieces <= max_pieces, reduction, work)
+    return work
 
 
 def _tree_width(pieces: int) -> int:

@@ -188,22 +188,8 @@ def _merge_chunks(scatter: ScatterAdd, chunked: tuple[Any, Any], merged: list[An
             size = tirx.min(i64(count) - b * CHUNK, i64(CHUNK))
             # In an earlier chunk equal keys come before this key, in a later chunk behind it.
             limit = load(key, zero) + (b < own_chunk).astype("int64")
-
-            def bisect(u: Expr) -> Stmt:
-                # Steps by powers of two from CHUNK on: the same number of steps for every thread, so a warp does not
-                # diverge.
-                candidate = load(low, zero) + (i64(CHUNK) >> u)
-                is_less = load(keys, b * CHUNK + candidate - 1).astype("int64") < limit
-                advance = tirx.if_then_else(candidate <= size, is_less, False)
-                return tirx.IfThenElse(advance, store(low, candidate, zero), None)
-
-            search = seq(
-                [
-                    store(low, zero, zero),
-                    loop(CHUNK.bit_length(), bisect),
-                    store(rank, load(rank, zero) + load(low, zero), zero),
-                ]
-            )
+            add_rank = store(rank, load(rank, zero) + load(low, zero), zero)
+            search = seq([store(low, zero, zero), _count_less(keys, b * CHUNK, size, limit, low), add_rank])
             return tirx.IfThenElse(tirx.NE(b, own_chunk), search, None)
 
         target = load(rank, zero)
@@ -219,6 +205,21 @@ def _merge_chunks(scatter: ScatterAdd, chunked: tuple[Any, Any], merged: list[An
         )
 
     return launch_per_point(count, merge)
+
+
+def _count_less(keys: Any, first: Expr, size: Expr, limit: Expr, low: Any) -> Stmt:
+    """Adds to ``low`` how many of the ``size`` sorted keys from ``first`` on are below ``limit``: a binary search.
+
+    Its steps are powers of two from CHUNK on, as many for every thread, so that a warp does not diverge."""
+    zero = i64(0)
+
+    def bisect(u: Expr) -> Stmt:
+        candidate = load(low, zero) + (i64(CHUNK) >> u)
+        is_less = load(keys, first + candidate - 1).astype("int64") < limit
+        advance = tirx.if_then_else(candidate <= size, is_less, False)
+        return tirx.IfThenElse(advance, store(low, candidate, zero), None)
+
+    return loop(CHUNK.bit_length(), bisect)
 
 
 def _initialize(scatter: ScatterAdd, y: Any) -> Stmt:

@@ -7,6 +7,7 @@ needs no counterpart on the CPU, which walks a row once.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import attrs
@@ -44,19 +45,9 @@ def _split(stage: Stage, size: int) -> list[Stage]:
     local_argmax = scratch([*extents, pieces], "int32", f"{stage.name}_places")
     best_piece = scratch(extents or [1], "int32", f"{stage.name}_piece")
     piece_var, within_var, best_var = (tirx.Var(name, dtype) for name in ("c", "k", "d"))
-
-    def constant(value: int) -> Expr:
-        return tirx.IntImm(dtype, value)
-
-    def renamed_axes() -> tuple[tuple[Axis, ...], dict[Any, Expr], list[Any]]:
-        """New axes for a stage, the given stage's variables -> theirs, and their variables."""
-        space = tuple(Axis(tirx.Var(a.var.name, str(a.var.ty.dtype)), a.extent) for a in stage.space)
-        axis_vars = [a.var for a in space]
-        return space, dict(zip([a.var for a in stage.space], axis_vars, strict=True)), axis_vars
-
+    constant = functools.partial(tirx.IntImm, dtype)
     # Past the end the last element is repeated: of equal elements the first wins, so a repetition never does.
-    # A stage's axes are variables of its own: shared, the loops of the three stages would bind the same variable twice.
-    space, renamed, axis_vars = renamed_axes()
+    space, renamed, axis_vars = _fresh_axes(stage)
     clamped = tirx.Min(piece_var * constant(size) + within_var, constant(axis.extent - 1))
     within_pieces = Stage(
         stage.name,
@@ -67,7 +58,7 @@ def _split(stage: Stage, size: int) -> list[Stage]:
         substitute(stage.value, renamed | {axis.var: clamped}),
         stage.reduction,
     )
-    space, renamed, axis_vars = renamed_axes()
+    space, renamed, axis_vars = _fresh_axes(stage)
     candidate = best_var * constant(size) + tirx.Cast(dtype, load(local_argmax, *axis_vars, best_var))
     across_pieces = Stage(
         f"{stage.name}_best",
@@ -87,3 +78,12 @@ def _split(stage: Stage, size: int) -> list[Stage]:
         across_pieces,
         Stage(f"{stage.name}_place", stage.space, (), stage.buffer, stage.indices, value),
     ]
+
+
+def _fresh_axes(stage: Stage) -> tuple[tuple[Axis, ...], dict[Any, Expr], list[Any]]:
+    """New axes for a stage, the given stage's variables -> theirs, and their variables.
+
+    New, since the loops of three stages with the same axes would bind a variable three times."""
+    space = tuple(Axis(tirx.Var(a.var.name, str(a.var.ty.dtype)), a.extent) for a in stage.space)
+    axis_vars = [a.var for a in space]
+    return space, dict(zip([a.var for a in stage.space], axis_vars, strict=True)), axis_vars

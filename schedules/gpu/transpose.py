@@ -44,6 +44,20 @@ class Transpose:
     axis: int
     reads: tuple[Access, ...]
 
+    @property
+    def batch_axes(self) -> list[int]:
+        """Positions of the axes that are neither read nor written along."""
+        return [n for n in range(len(self.axes) - 1) if n != self.axis]
+
+    def point(self, batch: Sequence[Expr], read_index: Expr, last_index: Expr) -> tuple[list[Expr], Expr]:
+        """The point at ``read_index`` on the axis that is read along, ``last_index`` on the last; is it in bounds?"""
+        index: list[Any] = [None] * len(self.axes)
+        for n, batch_index in zip(self.batch_axes, batch, strict=True):
+            index[n] = batch_index
+        index[self.axis], index[-1] = read_index, last_index
+        extents = self.axes[self.axis].extent, self.axes[-1].extent
+        return index, tirx.all(read_index < i64(extents[0]), last_index < i64(extents[1]))
+
 
 def find_transpose(ctx: NestContext, stages: Sequence[Stage]) -> Transpose | None:
     """None for stages that read as they write, that read under a condition (a tile is loaded without it, and could
@@ -94,10 +108,9 @@ def _storage_dtype(buffer: Any) -> str:
 
 def transpose_launch(ctx: NestContext, stages: Sequence[Stage], transpose: Transpose) -> Stmt:
     """The launch: a block a tile of WARP by WARP points."""
-    axes, read_axis = transpose.axes, transpose.axis
-    batch_axes = [n for n in range(len(axes) - 1) if n != read_axis]
-    tile_rows, tile_columns = (-(-axes[n].extent // WARP) for n in (read_axis, -1))
-    grid = [*(axes[n].extent for n in batch_axes), tile_rows, tile_columns]
+    axes = transpose.axes
+    tile_rows, tile_columns = (-(-axes[n].extent // WARP) for n in (transpose.axis, -1))
+    grid = [*(axes[n].extent for n in transpose.batch_axes), tile_rows, tile_columns]
     materialized = [s for s in stages if is_materialized(ctx, s, stages)]
     tiles = {a.buffer: shared([WARP * _pitch(a.buffer)], _storage_dtype(a.buffer), "tile") for a in transpose.reads}
 
@@ -105,26 +118,18 @@ def transpose_launch(ctx: NestContext, stages: Sequence[Stage], transpose: Trans
         *batch, i, j = unravel(b, grid)
         warp, lane = t // WARP, t % WARP
 
-        def tile_index(row: Expr, column: Expr) -> tuple[list[Expr], Expr]:
-            """The point at ``row`` and ``column`` of the tile, and whether it is in bounds."""
-            index: list[Any] = [None] * len(axes)
-            for n, batch_index in zip(batch_axes, batch, strict=True):
-                index[n] = batch_index
-            index[read_axis], index[-1] = i * WARP + row, j * WARP + column
-            return index, tirx.all(index[read_axis] < i64(axes[read_axis].extent), index[-1] < i64(axes[-1].extent))
-
         # Loads have the lane along the read axis, stores along the last axis: each is coalesced, and the tile exchanges
         # the two.
         def load_tile(u: Expr) -> Stmt:
             column = u * WARPS + warp
-            index, in_bounds = tile_index(lane, column)
+            index, in_bounds = transpose.point(batch, i * WARP + lane, j * WARP + column)
             slots = [(a, tiles[a.buffer], column * _pitch(a.buffer) + lane) for a in transpose.reads]
             loads = [_store_shared(ctx, a, axes, index, tile, slot) for a, tile, slot in slots]
             return tirx.IfThenElse(in_bounds, seq(loads), None)
 
         def write_tile(u: Expr) -> Stmt:
             row = u * WARPS + warp
-            index, in_bounds = tile_index(row, lane)
+            index, in_bounds = transpose.point(batch, i * WARP + row, j * WARP + lane)
             provided = {
                 b: (lambda _, tile=tile, b=b: _load_shared(b, load(tile, lane * _pitch(b) + row)))
                 for b, tile in tiles.items()

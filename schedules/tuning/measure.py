@@ -107,7 +107,7 @@ def measured(module: Any, device: Any, signature: Arguments) -> Measured:
 
 
 def measure_in_process(library: bytes, signature: Arguments, threads: int | None) -> Measured:
-    """On this machine's CPU, in this process, which a faulty kernel may bring down. ``threads``: by default a thread a core;
+    """On this machine's CPU, in this process, which a faulty kernel may bring down. ``threads``: by default one a core;
     only the first call's counts, since TVM's runtime reads it once, when it starts its threads."""
     if threads is not None:
         os.environ["TVM_NUM_THREADS"] = str(threads)

@@ -33,8 +33,10 @@ def kv_tiled_launch(kv_plan: KvTiledPlan, batch: Sequence[int], total_rows: int)
     count, groups = memory.rows, -(-total_rows // memory.rows)
     # Buffers of a region share memory, allocated under the name and dtype of its first user (reversed: the first wins).
     first_users = {region: b for b, (region, _) in reversed([*memory.regions.items()])}
-    made = {region: shared([count * memory.regions[b][1]], str(b.dtype), b.name) for region, b in first_users.items()}
-    shared_buffers = {b: made[region] for b, (region, _) in memory.regions.items()}
+    region_buffers = {
+        region: shared([count * memory.regions[b][1]], str(b.dtype), b.name) for region, b in first_users.items()
+    }
+    shared_buffers = {b: region_buffers[region] for b, (region, _) in memory.regions.items()}
     products = [s for s in kv_plan.score_stages if s in kv_plan.products]
     a_copies = {
         s: shared([count * padded_length(kv_plan.products[s].contraction.k)], "float32", "left") for s in products
@@ -50,8 +52,8 @@ def kv_tiled_launch(kv_plan: KvTiledPlan, batch: Sequence[int], total_rows: int)
         rows = RowBlock(kv_plan.ctx, fused, memory, shared_buffers, heads, first_row, total_rows, thread, tiles, None)
         copies = [part for s in products for part in copy_a_to_shared(rows, kv_plan.products[s], a_copies[s])]
         parts = [_PassWriter(kv_plan, rows, a_copies, kv_pass).statement() for kv_pass in kv_plan.passes]
-        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *a_copies.values(), *tiles)]
-        return seq([*makes, *copies, *parts])
+        allocations = [tirx.AllocBuffer(b) for b in (*region_buffers.values(), *a_copies.values(), *tiles)]
+        return seq([*allocations, *copies, *parts])
 
     return launch(prod(batch) * groups, THREADS, body)
 
@@ -89,13 +91,13 @@ class _PassWriter:
             return seq(parts)
 
         k_v_loop = loop(-(-self.kv_plan.extent // TILE_COLUMNS), column_tile, name="piece")
-        ends = [part for reduction in reductions.values() for part in reduction.finish()]
-        ends += [matmul.for_each_element(lambda *e, s=s: self._store_output(s, *e)) for s, matmul in matmuls.items()]
-        made = [
+        results = [part for reduction in reductions.values() for part in reduction.finish()]
+        results += [matmul.for_each_element(lambda *e, s=s: self._store_output(s, *e)) for s, matmul in matmuls.items()]
+        registers = [
             *(f.acc.acc for f in reductions.values()),
             *(b for s in matmuls.values() for b in (s.b_loader.staging, s.sums)),
         ]
-        return block([*starts, k_v_loop, *ends], made)
+        return block([*starts, k_v_loop, *results], registers)
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
 
@@ -104,10 +106,10 @@ class _PassWriter:
         if stage in self.kv_plan.products:
             matmul = self._matmul(stage)
             k_loop = matmul.k_loop(rows.column_offset, i64(0), i64(0), -(-stage.depth // matmul.tile_k))
-            ends = matmul.for_each_element(
+            stores = matmul.for_each_element(
                 lambda slot, column, value: self._store_score(rows, stage, slot, column, value)
             )
-            return [block([matmul.clear(), k_loop, ends], [matmul.b_loader.staging, matmul.sums]), barrier()]
+            return [block([matmul.clear(), k_loop, stores], [matmul.b_loader.staging, matmul.sums]), barrier()]
         # Where memory runs along rows (the mask of transposed scores), neighbouring threads take a few columns of
         # several rows: a compromise between coalesced loads and bank conflicts.
         across = TRANSPOSED_WIDTH if self.kv_plan.reads_transposed(stage) else TILE_COLUMNS
@@ -123,14 +125,14 @@ class _PassWriter:
     def _elementwise(self, rows: RowBlock, stage: Stage, slot: Expr, f: Expr) -> Stmt:
         column = rows.column_offset + f
         coords = [*rows.row_indices(slot), column]
-        made = rows.store_guarded(stage, point_stores(rows.ctx, [stage], coords, {}, [stage]), slot)
+        stmt = rows.store_guarded(stage, point_stores(rows.ctx, [stage], coords, {}, [stage]), slot)
         if self.kv_plan.extent % TILE_COLUMNS == 0:
-            return made
+            return stmt
         # An output product reads whole tiles: past the last column its A is 0 and meets B's fill of -0, which changes
         # no sum.
         zero = tirx.const(0, str(stage.buffer.dtype))
         zeroed = store(rows.shared_buffers[stage.buffer], zero, slot * rows.pitch(stage.buffer) + f)
-        return tirx.IfThenElse(column < i64(self.kv_plan.extent), bind_in_buffers(made), zeroed)
+        return tirx.IfThenElse(column < i64(self.kv_plan.extent), bind_in_buffers(stmt), zeroed)
 
     # -- output products -----------------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class _PassWriter:
             *([rows.first_row + slot < i64(rows.total_rows)] if rows.total_rows % rows.memory.rows else []),
         ]
         guards += [column < i64(product.n)] if product.n % self.kv_plan.tile_n(product) else []
-        done = rows.to_shared(
+        stmt = rows.to_shared(
             bind_in_buffers(store_result(rows.ctx, stage, indices, result, self.kv_plan.epilogues[stage])), slot
         )
-        return tirx.IfThenElse(tirx.all(*guards), done, None) if guards else done
+        return tirx.IfThenElse(tirx.all(*guards), stmt, None) if guards else stmt

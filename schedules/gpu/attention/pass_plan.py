@@ -73,8 +73,8 @@ class KvTiledPlan:
     @property
     def cost(self) -> int:
         """Multiply-adds of a row: scores are made once a pass."""
-        made = [s for p in self.passes for s in p.steps if s in self.products]
-        return sum(self.products[s].n * s.depth for s in made)
+        products = [s for p in self.passes for s in p.steps if s in self.products]
+        return sum(self.products[s].n * s.depth for s in products)
 
     def tile_n(self, product: Product) -> int:
         """Columns of a matmul that are made at once: all of an output product's."""
@@ -132,7 +132,7 @@ def read_kv_tiled(ctx: NestContext, fused: RowGroup, products: Mapping[Any, Prod
     all_regions = assign_regions(ctx, fused)
     last_products = [s for s, p in products.items() if is_a_in_shared(fused, all_regions, p)]
     outputs = {s: [m for m in fused.stages if _is_epilogue(ctx, s, m)] for s in last_products}
-    written = {s.buffer for product, maps in outputs.items() for s in (product, *maps)}
+    written = {s.buffer for product, epilogue in outputs.items() for s in (product, *epilogue)}
     regions = {b: (region, TILE_COLUMNS if n > 1 else 1) for b, (region, n) in all_regions.items() if b not in written}
     kinds = _StageKinds(ctx, fused, products, regions, column_axes[0].extent if len(column_axes) == 1 else 0, outputs)
     passes, epilogues = kinds.passes(), kinds.epilogues()
@@ -181,8 +181,8 @@ class _StageKinds:
     def epilogues(self) -> dict[Any, tuple[Stage, ...]] | None:
         """The epilogue of each output product; None if a stage is of no kind."""
         remaining = {s for s in self.fused.stages if not self.is_score_stage(s) and not self.is_result(s)}
-        following = {m for maps in self.outputs.values() for m in maps}
-        return {s: tuple(maps) for s, maps in self.outputs.items()} if remaining == following else None
+        in_epilogues = {m for epilogue in self.outputs.values() for m in epilogue}
+        return {s: tuple(epilogue) for s, epilogue in self.outputs.items()} if remaining == in_epilogues else None
 
     def passes(self) -> tuple[Pass, ...] | None:
         """Results in order, as many a pass as need no other of the same pass."""
@@ -194,12 +194,12 @@ class _StageKinds:
             else:
                 groups.append([stage])
         steps = [{*g, *(s for x in g for s in self._score_stages_of(x))} for g in groups]
-        made = [
+        passes = [
             Pass(tuple(s for s in self.fused.stages if s in m), tuple(g)) for m, g in zip(steps, groups, strict=True)
         ]
         # A score stage that no pass needs would not be made at all: such a group is refused.
-        chained = {s for p in made for s in p.score_stages}
-        return tuple(made) if made and chained == set(filter(self.is_score_stage, self.fused.stages)) else None
+        in_passes = {s for p in passes for s in p.score_stages}
+        return tuple(passes) if passes and in_passes == set(filter(self.is_score_stage, self.fused.stages)) else None
 
     def _score_stages_of(self, result: Stage) -> list[Stage]:
         makers, todo, needed = {s.buffer: s for s in filter(self.is_score_stage, self.fused.stages)}, [result], set()

@@ -53,10 +53,10 @@ class AttentionGroup:
     is_tiled: bool
 
 
-def attention_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
+def attention_nest(ctx: NestContext, stages: Sequence[Stage], needs_reduction: bool = True) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no product comes first, or too little is done on its rows: with
-    ``folds`` there must be a reduction."""
-    group = read_group(ctx, stages, folds)
+    ``needs_reduction`` there must be a reduction."""
+    group = read_group(ctx, stages, needs_reduction)
     if group is None:
         return None
     fused, products, heads, rows = group.fused, group.products, prod(group.batch), group.rows
@@ -69,7 +69,7 @@ def attention_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True
     return len(fused.stages), _launch(ctx, fused, products, memory, group.batch, rows)
 
 
-def read_group(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> AttentionGroup | None:
+def read_group(ctx: NestContext, stages: Sequence[Stage], needs_reduction: bool) -> AttentionGroup | None:
     """The stages from the first on that are attention's, as ``attention_nest`` takes them."""
     if read_contraction(ctx.program, stages[0]) is None:
         return None
@@ -78,7 +78,7 @@ def read_group(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> Attent
         return None
     products = _products(ctx, fused)
     # A single product has no score matrix between itself and another that could be kept out of memory.
-    if (folds and all(s.is_elementwise for s in fused.stages if s not in products)) or len(products) < 2:
+    if (needs_reduction and all(s.is_elementwise for s in fused.stages if s not in products)) or len(products) < 2:
         return None
     # Rows of a head read the same K and V only if some product has the last lead axis as its rows, not in its batch.
     is_tiled = any(len(p.contraction.batch) < fused.lead for p in products.values())
@@ -128,8 +128,10 @@ def _launch(
     total_rows: int,
 ) -> Stmt:
     first_users = {region: b for b, (region, _) in reversed([*memory.regions.items()])}
-    made = {r: shared([memory.rows * memory.regions[b][1]], str(b.dtype), b.name) for r, b in first_users.items()}
-    shared_buffers = {b: made[region] for b, (region, _) in memory.regions.items()}
+    region_buffers = {
+        r: shared([memory.rows * memory.regions[b][1]], str(b.dtype), b.name) for r, b in first_users.items()
+    }
+    shared_buffers = {b: region_buffers[region] for b, (region, _) in memory.regions.items()}
     widths = [memory.tile_n(p.n) for p in products.values()]
     size = max(memory.tile_k(w) * (w + TILE_PADDING) for w in widths)
     tiles = shared([size], "float32", "tile"), shared([size], "float32", "tile")
@@ -142,8 +144,8 @@ def _launch(
             ctx, fused, memory, shared_buffers, heads, group * memory.rows, total_rows, thread, tiles, a_copy
         )
         parts = [part for s in fused.stages for part in _stage(rows, s, products)]
-        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *tiles, a_copy)]
-        return seq([*makes, *_zero_padding(rows), *parts])
+        allocations = [tirx.AllocBuffer(b) for b in (*region_buffers.values(), *tiles, a_copy)]
+        return seq([*allocations, *_zero_padding(rows), *parts])
 
     return launch(prod(batch) * groups, THREADS, body)
 

@@ -79,14 +79,14 @@ class RowMatmul:
     def clear(self) -> Stmt:
         return unrolled(self.tm * self.tn, lambda e: store(self.sums, tirx.const(0, "float32"), e), "e")
 
-    def k_loop(self, first_column: Expr, first_tile: Expr, a_column: Expr, count: int, whole: int = 1) -> Stmt:
+    def k_loop(self, first_column: Expr, first_tile: Expr, a_column: Expr, count: int, k_multiple: int = 1) -> Stmt:
         """Adds ``count`` k tiles from step ``first_tile`` on, at ``a_column`` in A, for the columns from
-        ``first_column`` on. k is bounds-checked if it is no multiple of ``whole``."""
+        ``first_column`` on. k is bounds-checked if it is no multiple of ``k_multiple``."""
         loader = self.b_loader
 
         def read(t: Expr) -> Stmt:
             return load_global(
-                loader, self.batch, first_column, self.product.n, first_tile + t * self.tile_k, self.thread, whole
+                loader, self.batch, first_column, self.product.n, first_tile + t * self.tile_k, self.thread, k_multiple
             )
 
         def multiply(buffer: int, piece: Expr) -> Stmt:

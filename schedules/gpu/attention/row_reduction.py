@@ -140,8 +140,8 @@ class RowReduction:
         def row(p: Expr) -> Stmt:
             slot, lane = unravel(self._flat_index(p), [self.rows.memory.rows, self.group_size])
             lane = tirx.floormod(lane, i64(self.group_size)) if self._has_idle_threads else lane
-            done = bind_in_buffers(body(p, slot, lane))
-            return done if count % THREADS == 0 else tirx.IfThenElse(self._flat_index(p) < i64(count), done, None)
+            stmt = bind_in_buffers(body(p, slot, lane))
+            return stmt if count % THREADS == 0 else tirx.IfThenElse(self._flat_index(p) < i64(count), stmt, None)
 
         return unrolled(self.rows_per_thread, row, "p")
 

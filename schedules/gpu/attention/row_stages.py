@@ -94,8 +94,8 @@ class RowBlock:
         def element(s: Expr) -> Stmt:
             flat = s * THREADS + self.thread
             part, slot, i = unravel(flat, [inner // across, self.memory.rows, across])
-            done = bind_in_buffers(body(slot, part * across + i))
-            return done if count % THREADS == 0 else tirx.IfThenElse(flat < i64(count), done, None)
+            stmt = bind_in_buffers(body(slot, part * across + i))
+            return stmt if count % THREADS == 0 else tirx.IfThenElse(flat < i64(count), stmt, None)
 
         return loop(-(-count // THREADS), element, name="s")
 
@@ -127,11 +127,11 @@ def matmul_rows(rows: RowBlock, stage: Stage, product: Product) -> list[Stmt]:
     def column_tile(c: Expr) -> Stmt:
         start = c * columns
         k_loop = matmul.k_loop(start, i64(0), i64(0), -(-product.contraction.k // matmul.tile_k))
-        ends = matmul.for_each_element(
+        stores = matmul.for_each_element(
             lambda slot, column, value: store_product_element(rows, stage, product, slot, start + column, value)
         )
         # The barrier: the next column tile, or the next stage, reads what these threads have stored.
-        return seq([block([matmul.clear(), k_loop, ends], [matmul.b_loader.staging, matmul.sums]), barrier()])
+        return seq([block([matmul.clear(), k_loop, stores], [matmul.b_loader.staging, matmul.sums]), barrier()])
 
     return [*prepared, loop(-(-n // columns), column_tile, name="strip")]
 

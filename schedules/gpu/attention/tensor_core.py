@@ -80,11 +80,11 @@ class _PassWriter:
         kv_loop = self._kv_loop(
             lambda tile: loop(plan.columns // MMA_TILE, lambda g: column_group(tile, g), name="group")
         )
-        ends = [part for s in self.reductions for part in self._finish(s)]
+        results = [part for s in self.reductions for part in self._finish(s)]
         # The barrier: the next output goes through the same shared memory.
-        ends += [part for s in self.sums for part in (self._write_output(s), barrier())]
+        results += [part for s in self.sums for part in (self._write_output(s), barrier())]
         return block(
-            [*starts, *kv_loop, *ends], [*(p.acc for p in self.reductions.values()), *self.sums.values(), self.scale]
+            [*starts, *kv_loop, *results], [*(p.acc for p in self.reductions.values()), *self.sums.values(), self.scale]
         )
 
     # -- K/V tiles ---------------------------------------------------------------------------------------------------
@@ -99,10 +99,10 @@ class _PassWriter:
             for start, b_tile in {
                 start: plan.b_operands[s] for s, start in plan.tile_offsets(self.kv_pass).items()
             }.items():
-                layout, where = b_tile.layout(plan.columns), b_tile.place(state.batch, tile * plan.columns)
+                layout, origin = b_tile.layout(plan.columns), b_tile.tile_origin(state.batch, tile * plan.columns)
                 begin = self._stage_offset(tile) + start
                 copies.append(
-                    copy_tile_async(state.memory, begin, layout, b_tile.operand, where, state.thread, threads)
+                    copy_tile_async(state.memory, begin, layout, b_tile.operand, origin, state.thread, threads)
                 )
             return seq([tirx.IfThenElse(tile < end, seq(copies), None), ptx.commit_group()])
 
@@ -194,10 +194,10 @@ class _PassWriter:
     def _elementwise(self, stage: Stage, start: Expr, element: Expr) -> Stmt:
         thread_row, column, _ = self._coords(start, element)
         row_indices = [*self.state.row_indices(thread_row), column]
-        made = point_stores(self.state.ctx, [stage], row_indices, {}, [stage])
+        stmt = point_stores(self.state.ctx, [stage], row_indices, {}, [stage])
         # Past the last column a score stage gives 0: P @ V multiplies all 16 columns, and V's are zeros there.
         blank = store(self.state.fragments[stage.buffer], tirx.const(0, "float32"), element)
-        return self._guarded(column, self.state.to_registers(made, thread_row, element), blank)
+        return self._guarded(column, self.state.to_registers(stmt, thread_row, element), blank)
 
     # -- reductions ------------------------------------------------------------------------------------------------
 
@@ -271,19 +271,19 @@ class _PassWriter:
         ]
 
     def _finish(self, stage: Stage) -> list[Stmt]:
-        ends = [
+        combined = [
             unrolled(2, lambda thread_row: seq(self._combine_row(stage, thread_row)), "half"),
             *self._store_row_value(stage),
         ]
         if stage is not self.kv_pass.row_sum:
-            return ends
+            return combined
 
         def store_inverse(thread_row: Expr) -> Stmt:
             inverse = tirx.const(1, "float32") / load(self.state.row_values[stage.buffer], thread_row)
             return store(self.scale, inverse, thread_row)
 
         # A division a row and a product an element: a division of each element of O would take many times as long.
-        return [*ends, unrolled(2, store_inverse, "half"), *self._rescale()]
+        return [*combined, unrolled(2, store_inverse, "half"), *self._rescale()]
 
     def _store_row_value(self, stage: Stage) -> list[Stmt]:
         """Stores a row value that is needed after the launch: by the first of the 4 threads."""

@@ -56,7 +56,7 @@ class StreamedOperand:
     def layout(self, columns: int) -> Layout:
         return Layout(self.inner, True, columns) if self.by_columns else Layout(columns, False, self.inner)
 
-    def place(self, batch: Expr, column: Expr) -> tuple[Expr, Expr, Expr]:
+    def tile_origin(self, batch: Expr, column: Expr) -> tuple[Expr, Expr, Expr]:
         """Batch, row and k of the tile that begins at ``column``."""
         return (batch, i64(0), column) if self.by_columns else (batch, column, i64(0))
 
@@ -141,8 +141,8 @@ class TensorCorePlan:
     def shared_elements(self) -> int:
         """Shared memory of a block, in elements of 2 bytes. The output tile (float32) reuses the operands' memory."""
         # 8 floats of padding a row, as in write_tile; a float32 is two 16-bit elements.
-        ends = max(self.rows * (self.b_operands[s].inner + 8) * 2 for s in self.output_products)
-        return max(self.a_elements + STAGES * self.stage_elements, ends)
+        output_elements = max(self.rows * (self.b_operands[s].inner + 8) * 2 for s in self.output_products)
+        return max(self.a_elements + STAGES * self.stage_elements, output_elements)
 
     @property
     def holds_a(self) -> bool:
@@ -152,10 +152,12 @@ class TensorCorePlan:
         return sums + sum(s.depth // 4 for s in self.a_operands) <= MAX_HELD_REGISTERS
 
 
-def tensor_core_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
+def tensor_core_nest(
+    ctx: NestContext, stages: Sequence[Stage], needs_reduction: bool = True
+) -> tuple[int, Stmt] | None:
     """As ``resident.attention_nest``, for operands of one 16-bit dtype, k and output columns multiples of 16, at least
     16 rows and columns. In float16 only probs are known not to overflow, so gradients are not taken."""
-    group = read_group(ctx, stages, folds)
+    group = read_group(ctx, stages, needs_reduction)
     kv_plan = read_kv_tiled(ctx, group.fused, group.products) if group is not None and group.is_tiled else None
     if group is None or kv_plan is None or min(group.rows, kv_plan.extent) < WARP_ROWS:
         return None
@@ -188,8 +190,8 @@ def _read_plan(kv_plan: KvTiledPlan) -> TensorCorePlan | None:
 
 def _operand(kv_plan: KvTiledPlan, stage: Stage, value: Expr, axes: Any) -> HalfOperand | None:
     read = half_load(value)
-    made = {b for s in kv_plan.fused.stages for b in s.writes} | {*kv_plan.ctx.virtual.stages}
-    if read is None or read.source in made:
+    produced = {b for s in kv_plan.fused.stages for b in s.writes} | {*kv_plan.ctx.virtual.stages}
+    if read is None or read.source in produced:
         return None
     return HalfOperand(read, kv_plan.products[stage].contraction.batch, tuple(axes), stage.reduce)
 
@@ -201,7 +203,7 @@ def _is_supported(kv_plan: KvTiledPlan) -> bool:
     if any(s in kv_plan.products for p in first for s in p.results):
         return False
     reductions = {s.buffer for p in kv_plan.passes for s in p.results if s not in kv_plan.products}
-    epilogues = [m for maps in kv_plan.epilogues.values() for m in maps]
+    epilogues = [m for epilogue in kv_plan.epilogues.values() for m in epilogue]
     # Epilogues run on elements in another order of threads than that in which row values lie in registers.
     if any(r.buffer in reductions for m in epilogues for r in reads_of(kv_plan.ctx, m)):
         return False
@@ -233,8 +235,10 @@ def _launch(plan: TensorCorePlan, batch: Sequence[int], total_rows: int) -> Stmt
     groups, tile, kv_plan = -(-total_rows // plan.rows), plan.tile(16), plan.kv_plan
     memory = shared([plan.shared_elements], "uint16", "tile")
     first_users = {region: b for b, (region, _) in reversed([*kv_plan.memory.regions.items()])}
-    made = {region: registers([8], "float32", b.name) for region, b in first_users.items()}
-    fragments = {s.buffer: made[kv_plan.memory.regions[s.buffer][0]] for p in kv_plan.passes for s in p.score_stages}
+    region_registers = {region: registers([8], "float32", b.name) for region, b in first_users.items()}
+    fragments = {
+        s.buffer: region_registers[kv_plan.memory.regions[s.buffer][0]] for p in kv_plan.passes for s in p.score_stages
+    }
     reductions = [s for p in kv_plan.passes for s in p.results if s not in kv_plan.products]
     row_values = {s.buffer: registers([2], "float32", s.buffer.name) for s in reductions}
     a_fragments = {s: registers([s.depth // 4], "uint32", "left") for s in plan.a_operands if plan.holds_a}
@@ -245,27 +249,11 @@ def _launch(plan: TensorCorePlan, batch: Sequence[int], total_rows: int) -> Stmt
         # Blocks of the last queries have the most keys and begin first: begun last, they would run alone at the end.
         group = i64(groups - 1) - group if plan.masked == LATER else group
         batch_index = tirx.floordiv(index, i64(groups)) if groups > 1 else index
-        state = WarpState(
-            plan,
-            memory,
-            thread,
-            warp_of(tile, thread),
-            heads,
-            batch_index,
-            group * plan.rows,
-            total_rows,
-            fragments,
-            row_values,
-            a_fragments,
-            operand_registers,
-        )
-        allocated = [
-            *dict.fromkeys(fragments.values()),
-            *row_values.values(),
-            *a_fragments.values(),
-            *operand_registers.values(),
-        ]
-        makes = [tirx.AllocBuffer(b) for b in (memory, *allocated)]
-        return seq([*makes, *load_a_operands(state), *(write_pass(state, kv_pass) for kv_pass in kv_plan.passes)])
+        warp, first_row = warp_of(tile, thread), group * plan.rows
+        held = fragments, row_values, a_fragments, operand_registers
+        state = WarpState(plan, memory, thread, warp, heads, batch_index, first_row, total_rows, *held)
+        buffers = [memory, *dict.fromkeys(b for by_name in held for b in by_name.values())]
+        allocations = [tirx.AllocBuffer(b) for b in buffers]
+        return seq([*allocations, *load_a_operands(state), *(write_pass(state, kv_pass) for kv_pass in kv_plan.passes)])
 
     return launch(prod(batch) * groups, tile.threads, body)

@@ -74,8 +74,10 @@ def load_a_operands(state: WarpState) -> list[Stmt]:
     copies, loads = [], []
     for stage, operand in plan.a_operands.items():
         start, layout = i64(plan.a_offsets[stage]), plan.a_layout(stage)
-        where = state.batch, state.first_row, i64(0)
-        copies.append(copy_tile_async(state.memory, start, layout, operand, where, state.thread, plan.tile(16).threads))
+        origin = state.batch, state.first_row, i64(0)
+        copies.append(
+            copy_tile_async(state.memory, start, layout, operand, origin, state.thread, plan.tile(16).threads)
+        )
         # Loaded once: Q is the same for every tile, so its fragments stay if there are registers for them.
         if stage in state.a_fragments:
 

@@ -134,7 +134,6 @@ def write_tile(block: BlockTile, acc: Any, m: int, n: int, element: Callable[[Ex
     tile, warp = block.tile, block.warp
     # 8 floats of padding: the 4 rows that half a warp stores to at once then begin 8 banks apart.
     pitch = tile.warp_columns + 8
-    # A slab for each warp: rows go from a warp to itself, so __syncwarp is enough.
     slab = tirx.floordiv(block.thread, i64(WARP)) * (MMA_TILE * pitch)
     matrices_n = tile.warp_columns // 8
 

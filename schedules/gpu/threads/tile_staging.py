@@ -124,13 +124,13 @@ def double_buffered(
 
     def step(t: Expr, into: int) -> Stmt:
         """Tile ``t`` into buffer ``into`` of each operand, the tile before it from the other."""
-        more, started = t < i64(steps), [t > i64(0)] if not into else []
-        ready = tirx.all(*guard, t <= i64(steps), *started)
+        has_next, started = t < i64(steps), [t > i64(0)] if not into else []
+        has_current = tirx.all(*guard, t <= i64(steps), *started)
         return seq(
             [
-                tirx.IfThenElse(more, load_next(t), None),
-                tirx.IfThenElse(ready, multiply(1 - into, t - 1), None),
-                tirx.IfThenElse(more, store_next(into), None),
+                tirx.IfThenElse(has_next, load_next(t), None),
+                tirx.IfThenElse(has_current, multiply(1 - into, t - 1), None),
+                tirx.IfThenElse(has_next, store_next(into), None),
                 barrier(),
             ]
         )

@@ -185,8 +185,7 @@ def _reduce_in_order(
     dtype = partial_type(stage)
     acc = scratch([1], dtype, "acc")
     loaded = [scratch([1], dtype, "held") for _ in range(2)]
-    extents = [a.extent for a in order.tail]
-    slot = i64(0)
+    extents, slot = [a.extent for a in order.tail], i64(0)
 
     def load_own(outer: list[Expr], tail: Expr) -> tuple[Stmt, int]:
         element = coords | index_of(order.outer, outer) | index_of(order.tail, unravel(tail, extents))
