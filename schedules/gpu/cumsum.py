@@ -19,6 +19,9 @@ from .threads.launch import THREADS, barrier, launch, launch_per_point, register
 # Sums. From so many on a block takes 32 of them instead of 8: fewer threads idle while rows are added, and there are
 # still 128 blocks. Chosen, not measured; only speed depends on it.
 MIN_WIDE_ROWS = 4096
+# (rows, terms of each) of a tile: multiples of THREADS elements, so that loads need no test of the element's number.
+# Few rows take more terms at a time, which halves the barriers of a row. Chosen, not measured.
+WIDE_TILE, NARROW_TILE = (32, 64), (8, 128)
 
 
 @attrs.frozen
@@ -65,9 +68,7 @@ def _tiled_rows(program: LoopProgram) -> Stmt:
     for each row adds. A thread loads into the slots it stored from before, so no barrier is needed between the two; TVM
     does not see that and inserts a barrier."""
     (x,), y, (outer, n, _) = program.inputs, program.output, static_shape(program.output)
-    # Both tiles are multiples of THREADS elements, so that loads need no test of the element's number. Few rows take
-    # 128 terms at a time instead of 64, which halves the barriers of a row.
-    dtype, (rows, steps) = str(y.dtype), (32, 64) if outer >= MIN_WIDE_ROWS else (8, 128)
+    dtype, (rows, steps) = str(y.dtype), WIDE_TILE if outer >= MIN_WIDE_ROWS else NARROW_TILE
     # An odd pitch: the threads that add read the same term of different rows, which then lie in different banks.
     pitch, carried = steps + 1, str(program.attributes["carried"])
     tile, acc = shared([rows * pitch], dtype, "tile"), registers([1], carried, "acc")

@@ -73,11 +73,8 @@ def _split(stage: Stage, size: int) -> list[Stage]:
     piece = load(best_piece, *(axis_vars or [tirx.IntImm("int64", 0)]))
     argmax_index = piece * size + load(local_argmax, *axis_vars, piece)
     value = argmax_index if str(stage.buffer.dtype) == "int32" else tirx.Cast(str(stage.buffer.dtype), argmax_index)
-    return [
-        within_pieces,
-        across_pieces,
-        Stage(f"{stage.name}_place", stage.space, (), stage.buffer, stage.indices, value),
-    ]
+    winner = Stage(f"{stage.name}_place", stage.space, (), stage.buffer, stage.indices, value)
+    return [within_pieces, across_pieces, winner]
 
 
 def _fresh_axes(stage: Stage) -> tuple[tuple[Axis, ...], dict[Any, Expr], list[Any]]:
