@@ -73,6 +73,7 @@ class InlinedStages:
 
     def cost(self, stage: Stage) -> int:
         """Rough cost of an evaluation of the stage's value in additions, inlined stages included."""
+        # A serial body: a guess by its loads, chosen, since its statements may be of any kind.
         if stage.value is None:
             return 4 * max(1, len(loads(stage.serial[1]) if stage.serial else ()))
         return cost(stage.value) + sum(self._costs.get(x.source, 0) for x in loads(stage.value))

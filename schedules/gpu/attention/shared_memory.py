@@ -81,6 +81,7 @@ class Memory:
 
     def tile_k(self, columns: int) -> int:
         """k steps of a B tile."""
+        # At least 8, chosen: at 256 columns a barrier would else come after 4 k steps.
         return max(8, min(TILE_K, TILE_ELEMENTS // columns))
 
     def tile_n(self, n: int) -> int:

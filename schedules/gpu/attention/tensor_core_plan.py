@@ -21,6 +21,7 @@ from ...tir.builder import Expr, Stmt, i64, seq, unravel
 from ...tir.context import NestContext
 from ...tir.contraction import half_load
 from ...tir.stages import Stage
+from ..threads.async_pipeline import EPILOGUE_PADDING
 from ..threads.half_operands import HalfOperand
 from ..threads.launch import launch, registers, shared
 from ..threads.mma_fragments import Layout, warp_of
@@ -140,8 +141,10 @@ class TensorCorePlan:
     @property
     def shared_elements(self) -> int:
         """Shared memory of a block, in elements of 2 bytes. The output tile (float32) reuses the operands' memory."""
-        # 8 floats of padding a row, as in write_tile; a float32 is two 16-bit elements.
-        output_elements = max(self.rows * (self.b_operands[s].inner + 8) * 2 for s in self.output_products)
+        # A float32 is two 16-bit elements. The output tile is laid out by write_tile.
+        output_elements = max(
+            self.rows * (self.b_operands[s].inner + EPILOGUE_PADDING) * 2 for s in self.output_products
+        )
         return max(self.a_elements + STAGES * self.stage_elements, output_elements)
 
     @property

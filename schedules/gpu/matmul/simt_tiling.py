@@ -49,6 +49,7 @@ class SimtTile:
     @property
     def threads(self) -> int:
         """Threads of a block: all load, the first ``compute_threads`` of them multiply."""
+        # 128 loaders, chosen: in a small tile few threads multiply, and these alone would have too few loads in flight.
         return max(128, self.compute_threads)
 
 

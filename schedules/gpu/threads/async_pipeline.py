@@ -22,6 +22,9 @@ from .launch import WARP, barrier, registers, unrolled
 from .mma_fragments import CHUNK, MMA_TILE, Fragments, Layout, SharedOperand, Warp, accumulator_coords, warp_mma
 from .mma_tiling import TILE_K, MmaTile
 
+# Floats between the rows of sums in the epilogue's shared memory: the 4 rows that half a warp stores to at once then
+# begin 8 banks apart. Without it rows of 32 columns would all begin in the same bank.
+EPILOGUE_PADDING = 8
 TileOrigin = tuple[Expr, Expr, Expr]  # of an operand's tile: its batch, its first row of A or column of B, its first k
 
 
@@ -132,8 +135,7 @@ def write_tile(block: BlockTile, acc: Any, m: int, n: int, element: Callable[[Ex
     column by column, so that stores to global memory coalesce. Each warp has its own slab: no barrier of the block.
     """
     tile, warp = block.tile, block.warp
-    # 8 floats of padding: the 4 rows that half a warp stores to at once then begin 8 banks apart.
-    pitch = tile.warp_columns + 8
+    pitch = tile.warp_columns + EPILOGUE_PADDING
     slab = tirx.floordiv(block.thread, i64(WARP)) * (MMA_TILE * pitch)
     matrices_n = tile.warp_columns // 8
 
