@@ -54,7 +54,7 @@ def accumulator(stage: Stage, width: int) -> Accumulator:
 
 def partial_type(stage: Stage) -> str:
     """The dtype of partial results: float32 for half precision, else that of the result."""
-    # bfloat16 has 8 bits: a sum of ones in it would stop at 256.
+    # bfloat16 has 8 significant bits: a sum of ones in it would stop at 256.
     dtype = str(stage.buffer.dtype)
     return "float32" if dtype in ("bfloat16", "float16") else dtype
 

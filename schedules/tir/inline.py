@@ -24,8 +24,8 @@ from .stages import Program, Stage, loads, variables
 Provided = Callable[[Sequence[Expr]], Expr]
 Expansion = Callable[[Any], tuple[Sequence[tuple[Any, Expr]], Expr]]  # a call -> (variable, step) pairs, its value
 
-# A division or a function, in additions; chosen, not measured. If it is too large, dear values are recomputed at each
-# read; if too small, cheap ones go through memory. No bit depends on it.
+# A division or a function, in additions; chosen, not measured. If it is too large, long chains of additions are
+# recomputed at each read; if too small, cheap values go through memory. No bit depends on it.
 COSTLY = 8
 _FREE = {"prim.if_then_else", "tirx.reinterpret"}
 _IF = tirx.if_then_else(tirx.Var("c", "bool"), 1, 0).op
@@ -256,7 +256,7 @@ def _needs_scalars(call: Any, dependent: set[Any]) -> bool:
 
 
 def _op_vectorizes(op: Any) -> bool:
-    # TVM does not mark it, but its code for a vector is that for a scalar: the bits stay.
+    # TVM vectorizes it all the same, though its operator has no such mark.
     if op.name == "tirx.reinterpret":
         return True
     if op.name not in _VECTORIZABLE:

@@ -191,7 +191,7 @@ def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
         raise NotStaged(f"block {block.name_hint} is not plain")
     space, reduce, unit_axes = [], [], {}
     for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
-        # Popped, since a loop that two axes are bound to is no space of its own for each.
+        # Popped, so that a loop has a single axis: two would run together, along a diagonal of their space.
         extent = 1 if is_int(value, 0) else extents.pop(value, None) if isinstance(value, Var) else None
         if extent is None or extent != int(iter_var.dom.extent) or not is_int(iter_var.dom.min, 0):
             raise NotStaged(f"block {block.name_hint}: an axis that is no plain loop")

@@ -1,4 +1,9 @@
-"""Which passes attention over K/V tiles makes: score stages, row results, and the outputs of each pass."""
+"""Which passes attention over K/V tiles makes: score stages, row results, and the outputs of each pass.
+
+It takes a fused row group. A result that needs another, as a softmax's sum needs the row max, goes into a later pass;
+each pass makes the scores that it needs again. Results keep the group's order; how columns are summed is decided by
+``kv_tiled`` and ``tensor_core``, which write the passes.
+"""
 
 from __future__ import annotations
 

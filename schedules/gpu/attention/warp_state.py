@@ -1,4 +1,8 @@
-"""What a warp of a tensor-core attention launch holds: its rows, its fragments, and the registers of its row values."""
+"""What a warp of a tensor-core attention launch holds: its rows, its fragments, and the registers of its row values.
+
+A warp has 16 rows. A thread has two of them, 8 apart, and a quarter of their columns, as mma.m16n8k16 lays accumulators
+out. Stages are written for memory; ``to_registers`` redirects their accesses to registers. It orders no sums.
+"""
 
 from __future__ import annotations
 
