@@ -143,6 +143,7 @@ class ArgmaxAccumulator:
     def combine(self, slot: Expr, other: Expr) -> Stmt:
         a, b = load(self.keys, slot), load(self.keys, other)
         i, j = load(self.indices, slot), load(self.indices, other)
+        # Lanes take elements in turn, so either slot may have met the key first: the smaller index wins.
         equal = tirx.Select(tirx.EQ(a, b), tirx.Min(i, j), i)
         chosen = tirx.Select(beats(self.stage, b, a), j, equal)
         return seq(self._store(slot, chosen, extreme(self.stage, a, b)))

@@ -129,6 +129,7 @@ class Bfloat16Lowering:
         """A function of a bfloat16 value, computed in float32."""
         if not is_bf16(node) or not str(node.op.name).startswith("tirx.") or node.op.name == "tirx.reinterpret":
             return node
+        # Targets have the functions for float32, with equal bits; of bfloat16 each would have its own or none.
         return self._narrow(Call(node.op, [widen(a) for a in node.args], ret_ty="float32"))
 
 

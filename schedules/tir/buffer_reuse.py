@@ -29,6 +29,8 @@ def is_last_read(ctx: NestContext, group: RowGroup, position: int, buffer: Any) 
     axis_map = {a.var: b.var for a, b in zip(source.space, stage.space, strict=True)}
     expected = [substitute(index, axis_map) for index in source.indices]
     own_reads = [r for r in reads_of(ctx, stage) if r.buffer.same_as(buffer)]
+    # Every read must be of the element that the stage writes, before it writes; and a region of memory has a single
+    # dtype.
     if (
         not own_reads
         or any(not same_indices(r.indices, expected) for r in own_reads)

@@ -70,6 +70,7 @@ def read_contraction(program: Program, stage: Stage) -> Contraction | None:
     if last_var not in variables(b):
         a, b = b, a
     used_a, used_b = variables(a), variables(b)
+    # A reduced axis in a single operand only sums that operand: such a product is left to the reduction nests.
     if not loads(a) or not loads(b) or any(not ({a.var} & used_a and {a.var} & used_b) for a in stage.reduce):
         return None
     # In both operands the last axis is a batch: then no operand has columns for vectors to run along.

@@ -59,6 +59,7 @@ def boxes(ctx: NestContext, stages: Sequence[Stage]) -> list[Box]:
     count = prod(map(len, segments))
     if not 1 < count <= MAX_BOXES:
         return [whole_space]
+    # The product of all cuts, though a condition may hold for a part of them only: a few boxes more, but each simple.
     return [Box(tuple(a for a, _ in box), tuple(b - a for a, b in box), False) for box in product(*segments)]
 
 

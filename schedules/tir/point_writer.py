@@ -61,6 +61,7 @@ def is_materialized(ctx: NestContext, stage: Stage, group: Sequence[Stage]) -> b
     """Must the stage's buffer be in memory: is it a parameter, or read by a stage outside ``group``?"""
     if not ctx.program.owns(stage.buffer):
         return True
+    # Inside the group the value is in a variable: only a reader in another nest needs it in memory.
     others = [s for s in ctx.program.stages if s not in group]
     return any(x.source.same_as(stage.buffer) for s in others for x in s.reads)
 

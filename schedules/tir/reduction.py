@@ -163,6 +163,7 @@ def _strided_loop(depth: int, width: int, add: Any) -> list[Stmt]:
         return [loop(depth, lambda k: add(k, i64(0)), name="k")]
     full, rest = divmod(depth, width)
 
+    # Vectors of TREE_WIDTH on every target: where registers are narrower LLVM splits them, and the lanes stay.
     def iteration(block_index: Expr) -> Stmt:
         return seq([_vector_span(block_index * width, first, TREE_WIDTH, add) for first in range(0, width, TREE_WIDTH)])
 

@@ -130,6 +130,7 @@ def local_buffers(ctx: NestContext, group: RowGroup) -> list[Any]:
 def _is_local(ctx: NestContext, buffer: Any, group: RowGroup) -> bool:
     writers = [s for s in group.stages if buffer in s.writes]
     others = [s for s in ctx.program.stages if s not in group.stages]
+    # A buffer that another nest writes too (a part of a joined tensor) must exist as a whole.
     no_other_writer = not any(buffer in s.writes for s in others)
     return no_other_writer and not any(_needs_memory(ctx, s, buffer, group) for s in writers)
 

@@ -168,6 +168,7 @@ def statements(stmt: Stmt) -> list[Stmt]:
 
 def _check_shapes(buffers: Iterable[Any]) -> None:
     for buffer in buffers:
+        # Nests flatten indices row-major, with extents that are numbers.
         if any(not is_int(extent) for extent in buffer.shape) or list(buffer.strides or []):
             raise NotStaged(f"buffer {buffer.name} has no fixed row-major shape")
 

@@ -88,6 +88,7 @@ def _components(program: Program, stages: Sequence[Stage]) -> list[list[Stage]]:
         for b in buffers[1:]:
             root[find_root(b)] = find_root(buffers[0])
 
+    # Scalars connect nothing: all parameters read the same learning rate and are updated independently.
     touched = {s: [b for b in (*s.writes, *(x.source for x in s.reads)) if size(b) > 1] for s in stages}
     for pair in program.pairs:
         union(pair)

@@ -127,6 +127,7 @@ class _CostModel:
         """Loads and operations. Index arithmetic is not counted: most of it is hoisted."""
         reads: dict[Any, Any] = {}
 
+        # A load that occurs twice is done once, and what stands in its indices is no arithmetic of the value.
         def replace_load(node: Any) -> Any:
             return reads.setdefault(node, tirx.Var("x", str(node.ty.dtype)))
 
