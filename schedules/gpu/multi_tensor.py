@@ -246,7 +246,7 @@ def _reduce_members(group: TensorGroup, stage: Stage, shared_sums: Any, thread: 
 
 
 def _by_width(counts: Sequence[int], pieces: Expr, reduce: Callable[[int], Stmt]) -> Stmt:
-    """``reduce(width)`` by the number of ``pieces``. Each member's is known here (``counts``), but all share code: it
+    """``reduce(width)`` by the number of ``pieces``. Each member's is known (``counts``), but all share code: it
     branches at run time between the widths that occur, so that each gets the order of a row of its own length."""
     work: Stmt = None
     for max_pieces, width in reversed(WIDTH_BY_PIECES):

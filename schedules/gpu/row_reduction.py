@@ -156,7 +156,7 @@ class _RowNest:
                 return self._result(stage, row_index, thread_group, in_bounds, value)
 
             index = index_of(stage.space, row_index)
-            # Of ``ctx``, not of ``inner``: rows that are recomputed here only may not decide along which axis memory is
+            # Of ``ctx``, not of ``inner``: rows that a GPU alone recomputes may not decide along which axis memory is
             # read, and so the order of the sum, which is the CPU's.
             order = reduction_order(self.ctx, stage)
             reduction = group_reduce(self.inner, stage, order, index, thread_group, write)

@@ -1,6 +1,6 @@
 """Deterministic scatter-add by rank sort, without atomics.
 
-Atomic additions come in any order, and floating-point sums depend on it. Here every sum is in the order of the input:
+Atomic additions come in any order, and floating-point sums depend on it. So every sum is in the order of the input:
 (1) each chunk of 1024 indices is rank-sorted in shared memory: an index's rank is the number of those before it;
 (2) the chunks are merged: binary search in every other chunk gives each index its rank among all;
 (3) a thread for each (first occurrence of a row, column) adds the row's segment, which is in input order.

@@ -3,7 +3,7 @@
 Taken: elementwise stages that read some tensor along another axis than the last, along which they write. A block loads
 a tile with neighbouring threads along the axis that is read, then writes with neighbouring threads along the last axis:
 both are coalesced. Rows of a tile are padded by a 4-byte word, so that a warp reads a column without bank conflicts.
-There are no sums here, so nothing depends on an order.
+It has no sums, so nothing depends on an order.
 """
 
 from __future__ import annotations

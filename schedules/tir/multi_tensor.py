@@ -233,7 +233,7 @@ def make_group(
     in_memory = [form.buffers[k] for k in memory]
     plain = attrs.evolve(program, stages=())
     virtual = InlinedStages(plain, (), target.functions)
-    # However costly, what is not in memory is inlined: a member's intermediate has no buffer here.
+    # However costly, what is not in memory is inlined: a member's intermediate has no buffer.
     virtual.stages = {s.buffer: s for s in form.stages if s.is_elementwise and s.buffer not in in_memory}
     ctx = NestContext(plain, virtual, target.lanes, target.registers)
     return TensorGroup(

@@ -40,7 +40,7 @@ def split_reductions(program: Program) -> Program:
 
 
 def _is_long(ctx: NestContext, stage: Stage) -> bool:
-    # An argmax is not split here: no order changes its bits, so a GPU may do it alone (``gpu/split_argmax.py``).
+    # An argmax is not split: no order changes its bits, so a GPU may do it alone (``gpu/split_argmax.py``).
     if stage.reduction is None or is_argmax(stage) or stage.depth < 2 * PARALLEL_TASKS:
         return False
     # A product's k is a chain of multiply-adds: that is its promised order, and products have tasks of their own.

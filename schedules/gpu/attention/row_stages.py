@@ -1,7 +1,7 @@
 """Matmul and elementwise stages on a block's rows, with scores in shared memory.
 
 It takes the stages of a fused group in order, with a barrier after each. Neighbouring threads take
-neighbouring columns. Sums are those of ``row_matmul`` and ``row_reduction``; nothing here reorders them.
+neighbouring columns. Sums are those of ``row_matmul`` and ``row_reduction``; no stage reorders them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RowBlock:
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
                 flat = flat if d in self.fused.row_dims[buffer] else flat * extent + index
             if self.column_offset is not None and self.pitch(buffer) > 1:
-                # Simplified here, since TVM divides by zero where it bounds n + x - n.
+                # Simplified at once, since TVM divides by zero where it bounds n + x - n.
                 flat = Analyzer().simplify(flat - self.column_offset)
             return slot * self.pitch(buffer) + flat
 

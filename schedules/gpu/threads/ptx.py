@@ -144,7 +144,7 @@ def syncwarp() -> Stmt:
 def store_shared_pair(tile: Any, offset: Expr, values: tuple[Expr, Expr]) -> Stmt:
     """Two float32 into shared memory at the float32 ``offset``, which is even (a float2).
 
-    TVM does not see a store in it, and so puts no barrier of the block after it: ``syncwarp`` is enough here.
+    TVM does not see a store in it, and so puts no barrier of the block after it: ``syncwarp`` is enough.
     """
     code = "*(float2*)((float*)tile + at) = make_float2(a, b);"
     return _statement("put", "void* tile, int at, float a, float b", code, *_pointer(tile, offset), *values)

@@ -211,7 +211,7 @@ def store_shared(loader: TileLoader, tile: Any, thread: Expr) -> Stmt:
 
     def part(s: Expr) -> Stmt:
         mn, k = _tile_coords(loader, s, thread)
-        # Transposed here, once for each element, so that every read of the tile is along m or n.
+        # Transposed on its way, once for each element, so that every read of the tile is along m or n.
         if loader.k_major and loader.pitch > 1:
             elements = [load(loader.staging, s * loader.vector + j) for j in range(loader.vector)]
             stores = [store(tile, element, (k + j) * loader.pitch + mn) for j, element in enumerate(elements)]

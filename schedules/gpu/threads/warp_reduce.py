@@ -48,7 +48,7 @@ class ThreadGroup:
 
     def each(self, count: int, body: Callable[[Expr], Stmt], unroll: int = 4) -> list[Stmt]:
         """``body`` at every index below ``count``, neighbours in neighbouring threads."""
-        # Unrolled by 4, chosen: bodies here store as well as load, and are longer than those of a reduction (UNROLL).
+        # Unrolled by 4, chosen: bodies store as well as load, and are longer than those of a reduction (UNROLL).
         full, rest = divmod(count, self.size)
         stmts = [partially_unrolled(full, lambda o: body(o * self.size + self.lane), unroll)] if full else []
         if rest:
