@@ -1,8 +1,8 @@
 """Elementwise stages over one iteration domain, fused: a thread a point, all values in registers.
 
 All loads of a point come before its stores, so an output may share memory with an input. Neighbouring threads have
-neighbouring points, so accesses are coalesced; where loads run along another axis, ``transpose`` takes the nest. It
-has no sums, so nothing depends on an order.
+neighbouring points, so accesses are coalesced; where loads run along another axis, ``transpose`` takes them.
+There is no sum, so nothing depends on an order.
 """
 
 from __future__ import annotations
