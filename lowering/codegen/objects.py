@@ -19,7 +19,7 @@ from ..math import elementary
 from ..passes import flatten_buffer, fma_contraction
 from ..passes.apply_schedules import Kernel, Scheduler, schedule
 from ..passes.buffer_donation import Pair
-from ..passes.memory_usage import STACK, Workspace, Workspaces
+from ..passes.memory_usage import MIN_HEAP_BYTES, Workspace, Workspaces
 from ..pipeline import Lowered
 from . import cuda_source as device
 from .cuda_source import Device
@@ -134,13 +134,13 @@ def compile_part(
         scheduled = time.process_time()
         unbound = device.unbound(module) if target.kind.name == "cuda" else ()
         launches = _audited(module, audit, told) if audit is not None and not unbound else {}
-    needed = Workspaces(1 if target.kind.name == "cuda" else STACK)
+    needed = Workspaces(1 if target.kind.name == "cuda" else MIN_HEAP_BYTES)
     with target, tvm.transform.PassContext(config=CONFIG, instruments=[needed]):
         data, kernels = (b"", None) if unbound else _build(module, target)
     if dump is not None and kernels is not None:
         (Path(dump) / f"{kernels.key}.cu").write_text(kernels.source, encoding="utf-8")
     seconds = {"schedule": scheduled - started, "compile": time.process_time() - scheduled}
-    return Part(data, told, needed.found, seconds, kernels, unbound, launches)
+    return Part(data, told, needed.by_program, seconds, kernels, unbound, launches)
 
 
 def _audited(module: tvm.IRModule, audit: Audit, told: Told) -> dict[str, tuple[Mapping[str, Any], ...]]:
