@@ -26,7 +26,7 @@ from . import module_blob
 FORMAT = "cuda"  # TVM's word for a module whose code is CUDA text, to be compiled when it is loaded
 PREFIX = "sexpgpu-kernels:"  # what the library holds is this and the key
 # TVM's switch for a build machine without CUDA: the module is text, whatever this machine has.
-PLAIN = "TVM_COMPILE_FORCE_FALLBACK"
+FORCE_FALLBACK = "TVM_COMPILE_FORCE_FALLBACK"
 KERNEL = re.compile(r'^extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)', re.MULTILINE)
 BOOL_ARRAY = re.compile(r"\bbool\s*\*?\s*(?:__restrict__\s+)?(\w+)\s*(?:\[|,|$)", re.MULTILINE)
 VECTOR_ACCESS = re.compile(r"\*\(\s*\w+\d\s*\*\s*\)\s*\(\s*(\(\(bool\*\)|\w+)")
@@ -60,15 +60,15 @@ class Device:
 @contextlib.contextmanager
 def as_text() -> Iterator[None]:
     """While TVM builds: CUDA stays text even where the machine has CUDA, whose compiler would else be called."""
-    before = os.environ.get(PLAIN)
-    os.environ[PLAIN] = "1"
+    before = os.environ.get(FORCE_FALLBACK)
+    os.environ[FORCE_FALLBACK] = "1"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[PLAIN]
+            del os.environ[FORCE_FALLBACK]
         else:
-            os.environ[PLAIN] = before
+            os.environ[FORCE_FALLBACK] = before
 
 
 def device(built: Any) -> Device | None:
@@ -115,9 +115,9 @@ def _is_bound(stmt: Any) -> bool:
 
 
 def _loads(value: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(value, [(TensorLoad, found.append)], order="post")
-    return bool(found)
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(value, [(TensorLoad, loads.append)], order="post")
+    return bool(loads)
 
 
 def bool_vectors(source: str) -> tuple[str, ...]:

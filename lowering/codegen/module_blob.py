@@ -40,11 +40,11 @@ def numbers(values: Sequence[int]) -> bytes:
 
 class _Reader:
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data, self.offset = data, 0
 
     def number(self) -> int:
-        (value,) = struct.unpack_from("<Q", self.data, self.at)
-        self.at += 8
+        (value,) = struct.unpack_from("<Q", self.data, self.offset)
+        self.offset += 8
         return value
 
     def numbers(self) -> list[int]:
@@ -52,8 +52,8 @@ class _Reader:
 
     def string(self) -> bytes:
         size = self.number()
-        self.at += size
-        return self.data[self.at - size : self.at]
+        self.offset += size
+        return self.data[self.offset - size : self.offset]
 
 
 def packed(module: Any) -> bytes:
@@ -94,5 +94,5 @@ def with_modules(data: bytes, kind: str, modules: Sequence[bytes]) -> bytes:
     """The list ``data`` with ``modules`` of one kind as imports of the library's code."""
     entries = read(data)
     new = tuple(range(len(entries), len(entries) + len(modules)))
-    grown = [Entry(e.kind, e.data, e.children + new if e.kind == CODE else e.children) for e in entries]
-    return write([*grown, *(Entry(kind, one, ()) for one in modules)])
+    extended = [Entry(e.kind, e.data, e.children + new if e.kind == CODE else e.children) for e in entries]
+    return write([*extended, *(Entry(kind, module, ()) for module in modules)])

@@ -23,13 +23,15 @@ from ..passes.memory_usage import MIN_HEAP_BYTES, Workspace, Workspaces
 from ..pipeline import Lowered
 from . import cuda_source as device
 from .cuda_source import Device
-from .temp_space import need_room
+from .temp_space import require_free_space
 
 # disable_cse_tir: TVM names vectors of truth values that its own analyzer then refuses; LLVM finds common
 # subexpressions anyway. disable_assert: each kernel would check all that the virtual machine has planned for it, which
 # is most of the code; what a phase is given fits by the manifest (artifacts/format/manifest_checks.py).
 CONFIG = {"tirx.disable_cse_tir": True, "tirx.disable_assert": True}
-PART = 8  # kernels an object: few enough to share out evenly, enough that an object's own cost does not show
+KERNELS_PER_OBJECT = (
+    8  # kernels an object: few enough to share out evenly, enough that an object's own cost does not show
+)
 
 
 class KernelFault(RuntimeError):
@@ -51,7 +53,7 @@ class Part:
     are ``unbound`` to threads, nothing was compiled. ``launches``: program -> what the audit says of each launch."""
 
     object: bytes
-    told: Mapping[str, tuple[str, tuple[str, ...]]]
+    outcomes: Mapping[str, tuple[str, tuple[str, ...]]]
     workspaces: Mapping[str, Workspace]
     seconds: Mapping[str, float]
     device: Device | None = None
@@ -99,18 +101,18 @@ def parts(lowered: Lowered) -> tuple[str, ...]:
     """The programs in parts, as TVM's JSON. Neighbours by name are much alike, so they go to different parts."""
     programs = lowered.programs
     names = list(programs)
-    count = max(1, -(-len(names) // PART))
+    count = max(1, -(-len(names) // KERNELS_PER_OBJECT))
     return tuple(tvm.ir.save_json(tvm.IRModule({n: programs[n] for n in names[i::count]})) for i in range(count))
 
 
 def hosted(target: Any) -> tvm.target.Target:
     """The target, its own host: never the building machine."""
-    made = tvm.target.Target(dict(target)) if isinstance(target, Mapping) else target
-    return made if made.host is not None else made.with_host(made)
+    as_target = tvm.target.Target(dict(target)) if isinstance(target, Mapping) else target
+    return as_target if as_target.host is not None else as_target.with_host(as_target)
 
 
 Audit = Callable[[tirx.PrimFunc], Sequence[Mapping[str, Any]]]
-Told = dict[str, tuple[str, tuple[str, ...]]]  # program -> the rule that took it, and what failed on the way
+Outcomes = dict[str, tuple[str, tuple[str, ...]]]  # program -> the rule that took it, and what failed on the way
 
 
 def compile_part(
@@ -128,35 +130,35 @@ def compile_part(
     target = hosted(target)
     module: Any = from_json_graph_str(part)  # load_json first writes it anew, as older versions need
     with target, tvm.transform.PassContext(config=CONFIG):
-        module, told = schedule(module, target, scheduler)
+        module, outcomes = schedule(module, target, scheduler)
         if dump is not None:
             _write(module, Path(dump))
         scheduled = time.process_time()
         unbound = device.unbound(module) if target.kind.name == "cuda" else ()
-        launches = _audited(module, audit, told) if audit is not None and not unbound else {}
-    needed = Workspaces(1 if target.kind.name == "cuda" else MIN_HEAP_BYTES)
-    with target, tvm.transform.PassContext(config=CONFIG, instruments=[needed]):
+        launches = _run_audit(module, audit, outcomes) if audit is not None and not unbound else {}
+    workspaces = Workspaces(1 if target.kind.name == "cuda" else MIN_HEAP_BYTES)
+    with target, tvm.transform.PassContext(config=CONFIG, instruments=[workspaces]):
         data, kernels = (b"", None) if unbound else _build(module, target)
     if dump is not None and kernels is not None:
         (Path(dump) / f"{kernels.key}.cu").write_text(kernels.source, encoding="utf-8")
     seconds = {"schedule": scheduled - started, "compile": time.process_time() - scheduled}
-    return Part(data, told, needed.by_program, seconds, kernels, unbound, launches)
+    return Part(data, outcomes, workspaces.by_program, seconds, kernels, unbound, launches)
 
 
-def _audited(module: tvm.IRModule, audit: Audit, told: Told) -> dict[str, tuple[Mapping[str, Any], ...]]:
-    """Program -> what ``audit`` says. Where it fails, ``told`` says so: a report may lack a line."""
-    found = {}
+def _run_audit(module: tvm.IRModule, audit: Audit, outcomes: Outcomes) -> dict[str, tuple[Mapping[str, Any], ...]]:
+    """Program -> what ``audit`` says. Where it fails, ``outcomes`` says so: a report may lack a line."""
+    launches = {}
     for gv, func in module.functions_items():
         try:
-            found[gv.name_hint] = tuple(audit(func))
-        except Exception as fault:  # noqa: BLE001  (whatever it does not foresee)
-            rule, failures = told[gv.name_hint]
-            why = f"audit: {type(fault).__name__}: {' '.join(str(fault).split())[-200:]}"
-            told[gv.name_hint] = rule, (*failures, why)
-    return found
+            launches[gv.name_hint] = tuple(audit(func))
+        except Exception as error:  # noqa: BLE001  (whatever it does not foresee)
+            rule, failures = outcomes[gv.name_hint]
+            failure = f"audit: {type(error).__name__}: {' '.join(str(error).split())[-200:]}"
+            outcomes[gv.name_hint] = rule, (*failures, failure)
+    return launches
 
 
-def ready(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+def prepare_for_codegen(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Scheduled programs as TVM may compile them. Fusion and schedules repeat a program's body, its let variables with
     it; and what is rounded once is said. From here on TVM's pipelines have our passes (flatten_buffer.py)."""
     flatten_buffer.install()
@@ -166,13 +168,13 @@ def ready(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
 def _build(module: tvm.IRModule, target: tvm.target.Target) -> tuple[bytes, Device | None]:
     """The object of scheduled programs, and the kernels that it launches."""
     with device.as_text():
-        built = tirx.build(ready(module, target), target=target)
+        built = tirx.build(prepare_for_codegen(module, target), target=target)
     return _object(built), device.device(built)
 
 
 def _object(module: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        need_room(folder)
+        require_free_space(folder)
         path = Path(folder) / "part.o"
         module.write_to_file(str(path), "o")
         return path.read_bytes()
@@ -184,28 +186,28 @@ def _write(module: tvm.IRModule, folder: Path) -> None:
         (folder / f"{gv.name_hint[:200]}.py").write_text(func.script(show_meta=True), encoding="utf-8")
 
 
-def join(lowered: Lowered, target: Any, made: Sequence[Part]) -> Compiled:
+def join(lowered: Lowered, target: Any, parts: Sequence[Part]) -> Compiled:
     """What the compiled parts of ``lowered`` for ``target`` come to, in the order of ``parts``. Raises KernelFault."""
-    devices = tuple(part.device for part in made if part.device is not None)
-    unbound = {name: part.told[name][1] for part in made for name in part.unbound}
-    vectors = sorted(name for of in devices for name in device.bool_vectors(of.source))
+    devices = tuple(part.device for part in parts if part.device is not None)
+    unbound = {name: part.outcomes[name][1] for part in parts for name in part.unbound}
+    vectors = sorted(name for device_module in devices for name in device.bool_vectors(device_module.source))
     if unbound or vectors:
         raise KernelFault(unbound, vectors)
-    told = {name: answer for part in made for name, answer in part.told.items()}
-    needed = {name: workspace for part in made for name, workspace in part.workspaces.items()}
-    launches = {name: found for part in made for name, found in part.launches.items()}
+    outcomes = {name: outcome for part in parts for name, outcome in part.outcomes.items()}
+    workspaces = {name: workspace for part in parts for name, workspace in part.workspaces.items()}
+    launches = {name: audited for part in parts for name, audited in part.launches.items()}
     kernels = tuple(
         Kernel(
             name,
             rule,
             failures,
             dict(sorted(lowered.calls.get(name, {}).items())),
-            needed[name].bytes,
+            workspaces[name].bytes,
             launches.get(name, ()),
         )
-        for name, (rule, failures) in sorted(told.items())
+        for name, (rule, failures) in sorted(outcomes.items())
     )
-    return Compiled(hosted(target), lowered, tuple(part.object for part in made), needed, kernels, devices)
+    return Compiled(hosted(target), lowered, tuple(part.object for part in parts), workspaces, kernels, devices)
 
 
 def compile(

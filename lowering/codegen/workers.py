@@ -44,9 +44,9 @@ class Workers:
         self._count = count
         self._processes: dict[Connection, Any] = {}
         SERVER.set_forkserver_preload(["surroundings.child", *modules])
-        with _apart():
+        with _isolated_environment():
             resource_tracker.ensure_running()  # it unblocks the signal, as the server would
-            with _without_interrupts():
+            with _sigint_blocked():
                 forkserver.ensure_running()
 
     def __enter__(self) -> Workers:
@@ -66,12 +66,12 @@ class Workers:
         """
         self._start(min(self._count, len(jobs)))
         answers: list[Any] = [None] * len(jobs)
-        left = list(reversed(range(len(jobs))))
-        free: list[Any] = list(self._processes)
+        pending = list(reversed(range(len(jobs))))
+        idle: list[Any] = list(self._processes)
         busy: dict[Any, int] = {}
-        while left or busy:
-            while left and free:
-                pipe, n = free.pop(), left.pop()
+        while pending or busy:
+            while pending and idle:
+                pipe, n = idle.pop(), pending.pop()
                 busy[pipe] = n
                 with self._watched(pipe):
                     pipe.send((call, jobs[n]))
@@ -79,17 +79,17 @@ class Workers:
             for pipe in pipes:
                 with self._watched(pipe):
                     answers[busy.pop(pipe)] = _value(pipe.recv())
-                free.append(pipe)
+                idle.append(pipe)
         return answers
 
     def _start(self, count: int) -> None:
         while len(self._processes) < count:
-            ours, theirs = SERVER.Pipe()
-            process = SERVER.Process(target=_serve, args=(theirs,), daemon=True)
-            with _without_interrupts(), _apart():
+            master_end, worker_end = SERVER.Pipe()
+            process = SERVER.Process(target=_serve, args=(worker_end,), daemon=True)
+            with _sigint_blocked(), _isolated_environment():
                 process.start()
-            self._processes[ours] = process
-            theirs.close()
+            self._processes[master_end] = process
+            worker_end.close()
 
     @contextmanager
     def _watched(self, pipe: Any) -> Iterator[None]:
@@ -103,7 +103,7 @@ class Workers:
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def _isolated_environment() -> Iterator[None]:
     """Processes that are started here import what this one can, and nothing from the folder in which it was started,
     which may hold anything, or be gone; nor do they run its script. They say no warnings, and use its folder for
     temporary files."""
@@ -111,36 +111,36 @@ def _apart() -> Iterator[None]:
         tempfile.tempdir = temporary.for_sockets(os.getpid())  # of this process; the others have TMPDIR
         path, main = sys.path.copy(), sys.modules["__main__"]
         try:
-            here = os.open(".", os.O_PATH | os.O_CLOEXEC)
+            working_directory = os.open(".", os.O_PATH | os.O_CLOEXEC)
         except PermissionError:  # the folder is closed to this user: no path begins there
-            here = os.open("/", os.O_PATH | os.O_CLOEXEC)
-        set_for_them = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
+            working_directory = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        variables = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
         sys.path[:] = [entry for entry in path if os.path.isabs(entry)]
-        set_for_them["PYTHONPATH"] = os.pathsep.join(sys.path)
-        before = {name: os.environ.get(name) for name in set_for_them}
+        variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+        saved = {name: os.environ.get(name) for name in variables}
         os.chdir(folder)
         sys.modules["__main__"] = ModuleType("__main__")
-        os.environ.update(set_for_them)
+        os.environ.update(variables)
         try:
             yield
         finally:
-            for name in set_for_them:
+            for name in variables:
                 del os.environ[name]
-            os.environ.update({name: value for name, value in before.items() if value is not None})
+            os.environ.update({name: value for name, value in saved.items() if value is not None})
             sys.path[:], sys.modules["__main__"] = path, main
-            os.fchdir(here)
-            os.close(here)
+            os.fchdir(working_directory)
+            os.close(working_directory)
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
+def _sigint_blocked() -> Iterator[None]:
     """A key press interrupts the whole group of processes. Those that are started here inherit the blocked signal and
     never see it: what is to be said of it this one says alone."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    saved_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, saved_mask)
 
 
 def _value(answer: tuple[Any, Exception | None]) -> Any:
@@ -165,6 +165,6 @@ def _answer(call: Callable[..., Any], job: Job) -> tuple[Any, Exception | None]:
         return call(*job), None
     except Exception as error:
         # An error of TVM's need not pickle.
-        plain = error if isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
-        plain.add_note(traceback.format_exc())
-        return None, plain
+        picklable = error if isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
+        picklable.add_note(traceback.format_exc())
+        return None, picklable

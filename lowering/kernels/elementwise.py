@@ -4,7 +4,7 @@ not fit. No program here meets any of these.
 
 TVM's bounds analysis takes ``Cast`` for exact, so a cast that wraps is written with masks or ``reinterpret``. Its
 simplifier takes floats for real numbers (x - x is 0, x + y - y is x, x = x is true, not x < y is y <= x) and would lose
-NaN and infinity: what it must not connect is hidden from it by ``hidden`` and ``no``, which LLVM sees through.
+NaN and infinity: what it must not connect is hidden from it by ``opaque`` and ``logical_not``, which LLVM sees through.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sexpgpu.ops.types import DTYPES, TensorType
 
 from .registry import dims, kernel
 
-LOW = 0xFFFFFFFF
-SHORT = ("float16", "bfloat16")
+LOW_32 = 0xFFFFFFFF
+HALF_DTYPES = ("float16", "bfloat16")
 
 
 def pointwise(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -29,7 +29,7 @@ def pointwise(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         @kernel(name)
         def program(*xs: te.Tensor, out: TensorType) -> Any:
             def element(*i: Any) -> Any:
-                return scalar(*(at(x, i) for x in xs), out=out)
+                return scalar(*(broadcast_element(x, i) for x in xs), out=out)
 
             return te.compute(dims(out), element, name.replace("-", "_"))
 
@@ -38,11 +38,11 @@ def pointwise(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return add
 
 
-def at(x: te.Tensor, i: tuple[Any, ...]) -> Any:
+def broadcast_element(x: te.Tensor, i: tuple[Any, ...]) -> Any:
     """The element of ``x`` that broadcasts to place ``i`` of the result."""
-    own = i[len(i) - len(x.shape) :]
+    own_index = i[len(i) - len(x.shape) :]
     zero = tirx.const(0, "int64")
-    return x(*(zero if int(n) == 1 else j for n, j in zip(x.shape, own, strict=True)))
+    return x(*(zero if int(n) == 1 else j for n, j in zip(x.shape, own_index, strict=True)))
 
 
 def name_of(x: Any) -> str:
@@ -50,7 +50,7 @@ def name_of(x: Any) -> str:
     return str(x.ty.dtype)
 
 
-def num(value: float | int, like: Any) -> Any:
+def const_like(value: float | int, like: Any) -> Any:
     """``value`` in the dtype of the element ``like``."""
     return tirx.const(value, name_of(like))
 
@@ -60,51 +60,51 @@ def is_float(dtype: str) -> bool:
     return DTYPES[dtype].kind == "float"
 
 
-def low(x: Any) -> Any:
+def low_32(x: Any) -> Any:
     """The low 32 bits of a 64-bit integer."""
-    return x & num(LOW, x)
+    return x & const_like(LOW_32, x)
 
 
 def narrow(x: Any, dtype: str) -> Any:
     """An int64 or uint64 modulo 2**bits, as ``dtype`` of fewer bits."""
     d = DTYPES[dtype]
-    kept = x & num(2**d.bits - 1, x)
+    low_bits = x & const_like(2**d.bits - 1, x)
     if d.kind == "uint":
-        return kept.astype(d.numpy)
+        return low_bits.astype(d.numpy)
     half = tirx.const(2 ** (d.bits - 1), "int64")
-    return ((kept.astype("int64") ^ half) - half).astype(d.numpy)
+    return ((low_bits.astype("int64") ^ half) - half).astype(d.numpy)
 
 
-def joined(high: Any, lo: Any) -> Any:
+def join_32(high: Any, low: Any) -> Any:
     """The int64 of two int64, of which the low 32 bits count."""
-    return (high << tirx.const(32, "int64")) | low(lo)
+    return (high << tirx.const(32, "int64")) | low_32(low)
 
 
-def halves(x: Any) -> tuple[Any, Any]:
+def split_32(x: Any) -> tuple[Any, Any]:
     """The high 32 bits of an int64, with its sign, and the low ones."""
-    return x >> tirx.const(32, "int64"), low(x)
+    return x >> tirx.const(32, "int64"), low_32(x)
 
 
-def hidden(x: Any) -> Any:
+def opaque(x: Any) -> Any:
     """A float that the simplifier does not take for equal to ``x``; no instruction comes of it."""
     name = name_of(x)
     return tirx.reinterpret(name, tirx.reinterpret(f"int{name.removeprefix('float')}", x))
 
 
-def no(truth: Any) -> Any:
+def logical_not(condition: Any) -> Any:
     """The other truth, which the simplifier does not turn into the opposite comparison."""
-    return (truth.astype("int8") ^ tirx.const(1, "int8")).astype("bool")
+    return (condition.astype("int8") ^ tirx.const(1, "int8")).astype("bool")
 
 
 def widened(x: Any) -> Any:
     """f16 and bf16 as f32."""
-    return x.astype("float32") if name_of(x) in SHORT else x
+    return x.astype("float32") if name_of(x) in HALF_DTYPES else x
 
 
 @pointwise("subtract")
 def subtract(x: Any, y: Any, out: TensorType) -> Any:
     """f16 and bf16 in f32, rounded once."""
-    return (widened(x) - hidden(widened(y))).astype(DTYPES[out.dtype].numpy)
+    return (widened(x) - opaque(widened(y))).astype(DTYPES[out.dtype].numpy)
 
 
 @pointwise("multiply")
@@ -122,7 +122,7 @@ def divide(x: Any, y: Any, out: TensorType) -> Any:
 @pointwise("strong-zero")
 def strong_zero(dy: Any, g: Any, out: TensorType) -> Any:
     """``g``, 0 where ``dy`` is 0."""
-    return tirx.Select(is_zero(dy), num(0, g), g)
+    return tirx.Select(is_zero(dy), const_like(0, g), g)
 
 
 @pointwise("strong-product")
@@ -130,51 +130,51 @@ def strong_product(dy: Any, d: Any, out: TensorType) -> Any:
     """dy d; 0 where ``dy`` is 0, or ``d`` is and ``dy`` is no NaN. f16 and bf16 in f32, rounded once. A product, which
     a sum adds by one fused step."""
     dy, d = widened(dy), widened(d)
-    zero = num(0.0, dy)
-    left = tirx.Select(tirx.all(is_zero(d), no(is_nan(dy))), zero, dy)
-    return (left * tirx.Select(is_zero(dy), zero, d)).astype(DTYPES[out.dtype].numpy)
+    zero = const_like(0.0, dy)
+    factor = tirx.Select(tirx.all(is_zero(d), logical_not(is_nan(dy))), zero, dy)
+    return (factor * tirx.Select(is_zero(dy), zero, d)).astype(DTYPES[out.dtype].numpy)
 
 
 def is_zero(x: Any) -> Any:
     """Whether a float is 0 or -0."""
-    return widened(x) == num(0, widened(x))
+    return widened(x) == const_like(0, widened(x))
 
 
 def is_finite(x: Any) -> Any:
     """Whether a float is neither infinite nor NaN."""
     wide = widened(x)
-    return tirx.abs(wide) < num(float("inf"), wide)
+    return tirx.abs(wide) < const_like(float("inf"), wide)
 
 
 @pointwise("finite")
 def finite(x: Any, out: TensorType) -> Any:
     """``x``, 0 in the place of infinities and NaN."""
-    return tirx.Select(is_finite(x), x, num(0, x))
+    return tirx.Select(is_finite(x), x, const_like(0, x))
 
 
 def is_nan(x: Any) -> Any:
     """Whether a float is NaN; false of an integer. TVM 0.27 takes a statement with its own isnan out of vectors, one
     lane after the other."""
     x = widened(x)
-    return no(x == hidden(x)) if name_of(x).startswith("float") else tirx.const(False, "bool")
+    return logical_not(x == opaque(x)) if name_of(x).startswith("float") else tirx.const(False, "bool")
 
 
 @pointwise("equal")
 def equal(x: Any, y: Any, out: TensorType) -> Any:
     """False where either is NaN."""
-    return tirx.all(x == y, no(is_nan(x)))
+    return tirx.all(x == y, logical_not(is_nan(x)))
 
 
 @pointwise("differ")
 def differ(x: Any, y: Any, out: TensorType) -> Any:
     """TVM's own != of floats is LLVM's ordered one, false of NaN."""
-    return no(equal(x, y, out))
+    return logical_not(equal(x, y, out))
 
 
 @pointwise("at-most")
 def at_most(x: Any, y: Any, out: TensorType) -> Any:
     """False where either is NaN."""
-    return tirx.all(x <= y, no(is_nan(x)))
+    return tirx.all(x <= y, logical_not(is_nan(x)))
 
 
 def extremum(x: Any, y: Any, first: Any) -> Any:
@@ -197,33 +197,33 @@ def maximum(x: Any, y: Any, out: TensorType) -> Any:
 @pointwise("sign")
 def sign(x: Any, out: TensorType) -> Any:
     """-1, 0 or 1; of a zero or a NaN ``x`` itself."""
-    zero, one, minus = (num(n, x) for n in (0, 1, -1))
+    zero, one, minus = (const_like(n, x) for n in (0, 1, -1))
     return tirx.Select(x > zero, one, tirx.Select(x < zero, minus, x))
 
 
 @pointwise("log1p")
 def log1p(x: Any, u: Any, log_u: Any, out: TensorType) -> Any:
     """x log(u) / (u - 1) with u = 1 + x: the rounding of u cancels (HP-15C Advanced Functions Handbook, appendix)."""
-    one = num(1, x)
-    near = tirx.Select(u == one, x, log_u * (x / (hidden(u) - one)))
+    one = const_like(1, x)
+    near = tirx.Select(u == one, x, log_u * (x / (opaque(u) - one)))
     return tirx.Select(x >= one, log_u, near).astype(DTYPES[out.dtype].numpy)
 
 
 @pointwise("expm1")
 def expm1(x: Any, u: Any, log_u: Any, out: TensorType) -> Any:
     """(u - 1) x / log(u) with u = e**x, by Kahan, for the same reason."""
-    one = num(1, x)
+    one = const_like(1, x)
     near = tirx.Select(u == one, x, (u - one) * (x / log_u))
     return tirx.Select(tirx.any(x >= one, u - one == -one), u - one, near).astype(DTYPES[out.dtype].numpy)
 
 
-def within(y: Any, out: TensorType) -> tuple[Any, Any]:
+def valid_shift(y: Any, out: TensorType) -> tuple[Any, Any]:
     """Whether an amount is from 0 to bits - 1, and the amount with only the bits of such a one."""
     bits = DTYPES[out.dtype].bits
-    inside = y < num(bits, y)
+    in_range = y < const_like(bits, y)
     if out.kind == "int":
-        inside = tirx.all(y >= num(0, y), inside)
-    return inside, y & num(bits - 1, y)
+        in_range = tirx.all(y >= const_like(0, y), in_range)
+    return in_range, y & const_like(bits - 1, y)
 
 
 @kernel("spread-bf16")
@@ -232,8 +232,8 @@ def spread_bf16(x: te.Tensor, out: TensorType) -> Any:
     depended on its place; LLVM sees that a whole number is never NaN."""
 
     def element(*i: Any) -> Any:
-        place = sum(i[1:], i[0]).astype("float32") if i else tirx.const(0.0, "float32")
-        return tirx.Select(tirx.isnan(place), num(0, at(x, i)), at(x, i))
+        position = sum(i[1:], i[0]).astype("float32") if i else tirx.const(0.0, "float32")
+        return tirx.Select(tirx.isnan(position), const_like(0, broadcast_element(x, i)), broadcast_element(x, i))
 
     return te.compute(dims(out), element, "spread")
 
@@ -254,11 +254,11 @@ def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | i
     """``before``: elements that go before those of ``x``, for each axis; those after follow from ``out``."""
 
     def element(*i: Any) -> Any:
-        inside = [
+        in_bounds = [
             side for j, start, n in zip(i, before, x.shape, strict=True) for side in (j >= start, j < start + int(n))
         ]
         filled = tirx.const(value, x.dtype)
-        return tirx.if_then_else(tirx.all(*inside), x(*(j - n for j, n in zip(i, before, strict=True))), filled)
+        return tirx.if_then_else(tirx.all(*in_bounds), x(*(j - n for j, n in zip(i, before, strict=True))), filled)
 
     return te.compute(dims(out), element, "pad")
 

@@ -15,45 +15,45 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-LANES = 16
+VECTOR_LANES = 16
 
 
-def number(n: int) -> Any:
+def int64(n: int) -> Any:
     """``n`` as an i64 constant."""
     return tirx.const(n, "int64")
 
 
-def written(ins: Sequence[Any], outs: Sequence[Any], body: Callable[..., None]) -> Any:
+def build_statement(ins: Sequence[Any], outs: Sequence[Any], body: Callable[..., None]) -> Any:
     """The statement that ``body`` of the buffers makes; it may be several loops."""
-    with IRBuilder() as ib, T.serial(0, number(1)):  # a builder takes one statement
+    with IRBuilder() as ib, T.serial(0, int64(1)):  # a builder takes one statement
         body(*(T.buffer_proxy(buffer) for buffer in (*ins, *outs)))
     return ib.get()
 
 
-def share(extent: int, size: int, others: int, body: Callable[[Any, Any, int], None]) -> None:
+def parallel_pieces(extent: int, size: int, others: int, body: Callable[[Any, Any, int], None]) -> None:
     """``body(other, start, length)`` for pieces of ``size`` of ``extent`` and a last shorter one, to threads where the
     schedule thinks it worth while."""
-    full, rest = divmod(extent, size)
+    full, remainder = divmod(extent, size)
     if full:
-        with T.parallel(0, number(others * full)) as p:
+        with T.parallel(0, int64(others * full)) as p:
             body(p // full, p % full * size, size)
-    if rest:
-        with T.parallel(0, number(others)) as other:
-            body(other, number(full * size), rest)
+    if remainder:
+        with T.parallel(0, int64(others)) as other:
+            body(other, int64(full * size), remainder)
 
 
-def lanes(width: int, body: Callable[[Any], None]) -> None:
+def vectorized_loop(width: int, body: Callable[[Any], None]) -> None:
     """``body`` at every place below ``width``, as vectors."""
-    full, rest = divmod(width, LANES)
+    full, remainder = divmod(width, VECTOR_LANES)
     if full:
-        with T.serial(0, number(full)) as v, T.vectorized(0, number(LANES)) as lane:
-            body(v * LANES + lane)
-    if rest:
-        with T.vectorized(0, number(rest)) as lane:
-            body(lane + full * LANES)
+        with T.serial(0, int64(full)) as v, T.vectorized(0, int64(VECTOR_LANES)) as lane:
+            body(v * VECTOR_LANES + lane)
+    if remainder:
+        with T.vectorized(0, int64(remainder)) as lane:
+            body(lane + full * VECTOR_LANES)
 
 
-def carried(dtype: str) -> str:
+def accumulator_dtype(dtype: str) -> str:
     """The dtype in which a running sum of ``dtype`` is carried, both TVM's names."""
     return "float64" if dtype == "float32" else dtype
 

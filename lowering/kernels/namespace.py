@@ -27,10 +27,10 @@ from .registry import KERNELS
 from .relax_wrappers import COMPOSED
 from .strided_views import Viewed
 
-OURS = {dtype.numpy: name for name, dtype in DTYPES.items()}
-ALONE = ("concat", "parts")  # kernels that nothing joins: a copy of parts stays one only while none is computed in it
+DTYPE_NAMES = {dtype.numpy: name for name, dtype in DTYPES.items()}
+UNFUSED = ("concat", "parts")  # kernels that nothing joins: a copy of parts stays one only while none is computed in it
 OPAQUE = 8  # TVM's number for that
-MADE = (tvm.ir.Call, relax.TupleGetItem)  # expressions that are not yet a variable
+UNBOUND_EXPRS = (tvm.ir.Call, relax.TupleGetItem)  # expressions that are not yet a variable
 
 
 # Programs so far, by name, result, types of the arguments and attributes (as text: 0.0 and -0.0 are not one): the
@@ -49,8 +49,8 @@ class Strided:
 def _traced(program: Callable[..., Any], args: Sequence[Any], attrs: dict[str, Any]) -> Callable[..., Any]:
     """``program`` on te tensors, each seen through the view of its argument."""
     views = [x.view if isinstance(x, Strided) else None for x in args]
-    seen = lambda tensors: (t if v is None else Viewed(t, v) for t, v in zip(tensors, views, strict=True))  # noqa: E731
-    return lambda *tensors: program(*seen(tensors), **attrs)
+    through_views = lambda tensors: (t if v is None else Viewed(t, v) for t, v in zip(tensors, views, strict=True))  # noqa: E731
+    return lambda *tensors: program(*through_views(tensors), **attrs)
 
 
 class Namespace:
@@ -89,7 +89,7 @@ class Namespace:
 
     def dtype(self, x: relax.Expr) -> str:
         """Our name of the dtype of ``x``."""
-        return OURS[dtype_text(self._typed(x).ty)]
+        return DTYPE_NAMES[dtype_text(self._typed(x).ty)]
 
     def number(self, x: relax.Expr) -> float | int | bool | None:
         """What a scalar constant holds; None of anything else."""
@@ -106,12 +106,12 @@ class Namespace:
         """The tensor program ``name`` of KERNELS on ``args``; it is told ``out``, its result's type, and ``attrs``."""
         if any(self.orders):
             attrs["order"] = self.orders[0]
-        args, given = self._given(args)
+        args, tensors = self._bind_args(args)
         key = self._key(name, args, attrs)
         if (key, out) in self._programs:
-            made, type = self._programs[key, out]
-            return relax.call_tir(made, relax.Tuple(given), type)
-        call = self._call(name, _traced(KERNELS[name], args, {"out": out, **attrs}), given)
+            program, type = self._programs[key, out]
+            return relax.call_tir(program, relax.Tuple(tensors), type)
+        call = self._call(name, _traced(KERNELS[name], args, {"out": out, **attrs}), tensors)
         self._programs[key, out] = (call.args[0], call.ty_args[0])
         return call
 
@@ -119,22 +119,22 @@ class Namespace:
         """Result ``n`` of the tensor program ``name`` of several results. Equal calls in one function are one."""
         if any(self.orders):
             attrs["orders"] = self.orders
-        args, given = self._given(args)
+        args, tensors = self._bind_args(args)
         key = self._key(name, args, attrs)
-        call = (key, *given)
+        call = (key, *tensors)
         if call not in self._calls:
-            self._calls[call] = self.emit(self._several(key, args, given, attrs))
+            self._calls[call] = self.emit(self._several(key, args, tensors, attrs))
         return relax.TupleGetItem(self._calls[call], n)
 
-    def _several(self, key: tuple[Any, ...], args: Any, given: list[relax.Expr], attrs: dict[str, Any]) -> relax.Expr:
+    def _several(self, key: tuple[Any, ...], args: Any, tensors: list[relax.Expr], attrs: dict[str, Any]) -> relax.Expr:
         if key in self._programs:
-            made, type = self._programs[key]
-            return relax.call_tir(made, relax.Tuple(given), type)
-        made = self._call(key[0], _traced(KERNELS[key[0]], args, attrs), given)
-        self._programs[key] = (made.args[0], list(made.ty_args[0].fields))
-        return made
+            call, type = self._programs[key]
+            return relax.call_tir(call, relax.Tuple(tensors), type)
+        call = self._call(key[0], _traced(KERNELS[key[0]], args, attrs), tensors)
+        self._programs[key] = (call.args[0], list(call.ty_args[0].fields))
+        return call
 
-    def _given(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[relax.Expr]]:
+    def _bind_args(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], list[relax.Expr]]:
         """``args`` with a variable for each expression, and the tensors that a program is called on."""
         bound = tuple(x if isinstance(x, Strided) else self._typed(x) for x in args)
         return bound, [x.of if isinstance(x, Strided) else x for x in bound]
@@ -144,14 +144,14 @@ class Namespace:
         dtypes = tuple(self.dtype(x.of if isinstance(x, Strided) else x) for x in args)
         return name, types, dtypes, repr(sorted(attrs.items()))
 
-    def _call(self, name: str, te: Any, given: list[relax.Expr]) -> Any:
+    def _call(self, name: str, te: Any, tensors: list[relax.Expr]) -> Any:
         """A call of the new program ``te``."""
-        how = {"op_pattern": OPAQUE} if name in ALONE else None
-        return self._builder.call_te(te, *given, primfunc_name_hint=name.replace("-", "_"), primfunc_attrs=how)
+        attributes = {"op_pattern": OPAQUE} if name in UNFUSED else None
+        return self._builder.call_te(te, *tensors, primfunc_name_hint=name.replace("-", "_"), primfunc_attrs=attributes)
 
     def _typed(self, x: relax.Expr) -> relax.Expr:
         """``x`` itself if it is a variable or constant, else the variable it is now bound to."""
-        return self.emit(x) if isinstance(x, MADE) else x
+        return self.emit(x) if isinstance(x, UNBOUND_EXPRS) else x
 
     def reshape(self, x: relax.Expr, shape: Any) -> relax.Expr:
         """``x`` in another shape; of a reshape, what that is made of: two in a row would be a kernel that copies."""

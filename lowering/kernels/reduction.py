@@ -28,18 +28,20 @@ def dtype_of(x: Any) -> str:
     return str((x.dtype if isinstance(x, te.Tensor | Viewed) else x.ty).dtype)
 
 
-def merge(at: Sequence[Any], over: Sequence[Any], axes: Sequence[int], rank: int, keepdims: bool) -> list[Any]:
-    """The place in an argument of ``rank``: ``over`` along ``axes``, ``at`` along the others."""
-    rest, inner = iter(at), iter(over)
-    out = []
+def merge_index(
+    index: Sequence[Any], reduced: Sequence[Any], axes: Sequence[int], rank: int, keepdims: bool
+) -> list[Any]:
+    """The place in an argument of ``rank``: ``reduced`` along ``axes``, ``index`` along the others."""
+    outer_indices, reduced_indices = iter(index), iter(reduced)
+    merged = []
     for axis in range(rank):
         if axis in axes:
-            out.append(next(inner))
+            merged.append(next(reduced_indices))
             if keepdims:
-                next(rest)
+                next(outer_indices)
         else:
-            out.append(next(rest))
-    return out
+            merged.append(next(outer_indices))
+    return merged
 
 
 def reduce_axes(x: te.Tensor, axes: Sequence[int]) -> list[Any]:
@@ -69,8 +71,8 @@ def to_key(v: Any, nan_largest: bool, merge_zeros: bool) -> Any:
 def from_key(key: Any, dtype: str) -> Any:
     """The float of ``dtype`` whose key is ``key``; the largest and the smallest integer are NaNs."""
     wide = dtype if dtype in KEYS else "float32"
-    whole, low, sign, _ = KEYS[wide]
-    bits = key ^ ((key >> tirx.const(sign, whole)) & tirx.const(low, whole))
+    int_dtype, low, sign, _ = KEYS[wide]
+    bits = key ^ ((key >> tirx.const(sign, int_dtype)) & tirx.const(low, int_dtype))
     return tirx.reinterpret(wide, bits).astype(dtype)
 
 
@@ -78,13 +80,15 @@ def extremum(largest: bool) -> Callable[..., Any]:
     """The program of reduce-max or reduce-min, over keys in which a NaN is the extremum."""
 
     def program(x: te.Tensor, out: TensorType, axes: Sequence[int], keepdims: bool) -> Any:
-        over, take = reduce_axes(x, axes), te.max if largest else te.min
+        reduced, reduce_op = reduce_axes(x, axes), te.max if largest else te.min
 
-        def best(*at: Any) -> Any:
-            return take(to_key(x(*merge(at, over, axes, len(x.shape), keepdims)), largest, False), axis=over)
+        def extreme_key(*index: Any) -> Any:
+            return reduce_op(
+                to_key(x(*merge_index(index, reduced, axes, len(x.shape), keepdims)), largest, False), axis=reduced
+            )
 
-        keys: Any = te.compute(out.shape, best, "key")
-        return te.compute(out.shape, lambda *at: from_key(keys(*at), dtype_of(x)), "extremum")
+        keys: Any = te.compute(out.shape, extreme_key, "key")
+        return te.compute(out.shape, lambda *index: from_key(keys(*index), dtype_of(x)), "extremum")
 
     return program
 
@@ -98,19 +102,22 @@ def extreme_index(largest: bool) -> Callable[..., Any]:
 
     def program(x: te.Tensor, out: TensorType, axis: int, keepdims: bool) -> Any:
         rank, n = len(x.shape), int(x.shape[axis])
-        first, second = (te.reduce_axis((0, n), name) for name in ("k", "i"))
-        take = te.max if largest else te.min
+        k, i = (te.reduce_axis((0, n), name) for name in ("k", "i"))
+        reduce_op = te.max if largest else te.min
         keys: Any = x
         if "float" in dtype_of(x):
-            keys = te.compute(x.shape, lambda *at: to_key(x(*at), largest, True), "keys")
-        key = lambda at, k: keys(*merge(at, [k], [axis], rank, keepdims))  # noqa: E731
-        best: Any = te.compute(out.shape, lambda *at: take(key(at, first.var), axis=first), "best")
+            keys = te.compute(x.shape, lambda *index: to_key(x(*index), largest, True), "keys")
 
-        def index(*at: Any) -> Any:
-            i = second.var.astype("int32")
-            return te.min(tirx.Select(key(at, second.var).equal(best(*at)), i, tirx.const(n, "int32")), axis=second)
+        def key(index: Sequence[Any], k: Any) -> Any:
+            return keys(*merge_index(index, [k], [axis], rank, keepdims))
 
-        return te.compute(out.shape, index, "index")
+        best: Any = te.compute(out.shape, lambda *index: reduce_op(key(index, k.var), axis=k), "best")
+
+        def first_index(*index: Any) -> Any:
+            is_best = key(index, i.var).equal(best(*index))
+            return te.min(tirx.Select(is_best, i.var.astype("int32"), tirx.const(n, "int32")), axis=i)
+
+        return te.compute(out.shape, first_index, "index")
 
     return program
 

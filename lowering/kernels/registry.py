@@ -48,26 +48,26 @@ def matmul(a: te.Tensor, b: te.Tensor, out: TensorType, ta: bool = False, tb: bo
     acc = DTYPES[out.dtype].numpy
     k = te.reduce_axis((0, a.shape[-2] if ta else a.shape[-1]), "k")
 
-    def product(*at: Any) -> Any:
-        *lead, i, j = at
-        left = a(*_lead(a, lead), *((k, i) if ta else (i, k)))
-        right = b(*_lead(b, lead), *((j, k) if tb else (k, j)))
-        return te.sum(left.astype(acc) * right.astype(acc), axis=k)
+    def product(*index: Any) -> Any:
+        *batch_index, i, j = index
+        a_element = a(*_broadcast_batch(a, batch_index), *((k, i) if ta else (i, k)))
+        b_element = b(*_broadcast_batch(b, batch_index), *((j, k) if tb else (k, j)))
+        return te.sum(a_element.astype(acc) * b_element.astype(acc), axis=k)
 
     return te.compute(dims(out), product, "matmul", attrs={"in_order": True})
 
 
-def _lead(x: te.Tensor, lead: list[Any]) -> list[Any]:
+def _broadcast_batch(x: te.Tensor, batch_index: list[Any]) -> list[Any]:
     """The leading indices of ``x``, which may have fewer leading axes than the result, or axes of one element."""
-    own = len(x.shape) - 2
-    used = lead[len(lead) - own :]
-    return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(x.shape, used, strict=False)]
+    own_rank = len(x.shape) - 2
+    aligned = batch_index[len(batch_index) - own_rank :]
+    return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(x.shape, aligned, strict=False)]
 
 
 PHILOX_ROUNDS = 10
 PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 PHILOX_WEYL = (0x9E3779B9, 0xBB67AE85)
-LOW = 0xFFFFFFFF
+LOW_32 = 0xFFFFFFFF
 
 
 @kernel("philox")
@@ -79,13 +79,13 @@ def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) 
     """
     strides = [math.prod(out.shape[n + 1 :]) for n in range(out.rank)]
 
-    def word(*at: Any) -> Any:
-        flat = sum((i * n for i, n in zip(at, strides, strict=True)), tirx.const(0, "int64"))
+    def word(*index: Any) -> Any:
+        flat = sum((i * n for i, n in zip(index, strides, strict=True)), tirx.const(0, "int64"))
         block, names = _philox_block(flat.astype("uint64") >> _u64(2), seed, salt().astype("uint64"), place(0))
-        which: Any = flat % 4
+        word_index: Any = flat % 4
         y = block[3]
         for n in (2, 1, 0):
-            y = tirx.Select(which == n, block[n], y)
+            y = tirx.Select(word_index == n, block[n], y)
         for name, value in reversed(names):
             y = tirx.Let(name, value, y)
         return y
@@ -108,16 +108,16 @@ def _philox_block(index: Any, seed: te.Tensor, salt: Any, place: Any) -> tuple[l
     c = [name(x) for x in (index, place.astype("uint64"), salt, salt >> _u64(32))]
     for n in range(PHILOX_ROUNDS):
         # n * weyl is added to the key at once: repeated additions are what TVM's simplifier cannot fold
-        k = [name(seed(i).astype("uint64") + _u64(n * w & LOW)) for i, w in enumerate(PHILOX_WEYL)]
-        p, q = (name((c[i] & _u64(LOW)) * _u64(m)) for i, m in zip((0, 2), PHILOX_MULTIPLIERS, strict=True))
+        k = [name(seed(i).astype("uint64") + _u64(n * w & LOW_32)) for i, w in enumerate(PHILOX_WEYL)]
+        p, q = (name((c[i] & _u64(LOW_32)) * _u64(m)) for i, m in zip((0, 2), PHILOX_MULTIPLIERS, strict=True))
         c = [name(x) for x in ((q >> _u64(32)) ^ c[1] ^ k[0], q, (p >> _u64(32)) ^ c[3] ^ k[1], p)]
-    return [name(_low(x)) for x in c], names
+    return [name(_low_32(x)) for x in c], names
 
 
 def _u64(number: int) -> Any:
     return tirx.const(number, "uint64")
 
 
-def _low(x: Any) -> Any:
+def _low_32(x: Any) -> Any:
     """The low 32 bits. Masked before the cast: TVM's simplifier fails on a u32 cast of what it knows to be larger."""
-    return (x & _u64(LOW)).astype("uint32")
+    return (x & _u64(LOW_32)).astype("uint32")

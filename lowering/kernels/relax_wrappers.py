@@ -14,13 +14,13 @@ from sexpgpu.ops.types import TensorType
 
 from .split_concat import concat
 
-HALVES = ("bf16", "f16")
+HALF_DTYPES = ("bf16", "f16")
 
 
 def matmul(r: Any, a: relax.Expr, b: relax.Expr, ta: bool = False, tb: bool = False) -> relax.Expr:
     """See kernels.matmul. bf16 and f16 are summed in f32 and rounded by an ``astype`` of its own, which fusion then
     joins to the rest of the epilogue."""
-    if r.out.dtype not in HALVES:
+    if r.out.dtype not in HALF_DTYPES:
         return r.program("matmul", r.out, a, b, ta=ta, tb=tb)
     return r.astype(r.program("matmul", TensorType(r.out.shape, "f32"), a, b, ta=ta, tb=tb), r.dt(r.out.dtype))
 
@@ -32,7 +32,7 @@ def philox(r: Any, seed: relax.Expr, salt: relax.Expr, place: int) -> relax.Expr
 
 def in_f32(r: Any, x: relax.Expr) -> relax.Expr:
     """``x``, bf16 and f16 as f32."""
-    return r.astype(x, "float32") if r.dtype(x) in HALVES else x
+    return r.astype(x, "float32") if r.dtype(x) in HALF_DTYPES else x
 
 
 def shaped(r: Any, x: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
@@ -40,22 +40,22 @@ def shaped(r: Any, x: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
     return x if r.shape(x) == shape else r.reshape(x, shape)
 
 
-def sums(r: Any, name: str, shape: tuple[int, ...], *args: relax.Expr, **attrs: Any) -> relax.Expr:
+def reduced_in_f32(r: Any, name: str, shape: tuple[int, ...], *args: relax.Expr, **attrs: Any) -> relax.Expr:
     """The program ``name``, whose result is of ``shape`` and of its first argument's dtype, as ``r.out``."""
     out, dtype = r.out, r.dtype(args[0])
     y = shaped(r, r.program(name, TensorType(shape, dtype), *args, **attrs), out.shape)
     return y if dtype == out.dtype else r.astype(y, r.dt(out.dtype))
 
 
-def box(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+def outer_axis_inner(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
     """[outer, n, inner] of ``axis``."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def cumsum(r: Any, x: relax.Expr, axis: int, reverse: bool) -> relax.Expr:
     """See kernels_scan.cumsum. bf16 and f16 are summed in f32 and rounded once; so in what follows."""
-    flat = box(r.out.shape, axis)
-    return sums(r, "cumsum", flat, shaped(r, in_f32(r, x), flat), reverse=reverse)
+    flat = outer_axis_inner(r.out.shape, axis)
+    return reduced_in_f32(r, "cumsum", flat, shaped(r, in_f32(r, x), flat), reverse=reverse)
 
 
 def scatter_add(r: Any, base: relax.Expr, ids: relax.Expr, updates: relax.Expr) -> relax.Expr:
@@ -63,7 +63,7 @@ def scatter_add(r: Any, base: relax.Expr, ids: relax.Expr, updates: relax.Expr) 
     rows, count = r.out.shape[0], math.prod(r.shape(ids))
     columns = math.prod(r.out.shape[1:])
     base, updates = shaped(r, in_f32(r, base), (rows, columns)), shaped(r, in_f32(r, updates), (count, columns))
-    return sums(r, "scatter-add", (rows, columns), base, shaped(r, ids, (count,)), updates)
+    return reduced_in_f32(r, "scatter-add", (rows, columns), base, shaped(r, ids, (count,)), updates)
 
 
 def scatter_rows(r: Any, updates: relax.Expr, ids: relax.Expr) -> relax.Expr:
@@ -71,7 +71,7 @@ def scatter_rows(r: Any, updates: relax.Expr, ids: relax.Expr) -> relax.Expr:
     rows, count = r.out.shape[0], math.prod(r.shape(ids))
     columns = math.prod(r.out.shape[1:])
     updates = shaped(r, in_f32(r, updates), (count, columns))
-    return sums(r, "scatter-rows", (rows, columns), updates, shaped(r, ids, (count,)))
+    return reduced_in_f32(r, "scatter-rows", (rows, columns), updates, shaped(r, ids, (count,)))
 
 
 def scatter_along(r: Any, dy: relax.Expr, ids: relax.Expr, axis: int) -> relax.Expr:
@@ -86,8 +86,10 @@ def scatter_along(r: Any, dy: relax.Expr, ids: relax.Expr, axis: int) -> relax.E
         if at[side] != shape[side] and math.prod(at[side]) != 1:
             ids = r.broadcast_to(ids, shape)
             at = shape
-    dy = shaped(r, in_f32(r, dy), box(shape, axis))
-    return sums(r, "scatter-along", box(r.out.shape, axis), dy, shaped(r, ids, box(at, axis)))
+    dy = shaped(r, in_f32(r, dy), outer_axis_inner(shape, axis))
+    return reduced_in_f32(
+        r, "scatter-along", outer_axis_inner(r.out.shape, axis), dy, shaped(r, ids, outer_axis_inner(at, axis))
+    )
 
 
 COMPOSED = {

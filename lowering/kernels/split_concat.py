@@ -16,8 +16,8 @@ from tvm import relax
 from sexpgpu.graph.core import Graph, Value
 from sexpgpu.ops.types import TensorType
 
-MANY = 16  # slices of one tensor along one axis; as many or fewer each join what is made of them
-MOST = 64  # parts of a program, each of which is code of its own: as many straight boxes as a schedule makes
+MAX_SEPARATE_SLICES = 16  # slices of one tensor along one axis; as many or fewer each join what is made of them
+MAX_PARTS = 64  # parts of a program, each of which is code of its own: as many straight boxes as a schedule makes
 
 
 @frozen
@@ -39,36 +39,36 @@ class Cut:
 
 def cuts(graph: Graph) -> dict[Value, Cut]:
     """Those slices of a graph that are made together, in the order in which they lie in their tensor."""
-    found: dict[tuple[Value, int], list[Value]] = {}
+    slices_by_axis: dict[tuple[Value, int], list[Value]] = {}
     for v in graph.values():
         if v.op == "slice":
-            found.setdefault((v.args[0], v.attrs["axis"]), []).append(v)
-    made: dict[Value, Cut] = {}
-    for (x, axis), slices in found.items():
-        if len(slices) > MANY:
+            slices_by_axis.setdefault((v.args[0], v.attrs["axis"]), []).append(v)
+    grouped: dict[Value, Cut] = {}
+    for (x, axis), slices in slices_by_axis.items():
+        if len(slices) > MAX_SEPARATE_SLICES:
             slices.sort(key=lambda v: (v.attrs["start"], v.attrs["stop"]))
             for group in chunks(slices):
-                made |= _cut(x, axis, group, alone=len(slices) == len(group))
-    return made
+                grouped |= _cut(x, axis, group, alone=len(slices) == len(group))
+    return grouped
 
 
 def _cut(x: Value, axis: int, group: Sequence[Value], alone: bool) -> dict[Value, Cut]:
     """``alone``: no other program takes slices of ``x``, so that it need not be cut beforehand."""
     spans = [(v.attrs["start"], v.attrs["stop"]) for v in group]
     start, stop = (0, x.type.shape[axis]) if alone else (spans[0][0], max(z for _, z in spans))
-    inside = tuple((a - start, z - start) for a, z in spans)
-    return {v: Cut(x, axis, start, stop, inside, n) for n, v in enumerate(group)}
+    relative = tuple((a - start, z - start) for a, z in spans)
+    return {v: Cut(x, axis, start, stop, relative, n) for n, v in enumerate(group)}
 
 
 def chunks(parts: Sequence[Any]) -> Iterable[Sequence[Any]]:
     """``parts`` by at most MOST, so that equal ones make equal programs."""
-    return (parts[n : n + MOST] for n in range(0, len(parts), MOST))
+    return (parts[n : n + MAX_PARTS] for n in range(0, len(parts), MAX_PARTS))
 
 
 def concat(r: Any, *xs: relax.Expr, axis: int) -> relax.Expr:
     """See kernels_index.concat. More than MOST tensors are joined by as many, then what that makes."""
     parts: Sequence[relax.Expr] = xs
-    while len(parts) > MOST:
+    while len(parts) > MAX_PARTS:
         parts = [r.bound(_joined(r, group, axis)) for group in chunks(parts)]
     return _joined(r, parts, axis)
 

@@ -27,11 +27,11 @@ class Viewed:
     def dtype(self) -> Any:
         return self.tensor.dtype
 
-    def __call__(self, *at: Any) -> Any:
-        return self.tensor(*(_written(index, at) for index in self.view.index))
+    def __call__(self, *index: Any) -> Any:
+        return self.tensor(*(_affine_expr(affine, index) for affine in self.view.index))
 
 
-def _written(index: Affine, at: Sequence[Any]) -> Any:
-    parts = [at[axis] if factor == 1 else at[axis] * factor for axis, factor in index.factors]
-    parts += [te.const(index.const, "int64")] if index.const or not parts else []
-    return sum(parts[1:], parts[0])
+def _affine_expr(affine: Affine, index: Sequence[Any]) -> Any:
+    terms = [index[axis] if factor == 1 else index[axis] * factor for axis, factor in affine.factors]
+    terms += [te.const(affine.const, "int64")] if affine.const or not terms else []
+    return sum(terms[1:], terms[0])

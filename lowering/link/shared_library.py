@@ -17,7 +17,7 @@ from artifacts.base import elf
 
 from ..codegen import module_blob
 from ..codegen.objects import Compiled
-from ..codegen.temp_space import need_room
+from ..codegen.temp_space import require_free_space
 
 EMULATION = {"x86_64": "elf_x86_64", "aarch64": "aarch64linux"}
 # No build id, no symbol names, one hash table and no lazy binding: the bytes depend on the objects only.
@@ -38,8 +38,8 @@ RUNTIME_NEEDS = (
     "ld-",
 )
 
-OURS = ("TVMFFI", "TVMBackend")  # the runtime's
-MEMORY = ("memcpy", "memmove", "memset", "memcmp")  # what LLVM makes of loops
+RUNTIME_SYMBOL_PREFIXES = ("TVMFFI", "TVMBackend")  # the runtime's
+LLVM_SYMBOLS = ("memcpy", "memmove", "memset", "memcmp")  # what LLVM makes of loops
 _LIBM = """
 acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 exp10 expm1 fabs floor fma fmax fmin fmod
 hypot ldexp log log10 log1p log2 nearbyint pow rint round roundeven sin sinh sqrt tan tanh trunc
@@ -67,7 +67,7 @@ def library(compiled: Compiled, machine: str, signature: str = "") -> bytes:
     """
     executable = _executable(compiled)
     with tempfile.TemporaryDirectory() as folder:
-        need_room(folder)
+        require_free_space(folder)
         for n, data in enumerate(compiled.objects):
             path = Path(folder) / f"part{n}.o"
             path.write_bytes(data)
@@ -112,9 +112,9 @@ def link_objects(objects: Sequence[str], output: str, machine: str) -> None:
         raise LinkFault("ziglang cannot be imported")
     zig = Path(spec.submodule_search_locations[0]) / "zig"
     command = [str(zig), *LINK, "-m", EMULATION[machine], "-o", output, *objects]
-    done = subprocess.run(command, env={"PATH": "", "HOME": ""}, cwd=Path(output).parent, capture_output=True)
-    if done.returncode:
-        raise LinkFault(f"ld.lld: {done.stderr.decode(errors='replace').strip()[-2000:]}")
+    completed = subprocess.run(command, env={"PATH": "", "HOME": ""}, cwd=Path(output).parent, capture_output=True)
+    if completed.returncode:
+        raise LinkFault(f"ld.lld: {completed.stderr.decode(errors='replace').strip()[-2000:]}")
 
 
 def _packer(compiled: Compiled) -> Any:
@@ -136,7 +136,11 @@ def check(data: bytes, machine: str) -> None:
     shared = elf.read(data)
     if shared.machine != machine:
         raise LinkFault(f"the library is for {shared.machine}, not {machine}")
-    foreign = [s for s in shared.undefined if not s.startswith(OURS) and s not in MEMORY and not may_call(s)]
+    foreign = [
+        s
+        for s in shared.undefined
+        if not s.startswith(RUNTIME_SYMBOL_PREFIXES) and s not in LLVM_SYMBOLS and not may_call(s)
+    ]
     if foreign or shared.needed:
         raise LinkFault(f"the library wants {' '.join((*foreign, *shared.needed))}, which a runner need not have")
 
@@ -153,21 +157,21 @@ def libm(data: bytes) -> tuple[str, ...]:
     return tuple(s for s in elf.read(data).undefined if may_call(s))
 
 
-def runtime_library(machine: str, given: str | Path | None = None, name: str = RUNTIME) -> bytes:
-    """A library of TVM's runtime for ``machine``: ``name`` in the folder of ``given``, the path of RUNTIME, else in the
+def runtime_library(machine: str, given_path: str | Path | None = None, name: str = RUNTIME) -> bytes:
+    """A library of TVM's runtime for ``machine``: ``name`` in the folder of ``given_path``, the path of RUNTIME, else in the
     installed wheel.
 
     Raises RuntimeFault.
     """
-    path = Path(tvm.__file__).parent / "lib" / name if given is None else Path(given)
+    path = Path(tvm.__file__).parent / "lib" / name if given_path is None else Path(given_path)
     path = path if name == RUNTIME else path.with_name(name)
     try:
         data = path.read_bytes()
         shared = elf.read(data)
-    except OSError as fault:
-        raise RuntimeFault(f"{path} cannot be read: {fault.strerror}") from None
-    except elf.NotElf as fault:
-        raise RuntimeFault(f"{path} is {fault}") from None
+    except OSError as error:
+        raise RuntimeFault(f"{path} cannot be read: {error.strerror}") from None
+    except elf.NotElf as error:
+        raise RuntimeFault(f"{path} is {error}") from None
     if shared.machine != machine:
         raise RuntimeFault(f"{path} is for {shared.machine}, and the target is {machine}: give its {name}")
     allowed = RUNTIME_NEEDS if name == RUNTIME else (*RUNTIME_NEEDS, *CUDA_NEEDS)

@@ -30,7 +30,7 @@ def library(
     kernels: for a GPU, what makes of CUDA text, ``arch`` and the functions' names what its driver loads
     Raises what TVM raises for a program that it cannot compile, KernelFault, LinkFault.
     """
-    part = codegen.compile_part(module, target, _as_it_is)
+    part = codegen.compile_part(module, target, _no_schedule)
     vectors = codegen.device.bool_vectors(part.device.source) if part.device else ()
     if part.unbound or vectors:
         raise codegen.KernelFault(dict.fromkeys(part.unbound, ()), vectors)
@@ -40,12 +40,12 @@ def library(
         objects = [code]
         if part.device and kernels:
             objects.append(
-                _carried(part.device, kernels(part.device.source, arch, part.device.kernels), target, folder)
+                _embed_cubin(part.device, kernels(part.device.source, arch, part.device.kernels), target, folder)
             )
-        return _linked(objects, machine, Path(folder) / "kernel.so")
+        return _link(objects, machine, Path(folder) / "kernel.so")
 
 
-def _carried(device: Device, cubin: bytes, target: Any, folder: str) -> Path:
+def _embed_cubin(device: Device, cubin: bytes, target: Any, folder: str) -> Path:
     """The object that has the GPU's module: the kernels as they are, where a build has their key."""
     head = module_blob.string(CUBIN.encode()) + device.head.removeprefix(module_blob.string(FORMAT.encode()))
     root = module_blob.Entry(module_blob.CODE, None, (1,))
@@ -53,22 +53,22 @@ def _carried(device: Device, cubin: bytes, target: Any, folder: str) -> Path:
     host = codegen.hosted(target).host
     triple = json.dumps({"kind": "llvm", "mtriple": host.attrs["mtriple"]})
     path = Path(folder) / "carried.o"
-    made = tvm.get_global_func("codegen.codegen_blob")(data, False, triple, "")
-    made.write_to_file(str(path), "o")
+    object_module = tvm.get_global_func("codegen.codegen_blob")(data, False, triple, "")
+    object_module.write_to_file(str(path), "o")
     return path
 
 
-def _linked(objects: list[Path], machine: str, path: Path) -> bytes:
+def _link(objects: list[Path], machine: str, path: Path) -> bytes:
     shared_library.link_objects([*map(str, objects)], str(path), machine)
     return path.read_bytes()
 
 
 @frozen
-class _Answer:
+class _Unscheduled:
     func: Any
     rule: str = "given"
     failures: tuple[str, ...] = ()
 
 
-def _as_it_is(func: tirx.PrimFunc, _: Any) -> _Answer:
-    return _Answer(func)
+def _no_schedule(func: tirx.PrimFunc, _: Any) -> _Unscheduled:
+    return _Unscheduled(func)

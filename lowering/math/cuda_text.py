@@ -16,11 +16,11 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Call, Var
 
-from .vector_expr import Lanes, dtype_of, single
+from .vector_expr import VectorExpr, dtype_of, single
 
 TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long", "bool": "bool"}
 UNSIGNED = {"int32": "unsigned int", "int64": "unsigned long long"}
-LLVM = {"fma": "fma", "minnum": "fmin", "maxnum": "fmax", "nearbyint": "nearbyint"}
+CUDA_NAMES = {"fma": "fma", "minnum": "fmin", "maxnum": "fmax", "nearbyint": "nearbyint"}
 REINTERPRET = {
     ("float32", "int32"): "__float_as_int", ("int32", "float32"): "__int_as_float",
     ("float32", "uint32"): "__float_as_uint", ("uint32", "float32"): "__uint_as_float",
@@ -31,7 +31,7 @@ INFIX = {
     tirx.NE: "!=", tirx.LT: "<", tirx.LE: "<=", tirx.GT: ">", tirx.GE: ">=",
     tirx.BitwiseAnd: "&", tirx.BitwiseOr: "|", tirx.BitwiseXor: "^", tirx.LShift: "<<", tirx.RShift: ">>",
 }  # fmt: skip
-WRAPS = ("+", "-", "<<")  # of integers: C leaves their overflow open, so they are done without a sign
+UNSIGNED_OPS = ("+", "-", "<<")  # of integers: C leaves their overflow open, so they are done without a sign
 
 
 def constant(value: float, dtype: str) -> str:
@@ -67,23 +67,23 @@ def text(expr: Any) -> str:
 
 
 def _infix(sign: str, a: Any, b: Any, dtype: str) -> str:
-    if sign in WRAPS and dtype in UNSIGNED:
+    if sign in UNSIGNED_OPS and dtype in UNSIGNED:
         kind = UNSIGNED[dtype]
         return f"({TYPES[dtype]})(({kind})({text(a)}) {sign} ({kind})({text(b)}))"
     return f"({text(a)} {sign} {text(b)})"
 
 
-class Steps(Lanes):
+class Steps(VectorExpr):
     """As its base; names are C's own, and what LLVM has for a step is a function of CUDA's."""
 
     def name(self, value: Any) -> Any:
-        return self._keep(value, text(value))
+        return self._add_step(value, text(value))
 
     def llvm(self, name: str, *args: Any) -> Any:
         suffix = "f" if dtype_of(args[0]) == "float32" else ""
-        return self._keep(args[0], f"{LLVM[name]}{suffix}({', '.join(map(text, args))})")
+        return self._add_step(args[0], f"{CUDA_NAMES[name]}{suffix}({', '.join(map(text, args))})")
 
-    def _keep(self, like: Any, step: str) -> Any:
+    def _add_step(self, like: Any, step: str) -> Any:
         self.named.append((tirx.Var(f"m{len(self.named)}", like.ty), step))
         return self.named[-1][0]
 
@@ -100,10 +100,10 @@ def source(name: str, function: Callable[..., Any], arity: int) -> str:
 
 def caller(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
     """A rule for TVM: a call as one of the device's function."""
-    written = functools.cache(functools.partial(source, name, function))
+    source_of = functools.cache(functools.partial(source, name, function))
 
     def lower(call: Any) -> Any:
-        return cuda_func_call(f"f32_{name}", *call.args, source_code=written(len(call.args)), return_type="float32")
+        return cuda_func_call(f"f32_{name}", *call.args, source_code=source_of(len(call.args)), return_type="float32")
 
     return lower
 

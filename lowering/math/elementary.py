@@ -18,7 +18,7 @@ from typing import Any
 from tvm import tirx
 
 from . import cuda_text
-from .vector_expr import Lanes, dtype_of, single
+from .vector_expr import VectorExpr, dtype_of, single
 
 LEVEL = 20  # over TVM's own rules, which are at 10
 LN2 = math.log(2.0)
@@ -47,7 +47,7 @@ ERFC = (
 )  # fmt: skip
 
 
-def reduced(v: Lanes, x: Any, bias: int) -> tuple[Any, Any, Any]:
+def reduce_by_ln2(v: VectorExpr, x: Any, bias: int) -> tuple[Any, Any, Any]:
     """Of x = n ln 2 + r with n the integer nearest to x / ln 2: r, (e^r - 1 - r) / r^2, and the bits of the f32 whose
     exponent field is n + bias. The sum with ROUND rounds to an integer and leaves it in the low bits."""
     rounded = v.fma(x, v.const(1 / LN2), v.const(ROUND + bias))
@@ -56,16 +56,16 @@ def reduced(v: Lanes, x: Any, bias: int) -> tuple[Any, Any, Any]:
     return r, v.polynomial(r, EXP), v.name(v.bits(rounded) << v.const(23, "int32"))
 
 
-def exp(v: Lanes, x: Any) -> Any:
+def exp(v: VectorExpr, x: Any) -> Any:
     """e^x = 2^n e^r, where 2^n is added to the exponent, as no f32 is 2^128."""
-    r, rest, n = reduced(v, x, 0)
-    p = v.fma(v.name(r * r), rest, v.name(r + v.const(1.0)))
+    r, tail, n = reduce_by_ln2(v, x, 0)
+    p = v.fma(v.name(r * r), tail, v.name(r + v.const(1.0)))
     y = v.float(v.bits(p) + n)
     y = v.select(x < v.const(EXP_LOWEST), v.const(0.0), y)
     return v.select(x <= v.const(EXP_HIGHEST), y, v.name(x + v.const(math.inf)))  # of x itself: NaN goes through
 
 
-def parts(v: Lanes, x: Any) -> tuple[Any, Any]:
+def split_exponent(v: VectorExpr, x: Any) -> tuple[Any, Any]:
     """e and f of x = 2^e (1 + f), f from sqrt(1/2) - 1 to sqrt(2) - 1, for a finite x > 0."""
     tiny = x < v.const(2.0**-126)
     shifted = v.name(v.bits(v.select(tiny, x * v.const(2.0**25), x)) - v.const(ROOT_HALF, "int32"))
@@ -74,9 +74,9 @@ def parts(v: Lanes, x: Any) -> tuple[Any, Any]:
     return v.select(tiny, e - v.const(25.0), e), v.name(m - v.const(1.0))
 
 
-def log(v: Lanes, x: Any) -> Any:
+def log(v: VectorExpr, x: Any) -> Any:
     """log x = e ln 2 + log(1 + f)."""
-    e, f = parts(v, x)
+    e, f = split_exponent(v, x)
     square, high = v.name(f * f), single(LN2)
     small = v.fma(e, v.const(LN2 - high), v.name(f * square) * v.polynomial(f, LOG))
     y = v.fma(e, v.const(high), v.name(f + v.fma(square, v.const(-0.5), small)))
@@ -85,39 +85,39 @@ def log(v: Lanes, x: Any) -> Any:
     return v.select(tirx.EQ(x, v.const(math.inf)), x, y)
 
 
-def tanh(v: Lanes, x: Any) -> Any:
+def tanh(v: VectorExpr, x: Any) -> Any:
     """d / (d + 2) with d = e^(2 |x|) - 1 = 2^n (e^r - 1) + (2^n - 1), which is exact near 0, where n is."""
-    size, sign = v.size(x)
-    twice = v.name(size + size)
-    r, rest, power = reduced(v, v.select(twice > v.const(TANH_ONE), v.const(TANH_ONE), twice), 127)
+    magnitude, sign = v.magnitude(x)
+    twice = v.name(magnitude + magnitude)
+    r, tail, power = reduce_by_ln2(v, v.select(twice > v.const(TANH_ONE), v.const(TANH_ONE), twice), 127)
     scale = v.float(power)
-    d = v.fma(scale, v.fma(v.name(r * r), rest, r), v.name(scale - v.const(1.0)))
+    d = v.fma(scale, v.fma(v.name(r * r), tail, r), v.name(scale - v.const(1.0)))
     return v.signed(v.name(d / v.name(d + v.const(2.0))), sign)
 
 
-def sigmoid(v: Lanes, x: Any) -> Any:
+def sigmoid(v: VectorExpr, x: Any) -> Any:
     """1 / (1 + e^-x); 0 where it would be subnormal."""
     y = v.name(v.const(1.0) / v.name(exp(v, v.name(v.const(0.0) - x)) + v.const(1.0)))
     return v.select(x < v.const(EXP_LOWEST), v.const(0.0), y)
 
 
-def erf(v: Lanes, x: Any) -> Any:
+def erf(v: VectorExpr, x: Any) -> Any:
     """Near 0 a polynomial, else 1 - e^-g with g a polynomial fitted to -log(1 - erf)."""
-    size, sign = v.size(x)
+    magnitude, sign = v.magnitude(x)
     square = v.name(x * x)
     near = v.fma(x, v.fma(square, v.polynomial(square, ERF), v.const(ERF_FIRST)), x)
-    g = v.polynomial(v.clamp(size, 0.0, 3.95), ERFC)
+    g = v.polynomial(v.clamp(magnitude, 0.0, 3.95), ERFC)
     far = v.name(v.const(1.0) - exp(v, v.name(v.const(0.0) - g)))
-    y = v.select(size < v.const(0.92), near, v.signed(far, sign))
+    y = v.select(magnitude < v.const(0.92), near, v.signed(far, sign))
     return v.select(v.is_nan(x), x, y)
 
 
-def quarter_turns(v: Lanes, x: Any) -> tuple[Any, Any]:
+def reduce_by_quarter_turns(v: VectorExpr, x: Any) -> tuple[Any, Any]:
     """n and r of x = n pi/2 + r, |r| <= pi/4, worked out in f64; n is 0 to 3, without whole turns. An |x| from
     LARGEST_ANGLE on, whose neighbours are a million turns apart, counts as 0: 2/pi to 53 bits no longer finds its
     quarter turn."""
-    size, _ = v.size(x)
-    wide = v.cast(v.select(size < v.const(LARGEST_ANGLE), x, v.const(0.0)), "float64")
+    magnitude, _ = v.magnitude(x)
+    wide = v.cast(v.select(magnitude < v.const(LARGEST_ANGLE), x, v.const(0.0)), "float64")
     rounded = v.fma(wide, v.const(2 / math.pi, "float64"), v.const(ROUND_F64, "float64"))
     n = v.name(rounded - v.const(ROUND_F64, "float64"))
     high = math.pi / 2
@@ -127,9 +127,9 @@ def quarter_turns(v: Lanes, x: Any) -> tuple[Any, Any]:
     return v.cast(bits & v.const(3, "int64"), "int32"), v.cast(r, "float32")
 
 
-def wave(v: Lanes, x: Any, ahead: int) -> Any:
+def shifted_sin(v: VectorExpr, x: Any, ahead: int) -> Any:
     """sin of ``x`` plus ``ahead`` quarter turns."""
-    n, r = quarter_turns(v, x)
+    n, r = reduce_by_quarter_turns(v, x)
     n = v.name(n + v.const(ahead, "int32")) if ahead else n
     square = v.name(r * r)
     sine = v.fma(r * square, v.polynomial(square, SIN), r)
@@ -137,37 +137,37 @@ def wave(v: Lanes, x: Any, ahead: int) -> Any:
     odd = tirx.NE(n & v.const(1, "int32"), v.const(0, "int32"))
     sign = v.name((n & v.const(2, "int32")) << v.const(30, "int32"))
     y = v.signed(v.select(odd, cosine, sine), sign)
-    return v.select(v.size(x)[0] < v.const(math.inf), y, v.const(math.nan))
+    return v.select(v.magnitude(x)[0] < v.const(math.inf), y, v.const(math.nan))
 
 
-def sin(v: Lanes, x: Any) -> Any:
-    """sin x, x in radians; a zero is itself, an infinity gives NaN; see ``quarter_turns`` for the largest x."""
-    return v.select(tirx.EQ(x, v.const(0.0)), x, wave(v, x, 0))  # keeps the sign of a zero
+def sin(v: VectorExpr, x: Any) -> Any:
+    """sin x, x in radians; a zero is itself, an infinity gives NaN; see ``reduce_by_quarter_turns`` for the largest x."""
+    return v.select(tirx.EQ(x, v.const(0.0)), x, shifted_sin(v, x, 0))  # keeps the sign of a zero
 
 
-def cos(v: Lanes, x: Any) -> Any:
-    """cos x, x in radians; an infinity gives NaN; see ``quarter_turns`` for the largest x."""
-    return wave(v, x, 1)
+def cos(v: VectorExpr, x: Any) -> Any:
+    """cos x, x in radians; an infinity gives NaN; see ``reduce_by_quarter_turns`` for the largest x."""
+    return shifted_sin(v, x, 1)
 
 
-def power(v: Lanes, x: Any, y: Any) -> Any:
+def power(v: VectorExpr, x: Any, y: Any) -> Any:
     """x^y: |x|^y in f64, then the sign and C's special cases."""
-    size, sign = v.size(x)
-    zero, infinite = tirx.EQ(x, v.const(0.0)), tirx.EQ(size, v.const(math.inf))
-    held = v.clamp(y, -1e30, 1e30)  # of an infinite y; an exponent so large decides by |x| against 1 alone
-    up = exp_f64(v, v.name(v.cast(held, "float64") * log_f64(v, size)))
-    end = v.select(v.select(zero, v.const(0.0) - y, y) > v.const(0.0), v.const(math.inf), v.const(0.0))
-    up = v.select(tirx.Or(zero, infinite), end, up)
-    whole = tirx.EQ(v.llvm("nearbyint", held), held)
-    odd = tirx.And(whole, tirx.NE(v.llvm("nearbyint", held * v.const(0.5)) * v.const(2.0), held))
-    value = v.signed(up, v.select(odd, sign, v.const(0, "int32")))
-    rootless = tirx.And(tirx.And(x < v.const(0.0), tirx.Not(infinite)), tirx.Not(whole))
-    value = v.select(rootless, v.const(math.nan), value)
+    magnitude, sign = v.magnitude(x)
+    zero, infinite = tirx.EQ(x, v.const(0.0)), tirx.EQ(magnitude, v.const(math.inf))
+    clamped_y = v.clamp(y, -1e30, 1e30)  # of an infinite y; an exponent so large decides by |x| against 1 alone
+    result = exp_f64(v, v.name(v.cast(clamped_y, "float64") * log_f64(v, magnitude)))
+    limit = v.select(v.select(zero, v.const(0.0) - y, y) > v.const(0.0), v.const(math.inf), v.const(0.0))
+    result = v.select(tirx.Or(zero, infinite), limit, result)
+    y_is_integer = tirx.EQ(v.llvm("nearbyint", clamped_y), clamped_y)
+    odd = tirx.And(y_is_integer, tirx.NE(v.llvm("nearbyint", clamped_y * v.const(0.5)) * v.const(2.0), clamped_y))
+    value = v.signed(result, v.select(odd, sign, v.const(0, "int32")))
+    undefined = tirx.And(tirx.And(x < v.const(0.0), tirx.Not(infinite)), tirx.Not(y_is_integer))
+    value = v.select(undefined, v.const(math.nan), value)
     value = v.select(tirx.Or(v.is_nan(x), v.is_nan(y)), v.const(math.nan), value)
     return v.select(tirx.Or(tirx.EQ(x, v.const(1.0)), tirx.EQ(y, v.const(0.0))), v.const(1.0), value)
 
 
-def log_f64(v: Lanes, x: Any) -> Any:
+def log_f64(v: VectorExpr, x: Any) -> Any:
     """log of a finite f32 x > 0 in f64, to 2e-14: log(1 + f) = 2 artanh(f / (2 + f)), by its series."""
     shifted = v.name(tirx.reinterpret("int64" + v.width, v.cast(x, "float64")) - v.const(ROOT_HALF_F64, "int64"))
     e = v.cast(v.cast(shifted >> v.const(52, "int64"), "int32"), "float64")
@@ -178,7 +178,7 @@ def log_f64(v: Lanes, x: Any) -> Any:
     return v.fma(e, v.const(LN2, "float64"), s * series)
 
 
-def exp_f64(v: Lanes, x: Any) -> Any:
+def exp_f64(v: VectorExpr, x: Any) -> Any:
     """e^x for an f64 x, to 3e-13, as f32."""
     x = v.clamp(x, -200.0, 200.0, "float64")
     n = v.llvm("nearbyint", x * v.const(1 / LN2, "float64"))
@@ -219,12 +219,12 @@ def _rule(name: str, f32: Callable[[Any], Any], f64: Callable[[Any, str], Any]) 
     return lower
 
 
-def _written_out(function: Callable[..., Any]) -> Callable[[Any], Any]:
+def _as_expression(function: Callable[..., Any]) -> Callable[[Any], Any]:
     """A call as the expression of the function's steps."""
 
     def lower(call: Any) -> Any:
-        v = Lanes(dtype_of(call))
-        return v.close(function(v, *map(v.name, call.args)))
+        v = VectorExpr(dtype_of(call))
+        return v.bind_all(function(v, *map(v.name, call.args)))
 
     return lower
 
@@ -237,7 +237,7 @@ def power_steps(call: Any) -> tuple[list[tuple[Any, Any]], Any]:
 
     As one expression it takes TVM half a second: its analyzer puts the value of every name back in place.
     """
-    v = Lanes("float32")
+    v = VectorExpr("float32")
     value = power(v, *map(v.name, call.args))
     return v.named, value
 
@@ -249,7 +249,7 @@ STEPS = {"tirx.pow": power_steps}
 def install() -> None:
     """Have TVM use them in this process, for every LLVM and every CUDA target. TVM takes a rule once."""
     for name, function in RULES.items():
-        _install(name, "llvm", _rule(name, _written_out(function), _library))
+        _install(name, "llvm", _rule(name, _as_expression(function), _library))
         _install(name, "cuda", _rule(name, cuda_text.caller(name, function), lambda call, _: call))
     for name, rule in cuda_text.OTHERS.items():
         _install(name, "cuda", rule)

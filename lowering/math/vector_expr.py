@@ -11,7 +11,7 @@ from tvm import tirx
 INFINITE = 0x7F800000  # the bits of infinity; above these, the sign taken off, NaN
 
 
-class Lanes:
+class VectorExpr:
     """Expressions of one call's width. Shared ones are named, or the expression would be worked out as a tree; truth
     values are not, as TVM's analyzer refuses names for vectors of them."""
 
@@ -36,7 +36,7 @@ class Lanes:
         self.named.append((tirx.Var(f"m{len(self.named)}", value.ty), value))
         return self.named[-1][0]
 
-    def close(self, value: Any) -> Any:
+    def bind_all(self, value: Any) -> Any:
         """``value`` with every name bound around it."""
         for var, named in reversed(self.named):
             value = tirx.Let(var, named, value)
@@ -69,7 +69,7 @@ class Lanes:
         """``x`` held between two numbers; ``low`` for NaN."""
         return self.llvm("minnum", self.llvm("maxnum", x, self.const(low, scalar)), self.const(high, scalar))
 
-    def size(self, x: Any) -> tuple[Any, Any]:
+    def magnitude(self, x: Any) -> tuple[Any, Any]:
         """|x|, and the sign of x as bits."""
         bits = self.bits(x)
         return self.float(bits & self.const(0x7FFFFFFF, "int32")), self.name(bits & self.const(-(2**31), "int32"))

@@ -154,7 +154,7 @@ def test_damaged_elf_files_are_refused_and_never_crash():
 
 def test_a_full_folder_for_temporary_files_is_no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=temp_space.ROOM - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=temp_space.MIN_FREE_BYTES - 1))
     with pytest.raises(OSError, match="32 MiB") as caught:
         shared_library.library(compiled(small()), "x86_64")
     assert os.path.isdir(caught.value.filename)

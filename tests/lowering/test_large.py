@@ -82,7 +82,7 @@ def test_kernels_of_large_tensors_are_scheduled_and_compiled(name: str) -> None:
         aimed = attrs.evolve(target, functions=elementary.STEPS)
         for part in objects.parts(lowered):
             made = objects.compile_part(part, target.tvm, lambda func, _, aimed=aimed: schedules.first(func, aimed))
-            assert all(rule and not failures for rule, failures in made.told.values()), made.told
+            assert all(rule and not failures for rule, failures in made.outcomes.values()), made.outcomes
 
 
 def test_a_large_reshape_between_kernels_is_a_view() -> None:

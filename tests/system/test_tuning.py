@@ -360,8 +360,8 @@ def test_the_library_of_a_gpu_replays_the_records_of_its_level(run: Path) -> Non
     key = records.key_of(programs[first])
     part = tvm.ir.save_json(tvm.IRModule(programs))
     made = compile_part(part, GPU_SET, None, {key: records.Record(key, first, traces[first])})
-    assert made.told[first] == ("tuned", ()) and others
-    assert all(made.told[name][0] not in ("", "tuned") for name in others)
+    assert made.outcomes[first] == ("tuned", ()) and others
+    assert all(made.outcomes[name][0] not in ("", "tuned") for name in others)
     assert made.device is not None and not made.unbound
 
 
