@@ -1,7 +1,8 @@
-"""Processes that work on parts of a build. A job and its answer are data, and do not depend on where it ran.
+"""A pool of worker processes that compile parts of a build.
 
-Processes and not threads, because TVM's passes hold the interpreter. They are forked by a server that has loaded the
-compiler and run nothing, since TVM and LLVM keep state that a fork of this process would tear.
+A job and its answer are data, and do not depend on the process that ran it. Processes and not threads, because TVM's
+passes hold the interpreter lock. They are forked by a fork server that has loaded the compiler and run nothing, since
+TVM and LLVM keep threads and locks that a fork of this process would break.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Job = tuple[Any, ...]  # the arguments of a call
 
 
 class WorkerDied(RuntimeError):
-    """A process ended in the middle of a job: LLVM gave up, or the machine ran out of memory. ``status`` is its exit
-    status, or less than 0 for the signal that ended it."""
+    """A worker process ended during a job: LLVM aborted, or the machine ran out of memory. ``status`` is its exit
+    status, or minus the number of the signal that ended it."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(f"a compiling process ended with status {status}")
@@ -37,7 +38,7 @@ class WorkerDied(RuntimeError):
 class Workers:
     """At most ``count`` processes that have loaded ``modules``. A context manager: leaving it ends them.
 
-    The server starts to load right away; the processes are made for the first jobs.
+    The fork server starts to load at once; the processes start with the first jobs.
     """
 
     def __init__(self, count: int, modules: Sequence[str]) -> None:
@@ -45,7 +46,7 @@ class Workers:
         self._processes: dict[Connection, Any] = {}
         SERVER.set_forkserver_preload(["surroundings.child", *modules])
         with _isolated_environment():
-            resource_tracker.ensure_running()  # it unblocks the signal, as the server would
+            resource_tracker.ensure_running()  # it unblocks SIGINT, as the server would
             with _sigint_blocked():
                 forkserver.ensure_running()
 
@@ -93,7 +94,7 @@ class Workers:
 
     @contextmanager
     def _watched(self, pipe: Any) -> Iterator[None]:
-        """While something is sent or received: WorkerDied if there is nobody at the other end."""
+        """While something is sent or received: WorkerDied if the process at the other end has ended."""
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -104,15 +105,15 @@ class Workers:
 
 @contextmanager
 def _isolated_environment() -> Iterator[None]:
-    """Processes that are started here import what this one can, and nothing from the folder in which it was started,
-    which may hold anything, or be gone; nor do they run its script. They say no warnings, and use its folder for
-    temporary files."""
+    """The environment in which worker processes start. They import what this process can, but nothing from its working
+    directory, which may hold anything or be deleted, and they do not run its script. They print no warnings, and use
+    this process's folder for temporary files."""
     with temporary.used() as folder:
-        tempfile.tempdir = temporary.for_sockets(os.getpid())  # of this process; the others have TMPDIR
+        tempfile.tempdir = temporary.for_sockets(os.getpid())  # for this process; the workers have TMPDIR
         path, main = sys.path.copy(), sys.modules["__main__"]
         try:
             working_directory = os.open(".", os.O_PATH | os.O_CLOEXEC)
-        except PermissionError:  # the folder is closed to this user: no path begins there
+        except PermissionError:  # this user may not open the folder: no relative path is used
             working_directory = os.open("/", os.O_PATH | os.O_CLOEXEC)
         variables = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
         sys.path[:] = [entry for entry in path if os.path.isabs(entry)]
@@ -134,8 +135,8 @@ def _isolated_environment() -> Iterator[None]:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """A key press interrupts the whole group of processes. Those that are started here inherit the blocked signal and
-    never see it: what is to be said of it this one says alone."""
+    """Ctrl-C sends SIGINT to the whole process group. Workers inherit the blocked signal and never see it, so that only
+    this process reports the interrupt."""
     saved_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -151,7 +152,7 @@ def _value(answer: tuple[Any, Exception | None]) -> Any:
 
 
 def _serve(pipe: Connection) -> None:
-    """The life of a worker: it ends when the other end of the pipe is closed, by whatever ended the master."""
+    """The main loop of a worker. It ends when the other end of the pipe is closed, whatever ended the master."""
     try:
         while True:
             call, job = pipe.recv()
@@ -164,7 +165,7 @@ def _answer(call: Callable[..., Any], job: Job) -> tuple[Any, Exception | None]:
     try:
         return call(*job), None
     except Exception as error:
-        # An error of TVM's need not pickle.
+        # TVM's errors may not pickle.
         picklable = error if isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
         picklable.add_note(traceback.format_exc())
         return None, picklable

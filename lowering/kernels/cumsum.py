@@ -1,5 +1,8 @@
-"""Running sums, each in the order of its terms by one thread: several rows, or columns, side by side. Those of f32 are
-carried in f64 and rounded where they are stored, so that a sum of millions of terms keeps its digits."""
+"""Cumulative sum: a serial scan of each row or column, several of them side by side.
+
+Each sum is computed by one thread, in the order of its terms. f32 sums are accumulated in f64 and rounded when they are
+stored, so that a sum of millions of terms keeps its digits.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from .loop_builder import VECTOR_LANES, accumulator_dtype, build_statement, int6
 from .reduction import dtype_of
 from .registry import kernel
 
-COLUMNS_PER_TASK = 64  # columns that one task carries along
-INDEPENDENT_SUMS = 8  # sums that one core keeps going at once, so that it need not wait for each addition
+COLUMNS_PER_TASK = 64  # columns of one parallel task; chosen, not measured
+INDEPENDENT_SUMS = 8  # sums in flight on one core, to hide the latency of an addition; chosen, not measured
 
 
 @kernel("cumsum")
 def cumsum(x: te.Tensor, out: TensorType, reverse: bool) -> Any:
-    """Running sums of x [outer, n, inner], of f32, f64 or integers, along the second axis; from its end if ``reverse``.
-    Integers wrap."""
+    """Cumulative sums of x [outer, n, inner], of f32, f64 or integers, along the second axis; from its end if
+    ``reverse``. Integers wrap."""
     outer, n, inner = sizes(x)
     dtype = dtype_of(x)
 
@@ -39,32 +42,32 @@ def cumsum(x: te.Tensor, out: TensorType, reverse: bool) -> Any:
 
 
 class _Scan:
-    """The loops over the scanned axis, which add to sums that stay in registers."""
+    """The loops over the scanned axis; the sums stay in registers."""
 
     def __init__(self, x: Any, y: Any, n: int, reverse: bool, dtype: str) -> None:
         self.x, self.y, self.n, self.reverse, self.dtype = x, y, n, reverse, dtype
 
-    def columns(self, o: Any, first: Any, width: int) -> None:
-        """``width`` columns from ``first``, as vectors."""
-        vectors = [(p, min(VECTOR_LANES, width - p)) for p in range(0, width, VECTOR_LANES)]
+    def columns(self, outer_index: Any, first: Any, width: int) -> None:
+        """Scans ``width`` columns from ``first`` on, as vectors."""
+        vectors = [(start, min(VECTOR_LANES, width - start)) for start in range(0, width, VECTOR_LANES)]
         sums = [self._zeros(size) for _, size in vectors]
-        with T.serial(0, int64(self.n)) as t:
-            k = self._position(t)
-            for acc, (p, size) in zip(sums, vectors, strict=True):
-                with T.vectorized(0, int64(size)) as c:
-                    self._add(acc, c, (o, k, first + p + c))
+        with T.serial(0, int64(self.n)) as step:
+            k = self._position(step)
+            for acc, (start, size) in zip(sums, vectors, strict=True):
+                with T.vectorized(0, int64(size)) as lane:
+                    self._add(acc, lane, (outer_index, k, first + start + lane))
 
-    def rows(self, first: Any, rows: int, inner: int) -> None:
-        """``rows`` rows from ``first``, each of their columns a sum of its own."""
-        acc = self._zeros(rows * inner)
-        with T.serial(0, int64(self.n)) as t, T.unroll(0, int64(rows)) as r, T.unroll(0, int64(inner)) as c:
-            k, slot = self._position(t), r * inner + c
-            self._add(acc, slot, (first + r, k, c))
+    def rows(self, first: Any, row_count: int, inner: int) -> None:
+        """Scans ``row_count`` rows from ``first`` on; each of their columns is a sum of its own."""
+        acc = self._zeros(row_count * inner)
+        with T.serial(0, int64(self.n)) as t, T.unroll(0, int64(row_count)) as row, T.unroll(0, int64(inner)) as column:
+            k, slot = self._position(t), row * inner + column
+            self._add(acc, slot, (first + row, k, column))
 
-    def _add(self, acc: Any, slot: Any, at: tuple[Any, ...]) -> None:
-        """The term ``at`` to the sum in ``slot``, which is stored there."""
-        acc[slot] = wrapped_sum(acc[slot], self.x[at].astype(accumulator_dtype(self.dtype)))
-        self.y[at] = acc[slot].astype(self.dtype)
+    def _add(self, acc: Any, slot: Any, index: tuple[Any, ...]) -> None:
+        """Adds the term at ``index`` to the sum in ``slot``, and stores the sum at ``index``."""
+        acc[slot] = wrapped_sum(acc[slot], self.x[index].astype(accumulator_dtype(self.dtype)))
+        self.y[index] = acc[slot].astype(self.dtype)
 
     def _position(self, t: Any) -> Any:
         return int64(self.n - 1) - t if self.reverse else t

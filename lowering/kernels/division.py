@@ -1,4 +1,4 @@
-"""Tensor programs of division: quot, floordiv and mod, which no operand makes trap (see elementwise.py)."""
+"""Tensor programs of division: quot, floordiv and mod, which trap for no operands (see elementwise.py)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .elementwise import const_like, is_float, low_32, narrow, opaque, pointwise
 
 
 def nonzero_mask(x: Any, out: TensorType) -> Any:
-    """All ones where an integer is not 0, as an integer of ``out``'s dtype.
+    """A mask of all ones where an integer is not 0, as an integer of ``out``'s dtype.
 
-    Said in bits, because TVM's simplifier drops what a comparison guards where a surrounding ``Select`` already
-    knows the answer, although both sides of a ``Select`` are computed: ``where y /= 0`` would bring the trap back.
+    Written with bit operations: TVM's simplifier drops a guard by a comparison inside a ``Select`` on the same
+    condition, although both sides of a ``Select`` are computed. ``where y /= 0`` would bring the trap back.
     """
     wide = x.astype("int64")
     folded = (wide >> const_like(32, wide)) | low_32(wide)
@@ -24,8 +24,8 @@ def nonzero_mask(x: Any, out: TensorType) -> Any:
 
 
 def safe_operands(x: Any, y: Any, out: TensorType) -> tuple[Any, Any]:
-    """Dividend and divisor of 64 bits that never trap and give what is stated: 0 / 1 for x / 0, x / 1 for the smallest
-    / -1."""
+    """A 64-bit dividend and divisor that never trap, with the specified quotient: 0 / 1 in the place of x / 0, and x /
+    1 in the place of the smallest integer / -1."""
     divides = nonzero = nonzero_mask(y, out)
     if out.kind == "int":
         smallest = const_like(-(2 ** (DTYPES[out.dtype].bits - 1)), x)
@@ -34,14 +34,14 @@ def safe_operands(x: Any, y: Any, out: TensorType) -> tuple[Any, Any]:
 
 
 def wide_quotient(x: Any, y: Any) -> tuple[Any, Any, Any]:
-    """Integers of 32 bits at most as f64, and their quotient: machines divide vectors of f64 and none of integers, and
-    without traps. Rounded, a quotient never reaches the next whole number, from which it is 1 / y away at least."""
+    """Integers of at most 32 bits as f64, and their quotient: CPUs have vector division of f64, but none of integers,
+    and it does not trap. Rounding never reaches the next integer, from which the quotient is at least 1 / y away."""
     x, y = x.astype("float64"), y.astype("float64")
     return x, y, x / y
 
 
 def truncated_quotient(q: Any, y: Any, out: TensorType) -> Any:
-    """The quotient ``q``, an f64, toward zero: 0 of a ``y`` of 0, and the smallest by -1 is itself."""
+    """The f64 quotient ``q`` truncated toward zero: 0 for a ``y`` of 0, and the smallest integer for itself by -1."""
     d = DTYPES[out.dtype]
     overflow = const_like(2.0 ** (d.bits - 1), q)
     q = tirx.Select(q == overflow, -overflow, q) if d.kind == "int" else q
@@ -49,14 +49,14 @@ def truncated_quotient(q: Any, y: Any, out: TensorType) -> Any:
 
 
 def opposite_signs(x: Any, y: Any) -> Any:
-    """Have they opposite signs?"""
+    """Whether ``x`` and ``y`` are nonzero and of opposite signs."""
     zero = const_like(0, x)
     return tirx.any(tirx.all(x < zero, y > zero), tirx.all(x > zero, y < zero))
 
 
 @pointwise("quot")
 def quot(x: Any, y: Any, out: TensorType) -> Any:
-    """Up to 32 bits by way of f64, 64 bits by a division of integers. x quot 0 is 0."""
+    """Up to 32 bits through f64; 64 bits by integer division. x quot 0 is 0."""
     if DTYPES[out.dtype].bits == 64:
         return tirx.truncdiv(*safe_operands(x, y, out))
     _, y, q = wide_quotient(x, y)
@@ -65,15 +65,14 @@ def quot(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("mod")
 def mod(x: Any, y: Any, out: TensorType) -> Any:
-    """Of floats ``Mod`` is C's fmod, exact; TVM cannot lower its ``fmod`` for LLVM."""
+    """For floats, ``Mod`` is C's fmod, which is exact; TVM cannot lower its own ``fmod`` for LLVM."""
     if DTYPES[out.dtype].bits == 16:
         wide = TensorType(out.shape, "f32")
         return mod(x.astype("float32"), y.astype("float32"), wide).astype(DTYPES[out.dtype].numpy)
     if not is_float(out.dtype) and DTYPES[out.dtype].bits <= 32:
         x, y, q = wide_quotient(x, y)
-        return tirx.Select(y == const_like(0.0, y), const_like(0.0, x), x - y * tirx.floor(q)).astype(
-            DTYPES[out.dtype].numpy
-        )
+        r = tirx.Select(y == const_like(0.0, y), const_like(0.0, x), x - y * tirx.floor(q))
+        return r.astype(DTYPES[out.dtype].numpy)
     r = tirx.Mod(x, y) if is_float(out.dtype) else tirx.truncmod(*safe_operands(x, y, out))
     if out.kind == "uint":
         return r
@@ -82,16 +81,16 @@ def mod(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("floordiv")
 def floordiv(x: Any, y: Any, out: TensorType) -> Any:
-    """Of floats (x - fmod(x, y)) / y, whole but for rounding, and one less where mod adds y. Of integers as quot."""
+    """For floats, (x - fmod(x, y)) / y, an integer but for rounding, and one less where mod adds y. For integers as
+    quot."""
     d = DTYPES[out.dtype]
     if not is_float(out.dtype):
         if d.bits <= 32:
             _, y, q = wide_quotient(x, y)
             return truncated_quotient(tirx.floor(q), y, out)
         x, y = safe_operands(x, y, out)
-        return tirx.truncdiv(x, y) - tirx.Select(
-            opposite_signs(tirx.truncmod(x, y), y), const_like(1, x), const_like(0, x)
-        )
+        round_down = opposite_signs(tirx.truncmod(x, y), y)
+        return tirx.truncdiv(x, y) - tirx.Select(round_down, const_like(1, x), const_like(0, x))
     if d.bits == 16:
         wide = TensorType(out.shape, "f32")
         return floordiv(x.astype("float32"), y.astype("float32"), wide).astype(d.numpy)

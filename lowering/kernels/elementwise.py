@@ -1,10 +1,11 @@
-"""Tensor programs of elementwise operators, where Relax has none or LLVM or TVM would take undefined behaviour for
-impossible: signed and unsigned overflow of 32 and 64 bits, division by zero, shifts past the width, casts that do
-not fit. No program here meets any of these.
+"""Tensor programs of elementwise operators that Relax lacks, or for which TVM or LLVM has undefined behaviour.
 
-TVM's bounds analysis takes ``Cast`` for exact, so a cast that wraps is written with masks or ``reinterpret``. Its
-simplifier takes floats for real numbers (x - x is 0, x + y - y is x, x = x is true, not x < y is y <= x) and would lose
-NaN and infinity: what it must not connect is hidden from it by ``opaque`` and ``logical_not``, which LLVM sees through.
+Undefined there: signed and unsigned overflow of 32 and 64 bits, division by zero, shifts past the width, casts that do
+not fit. No program here does any of these.
+
+TVM's bounds analysis assumes that ``Cast`` is exact, so a cast that wraps is written with masks or ``reinterpret``. Its
+simplifier treats floats as real numbers (x - x is 0, x + y - y is x, x = x is true, not x < y is y <= x), which loses
+NaN and infinity. ``opaque`` and ``logical_not`` hide from it that two expressions are related; LLVM sees through them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def pointwise(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def broadcast_element(x: te.Tensor, i: tuple[Any, ...]) -> Any:
-    """The element of ``x`` that broadcasts to place ``i`` of the result."""
+    """The element of ``x`` that broadcasts to index ``i`` of the result."""
     own_index = i[len(i) - len(x.shape) :]
     zero = tirx.const(0, "int64")
     return x(*(zero if int(n) == 1 else j for n, j in zip(x.shape, own_index, strict=True)))
@@ -56,7 +57,7 @@ def const_like(value: float | int, like: Any) -> Any:
 
 
 def is_float(dtype: str) -> bool:
-    """Is ``dtype``, in our words ("f32"), one of floats?"""
+    """Whether ``dtype``, one of our names ("f32"), is a float dtype."""
     return DTYPES[dtype].kind == "float"
 
 
@@ -76,23 +77,23 @@ def narrow(x: Any, dtype: str) -> Any:
 
 
 def join_32(high: Any, low: Any) -> Any:
-    """The int64 of two int64, of which the low 32 bits count."""
+    """The int64 of two halves, each in the low 32 bits of an int64."""
     return (high << tirx.const(32, "int64")) | low_32(low)
 
 
 def split_32(x: Any) -> tuple[Any, Any]:
-    """The high 32 bits of an int64, with its sign, and the low ones."""
+    """The high 32 bits of an int64, sign-extended, and the low 32 bits."""
     return x >> tirx.const(32, "int64"), low_32(x)
 
 
 def opaque(x: Any) -> Any:
-    """A float that the simplifier does not take for equal to ``x``; no instruction comes of it."""
+    """``x``, a float, in a form that the simplifier does not equate with ``x``; it costs no instruction."""
     name = name_of(x)
     return tirx.reinterpret(name, tirx.reinterpret(f"int{name.removeprefix('float')}", x))
 
 
 def logical_not(condition: Any) -> Any:
-    """The other truth, which the simplifier does not turn into the opposite comparison."""
+    """Logical not, in a form that the simplifier does not turn into the opposite comparison: that is wrong for NaN."""
     return (condition.astype("int8") ^ tirx.const(1, "int8")).astype("bool")
 
 
@@ -109,13 +110,13 @@ def subtract(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("multiply")
 def multiply(x: Any, y: Any, out: TensorType) -> Any:
-    """For a factor that is the number 0: TVM would take the product for 0, also of infinity and NaN."""
+    """Also for a constant factor 0, for which TVM folds the product to 0, even of infinity and NaN."""
     return x * y
 
 
 @pointwise("divide")
 def divide(x: Any, y: Any, out: TensorType) -> Any:
-    """For an operand that is the number 0: TVM would take 0 / x for 0, also of 0 and NaN."""
+    """Also for a constant operand 0, for which TVM folds 0 / x to 0, even for an x of 0 or NaN."""
     return x / y
 
 
@@ -127,8 +128,8 @@ def strong_zero(dy: Any, g: Any, out: TensorType) -> Any:
 
 @pointwise("strong-product")
 def strong_product(dy: Any, d: Any, out: TensorType) -> Any:
-    """dy d; 0 where ``dy`` is 0, or ``d`` is and ``dy`` is no NaN. f16 and bf16 in f32, rounded once. A product, which
-    a sum adds by one fused step."""
+    """dy d; 0 where ``dy`` is 0, or where ``d`` is 0 and ``dy`` is no NaN. f16 and bf16 in f32, rounded once. The
+    outermost operation is a product, so that a sum adds it by one fused multiply-add."""
     dy, d = widened(dy), widened(d)
     zero = const_like(0.0, dy)
     factor = tirx.Select(tirx.all(is_zero(d), logical_not(is_nan(dy))), zero, dy)
@@ -153,8 +154,7 @@ def finite(x: Any, out: TensorType) -> Any:
 
 
 def is_nan(x: Any) -> Any:
-    """Whether a float is NaN; false of an integer. TVM 0.27 takes a statement with its own isnan out of vectors, one
-    lane after the other."""
+    """Whether a float is NaN; false for an integer. TVM 0.27 does not vectorize a statement with its own isnan."""
     x = widened(x)
     return logical_not(x == opaque(x)) if name_of(x).startswith("float") else tirx.const(False, "bool")
 
@@ -167,7 +167,7 @@ def equal(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("differ")
 def differ(x: Any, y: Any, out: TensorType) -> Any:
-    """TVM's own != of floats is LLVM's ordered one, false of NaN."""
+    """True where either is NaN. TVM's own != of floats is LLVM's ordered comparison, which is false there."""
     return logical_not(equal(x, y, out))
 
 
@@ -178,25 +178,25 @@ def at_most(x: Any, y: Any, out: TensorType) -> Any:
 
 
 def extremum(x: Any, y: Any, first: Any) -> Any:
-    """``x`` where it is NaN or ``first`` says so, else ``y``: then a NaN of either comes out."""
+    """``x`` where it is NaN or where ``first`` holds, else ``y``: a NaN of either is the result."""
     return tirx.Select(tirx.any(is_nan(x), first), x, y)
 
 
 @pointwise("minimum")
 def minimum(x: Any, y: Any, out: TensorType) -> Any:
-    """NaN if either is; of equal elements the first."""
+    """NaN if either is; the first of equal elements (0 and -0)."""
     return extremum(x, y, x <= y)
 
 
 @pointwise("maximum")
 def maximum(x: Any, y: Any, out: TensorType) -> Any:
-    """NaN if either is; of equal elements the first."""
+    """NaN if either is; the first of equal elements (0 and -0)."""
     return extremum(x, y, x >= y)
 
 
 @pointwise("sign")
 def sign(x: Any, out: TensorType) -> Any:
-    """-1, 0 or 1; of a zero or a NaN ``x`` itself."""
+    """-1, 0 or 1; ``x`` itself for a zero or a NaN."""
     zero, one, minus = (const_like(n, x) for n in (0, 1, -1))
     return tirx.Select(x > zero, one, tirx.Select(x < zero, minus, x))
 
@@ -211,14 +211,14 @@ def log1p(x: Any, u: Any, log_u: Any, out: TensorType) -> Any:
 
 @pointwise("expm1")
 def expm1(x: Any, u: Any, log_u: Any, out: TensorType) -> Any:
-    """(u - 1) x / log(u) with u = e**x, by Kahan, for the same reason."""
+    """(u - 1) x / log(u) with u = e**x (Kahan): the rounding of u cancels as in log1p."""
     one = const_like(1, x)
     near = tirx.Select(u == one, x, (u - one) * (x / log_u))
     return tirx.Select(tirx.any(x >= one, u - one == -one), u - one, near).astype(DTYPES[out.dtype].numpy)
 
 
 def valid_shift(y: Any, out: TensorType) -> tuple[Any, Any]:
-    """Whether an amount is from 0 to bits - 1, and the amount with only the bits of such a one."""
+    """Whether a shift amount is in 0 .. bits - 1, and the amount masked to that range."""
     bits = DTYPES[out.dtype].bits
     in_range = y < const_like(bits, y)
     if out.kind == "int":
@@ -228,8 +228,8 @@ def valid_shift(y: Any, out: TensorType) -> tuple[Any, Any]:
 
 @kernel("spread-bf16")
 def spread_bf16(x: te.Tensor, out: TensorType) -> Any:
-    """``x`` broadcast. TVM 0.27 fails on the store of a vector of one bf16, so the value is made to look as if it
-    depended on its place; LLVM sees that a whole number is never NaN."""
+    """``x`` broadcast. TVM 0.27 fails to store a vector that repeats one bf16, so the value is written as if it
+    depended on its index. LLVM sees that an integer is never NaN."""
 
     def element(*i: Any) -> Any:
         position = sum(i[1:], i[0]).astype("float32") if i else tirx.const(0.0, "float32")
@@ -240,7 +240,7 @@ def spread_bf16(x: te.Tensor, out: TensorType) -> Any:
 
 @kernel("iota")
 def iota(out: TensorType, axis: int) -> Any:
-    """The place along ``axis``; f16 and bf16 by way of f32."""
+    """The index along ``axis``; f16 and bf16 through f32."""
 
     def element(*i: Any) -> Any:
         d = DTYPES[out.dtype]
@@ -251,7 +251,7 @@ def iota(out: TensorType, axis: int) -> Any:
 
 @kernel("pad")
 def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | int | bool) -> Any:
-    """``before``: elements that go before those of ``x``, for each axis; those after follow from ``out``."""
+    """``before``: padding before ``x`` on each axis, in elements; the padding after it follows from ``out``."""
 
     def element(*i: Any) -> Any:
         in_bounds = [
@@ -265,7 +265,7 @@ def pad(x: te.Tensor, out: TensorType, before: tuple[int, ...], value: float | i
 
 @kernel("flip")
 def flip(x: te.Tensor, out: TensorType, axes: tuple[int, ...]) -> Any:
-    """``axes``, counted from 0, are read from their ends."""
+    """``x`` reversed along ``axes``, counted from 0."""
 
     def element(*i: Any) -> Any:
         return x(*(int(n) - 1 - j if a in axes else j for a, (j, n) in enumerate(zip(i, x.shape, strict=True))))

@@ -1,4 +1,4 @@
-"""Tensor programs of the index rows.
+"""Tensor programs of the indexing operators: gather, slices, windows, concat.
 
 Indices are clamped or tested here, so that no program reads or writes outside a tensor.
 """
@@ -44,7 +44,7 @@ def gather(table: te.Tensor, ids: te.Tensor, out: TensorType) -> Any:
 
 @kernel("take-along")
 def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> Any:
-    """Along ``axis`` at ``ids``, clamped; other axes of one element, of either, are repeated."""
+    """Elements of ``x`` along ``axis`` at ``ids``, clamped; other axes of size 1, of either, are broadcast."""
     n = sizes(x)[axis]
 
     def element(*index: Any) -> Any:
@@ -57,7 +57,7 @@ def take_along(x: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> Any:
 
 @kernel("scatter-one")
 def scatter_one(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> Any:
-    """Zeros with dy, of one element along ``axis``, at the place that its index says."""
+    """Zeros with dy, which has size 1 along ``axis``, at the index that ``ids`` gives."""
     n = out.shape[axis]
 
     def element(*index: Any) -> Any:
@@ -69,7 +69,8 @@ def scatter_one(dy: te.Tensor, ids: te.Tensor, out: TensorType, axis: int) -> An
 
 
 def window_start(offset: te.Tensor, starts: Ints, axis: int, shape: Ints, window_shape: Ints) -> list[Any]:
-    """The first index of a window on each axis: ``starts``, along ``axis`` moved by the scalar ``offset`` and clamped."""
+    """The first index of a window on each axis: ``starts``, moved by the scalar ``offset`` along ``axis`` and
+    clamped."""
     first = [int64(i) for i in starts]
     start = int64(starts[axis]) + offset().astype("int64")
     first[axis] = tirx.max(tirx.min(start, int64(shape[axis] - window_shape[axis])), int64(0))
@@ -78,7 +79,7 @@ def window_start(offset: te.Tensor, starts: Ints, axis: int, shape: Ints, window
 
 @kernel("write-window")
 def write_window(x: te.Tensor, part: te.Tensor, offset: te.Tensor, out: TensorType, starts: Ints, axis: int) -> Any:
-    """``x`` with ``part`` where the window is."""
+    """``x`` with the window replaced by ``part``."""
     first = window_start(offset, starts, axis, sizes(x), sizes(part))
 
     def element(*i: Any) -> Any:
@@ -91,28 +92,30 @@ def write_window(x: te.Tensor, part: te.Tensor, offset: te.Tensor, out: TensorTy
 
 @kernel("read-window")
 def read_window(x: te.Tensor, offset: te.Tensor, out: TensorType, starts: Ints, axis: int) -> Any:
-    """The window of the size of ``out``."""
+    """The window of ``x`` with the shape of ``out``."""
     first = window_start(offset, starts, axis, sizes(x), out.shape)
     return te.compute(out.shape, lambda *i: x(*(a + b for a, b in zip(i, first, strict=True))), "read_window")
 
 
 @kernel("parts")
 def parts(x: te.Tensor, axis: int, spans: Sequence[tuple[int, int]]) -> list[Any]:
-    """The slices of ``x`` along ``axis``, each from, to: a result each."""
+    """The slices of ``x`` along ``axis``, one result for each (start, stop) of ``spans``."""
     shape = sizes(x)
 
     def part(start: int, stop: int) -> Any:
         part_shape = [int64(n) for n in (*shape[:axis], stop - start, *shape[axis + 1 :])]
-        return te.compute(
-            part_shape, lambda *index: x(*index[:axis], index[axis] + int64(start), *index[axis + 1 :]), "part"
-        )
+
+        def element(*index: Any) -> Any:
+            return x(*index[:axis], index[axis] + int64(start), *index[axis + 1 :])
+
+        return te.compute(part_shape, element, "part")
 
     return [part(*span) for span in spans]
 
 
 @kernel("concat")
 def concat(*xs: te.Tensor, out: TensorType, axis: int) -> Any:
-    """The parts one after another along ``axis``."""
+    """The tensors one after the other along ``axis``."""
     ends = list(itertools.accumulate(int(x.shape[axis]) for x in xs))
 
     def element(*index: Any) -> Any:

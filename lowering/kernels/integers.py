@@ -1,4 +1,4 @@
-"""Tensor programs of integer arithmetic that wraps, shifts and saturates as the operator table says."""
+"""Tensor programs of integer arithmetic: wrapping, shifts and saturating casts, as the operator table specifies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def negation(x: Any, out: TensorType) -> Any:
 
 @pointwise("wrap-add")
 def wrap_add(x: Any, y: Any, out: TensorType) -> Any:
-    """Modulo 2^bits: up to 32 bits in 64, which hold any sum; 64 bits as two halves with a carry."""
+    """Modulo 2^bits: up to 32 bits in 64-bit integers, which hold any sum; 64 bits as two halves with a carry."""
     if out.dtype != "i64":
         return narrow(x.astype("int64") + y.astype("int64"), out.dtype)
     (xh, xl), (yh, yl) = split_32(x), split_32(y)
@@ -40,7 +40,7 @@ def wrap_add(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("wrap-subtract")
 def wrap_subtract(x: Any, y: Any, out: TensorType) -> Any:
-    """As wrap_add; the carry is a borrow."""
+    """As wrap_add, with a borrow."""
     if out.dtype != "i64":
         return narrow(x.astype("int64") - y.astype("int64"), out.dtype)
     (xh, xl), (yh, yl) = split_32(x), split_32(y)
@@ -50,7 +50,7 @@ def wrap_subtract(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("wrap-multiply")
 def wrap_multiply(x: Any, y: Any, out: TensorType) -> Any:
-    """The product of 64 bits is put together from products of 32 bits, which 64 unsigned bits hold."""
+    """A 64-bit product is assembled from 32 x 32-bit products, which fit in an unsigned 64-bit integer."""
     wide = "uint64" if out.dtype == "u32" else "int64"
     if out.dtype != "i64":
         return narrow(x.astype(wide) * y.astype(wide), out.dtype)
@@ -79,7 +79,7 @@ def shift_left(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("shift-right")
 def shift_right(x: Any, y: Any, out: TensorType) -> Any:
-    """For an amount below 0, or of the width or more, as if by the width less 1 if signed, else 0."""
+    """For an amount below 0, or of the width or more: shifted by the width - 1 if signed, else 0."""
     in_range, amount = valid_shift(y, out)
     max_shift = const_like(DTYPES[out.dtype].bits - 1, x)
     return tirx.Select(in_range, x >> amount, x >> max_shift if out.kind == "int" else const_like(0, x))
@@ -87,7 +87,7 @@ def shift_right(x: Any, y: Any, out: TensorType) -> Any:
 
 @pointwise("saturate")
 def saturate(x: Any, out: TensorType) -> Any:
-    """A float truncated to an integer, held at the ends of the range; NaN, which no comparison holds for, gives 0."""
+    """A float truncated to an integer and clamped to its range; NaN, for which every comparison is false, gives 0."""
     x, d = widened(x), DTYPES[out.dtype]
     smallest, upper_limit = (0, 2**d.bits) if d.kind == "uint" else (-(2 ** (d.bits - 1)), 2 ** (d.bits - 1))
     low_end, high_end = const_like(float(smallest), x), const_like(float(upper_limit), x)
@@ -98,7 +98,7 @@ def saturate(x: Any, out: TensorType) -> Any:
 
 @pointwise("wrap-cast")
 def wrap_cast(x: Any, out: TensorType) -> Any:
-    """An integer as another one, modulo 2**bits."""
+    """An integer cast to another integer dtype, modulo 2**bits."""
     d, signed = DTYPES[out.dtype], name_of(x).startswith("int")
     source_bits = int(name_of(x).lstrip("uint"))
     if d.bits < source_bits:

@@ -1,9 +1,10 @@
-"""Parts of tensor programs that are written as loops: pieces for threads, vectors with a tail, sums that wrap.
+"""Building blocks of tensor programs that are written as loops: parallel pieces, vector loops with a tail, wrapping
+sums.
 
-The loops are a CPU's. The block says in ``by_hand`` which program it is, and what else a schedule for another machine
-needs that the tensors do not show.
+The loops are for a CPU. The block's attribute ``by_hand`` names the program, and other attributes give what a schedule
+for another machine needs and cannot see in the tensors.
 
-A program takes LANES elements in one vector on every target; a machine of fewer lanes takes several steps.
+A vector has VECTOR_LANES elements on every target; a machine with narrower vectors takes several instructions.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ def int64(n: int) -> Any:
 
 
 def build_statement(ins: Sequence[Any], outs: Sequence[Any], body: Callable[..., None]) -> Any:
-    """The statement that ``body`` of the buffers makes; it may be several loops."""
+    """The statement that ``body`` builds from the buffers; it may be several loops."""
     with IRBuilder() as ib, T.serial(0, int64(1)):  # a builder takes one statement
         body(*(T.buffer_proxy(buffer) for buffer in (*ins, *outs)))
     return ib.get()
 
 
 def parallel_pieces(extent: int, size: int, others: int, body: Callable[[Any, Any, int], None]) -> None:
-    """``body(other, start, length)`` for pieces of ``size`` of ``extent`` and a last shorter one, to threads where the
-    schedule thinks it worth while."""
+    """Parallel loops of ``body(other, start, length)`` over pieces of ``size`` of ``extent`` and a shorter last one,
+    for each ``other`` below ``others``. The schedule decides whether threads pay."""
     full, remainder = divmod(extent, size)
     if full:
         with T.parallel(0, int64(others * full)) as p:
@@ -43,7 +44,7 @@ def parallel_pieces(extent: int, size: int, others: int, body: Callable[[Any, An
 
 
 def vectorized_loop(width: int, body: Callable[[Any], None]) -> None:
-    """``body`` at every place below ``width``, as vectors."""
+    """Vector loops of ``body(i)`` for i below ``width``."""
     full, remainder = divmod(width, VECTOR_LANES)
     if full:
         with T.serial(0, int64(full)) as v, T.vectorized(0, int64(VECTOR_LANES)) as lane:
@@ -54,12 +55,12 @@ def vectorized_loop(width: int, body: Callable[[Any], None]) -> None:
 
 
 def accumulator_dtype(dtype: str) -> str:
-    """The dtype in which a running sum of ``dtype`` is carried, both TVM's names."""
+    """The dtype of the accumulator of a cumulative sum of ``dtype``, both TVM's names."""
     return "float64" if dtype == "float32" else dtype
 
 
 def wrapped_sum(x: Any, y: Any) -> Any:
-    """x + y; signed integers are added unsigned, since LLVM takes their overflow for impossible."""
+    """x + y; signed integers are added as unsigned ones, since signed overflow is undefined in LLVM."""
     dtype = str(x.ty.dtype)
     if dtype not in ("int32", "int64"):
         return x + y

@@ -1,8 +1,8 @@
-"""Tensor programs that Relax lacks, or computes differently from the operator table.
+"""The registry of tensor programs that Relax lacks, or computes differently from the operator table; matmul and Philox.
 
-A program is a function (te tensors..., out: TensorType, **attrs) -> te tensor. ``out`` is the type of the value
-that is being emitted; a program of several results makes a list of them, and is not told their types. Every sum runs in
-one fixed order, so the bits of a result depend on nothing but its inputs.
+A program is a function (te tensors..., out: TensorType, **attrs) -> te tensor. ``out`` is the type of the value that is
+being emitted. A multi-output program returns a list of tensors and takes no ``out``. Every sum runs in one fixed order,
+so the bits of a result depend on nothing but its inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KERNELS: dict[str, Callable[..., Any]] = {}
 
 
 def kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a tensor program under ``name``; a name twice is a programming error."""
+    """Register a tensor program under ``name``; ValueError if the name is taken."""
 
     def add(program: Callable[..., Any]) -> Callable[..., Any]:
         if name in KERNELS:
@@ -31,7 +31,7 @@ def kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def dims(out: TensorType) -> tuple[Any, ...]:
-    """The shape as TVM's own programs have it, with 64-bit sizes; mixed widths do not fuse."""
+    """The shape with 64-bit sizes, as in TVM's own programs: fusion fails on mixed widths."""
     return tuple(tirx.const(n, "int64") for n in out.shape)
 
 
@@ -58,7 +58,7 @@ def matmul(a: te.Tensor, b: te.Tensor, out: TensorType, ta: bool = False, tb: bo
 
 
 def _broadcast_batch(x: te.Tensor, batch_index: list[Any]) -> list[Any]:
-    """The leading indices of ``x``, which may have fewer leading axes than the result, or axes of one element."""
+    """The batch index into ``x``, which may have fewer batch axes than the result, or axes of size 1."""
     own_rank = len(x.shape) - 2
     aligned = batch_index[len(batch_index) - own_rank :]
     return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(x.shape, aligned, strict=False)]
@@ -94,11 +94,11 @@ def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) 
 
 
 def _philox_block(index: Any, seed: te.Tensor, salt: Any, place: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """The four words of one counter, and the names they use, each with its value: a round uses every word of the
-    one before it twice, so without names the expression would grow as 2^rounds.
+    """The four words of one counter, and the let variables that they use, each with its value. A round uses every word
+    of the previous round twice, so that the expression would grow as 2^rounds without variables.
 
-    A word is the low half of 64 bits all along, whatever is above it: a machine's vector product of 32 by 32 bits reads
-    the low halves of 64-bit lanes and leaves its own there."""
+    A word is the low half of a 64-bit integer, and its high half is arbitrary: a CPU's vector multiply of 32 x 32 bits
+    reads the low halves of 64-bit lanes and writes 64-bit products."""
     names: list[tuple[Any, Any]] = []
 
     def name(value: Any) -> Any:
@@ -119,5 +119,6 @@ def _u64(number: int) -> Any:
 
 
 def _low_32(x: Any) -> Any:
-    """The low 32 bits. Masked before the cast: TVM's simplifier fails on a u32 cast of what it knows to be larger."""
+    """The low 32 bits. They are masked before the cast: TVM's simplifier fails on a u32 cast of a value that it knows
+    to be larger."""
     return (x & _u64(LOW_32)).astype("uint32")

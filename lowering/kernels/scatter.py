@@ -1,7 +1,7 @@
-"""Sums at computed places: what is added at one place is added in the order of its index, by one thread.
+"""Deterministic scatter-add: the updates of one element are added in the order of their indices, by one thread.
 
-Tasks own rows or columns of the result and go through all indices. Which of the two follows from the shape, and
-changes no bit.
+Each task owns rows or columns of the result and goes through all indices. Whether rows or columns follows from the
+shape, and changes no bit.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from .loop_builder import build_statement, int64, parallel_pieces, vectorized_lo
 from .reduction import dtype_of
 from .registry import kernel
 
+# Chosen, not measured. A wrong value costs time only: it changes who adds, never the order.
 COLUMNS_PER_TASK = 64  # columns that one task owns
-MAX_ROW_TASKS = 16  # tasks that own rows, at most
-MIN_COLUMNS_PER_ROW_TASK = (
-    8  # columns from which a task's look at an index costs less than what it adds: each looks at every index
-)
-MIN_PARALLEL_WORK = 16_384  # numbers from which rows are dealt out to tasks
-MAX_CACHED_ELEMENTS = 65_536  # elements of a result that stays in the second cache
+MAX_ROW_TASKS = 16  # tasks that own rows, at most: each goes through all indices
+MIN_COLUMNS_PER_ROW_TASK = 8  # columns of a row for each row task, so that additions outweigh its tests of the indices
+MIN_PARALLEL_WORK = 16_384  # elements stored and added, from which rows are split among tasks
+MAX_CACHED_ELEMENTS = 65_536  # elements of a result that stays in the L2 cache
 
 
 @kernel("scatter-add")
@@ -58,8 +57,8 @@ def scatter_rows(updates: te.Tensor, ids: te.Tensor, out: TensorType) -> Any:
 
 @kernel("scatter-along")
 def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType) -> Any:
-    """dy [outer, many, inner], ids of that shape or with an outer or inner of 1 -> zeros of ``out`` [outer, n, inner]
-    with each element of dy added at the place that its id, clamped, says along the second axis."""
+    """dy [outer, count, inner], ids of that shape or with an outer or inner of 1 -> zeros of ``out`` [outer, n, inner]
+    with each element of dy added at its id, clamped, along the second axis."""
     (outer, count, inner), n = sizes(dy), out.shape[1]
     (id_outer, _, id_inner), zero = sizes(ids), tirx.const(0, dtype_of(dy))
 
@@ -71,10 +70,14 @@ def scatter_along(dy: te.Tensor, ids: te.Tensor, out: TensorType) -> Any:
                 with T.serial(0, int64(n)) as k:
                     vectorized_loop(width, lambda c: _store(y, (o, k, first_column + c), zero))
             with T.serial(0, int64(count)) as j:
-                target = lambda c: clamp(id_buffer[o if id_outer > 1 else 0, j, c if id_inner > 1 else 0], n)  # noqa: E731
+
+                def target(c: Any) -> Any:
+                    return clamp(id_buffer[o if id_outer > 1 else 0, j, c if id_inner > 1 else 0], n)
+
                 if id_inner > 1:
-                    with T.serial(0, int64(width)) as c:
-                        _accumulate(y, (o, target(first_column + c), first_column + c), dy[o, j, first_column + c])
+                    with T.serial(0, int64(width)) as lane:
+                        c = first_column + lane
+                        _accumulate(y, (o, target(c), c), dy[o, j, c])
                 else:
                     i = target(0)
                     vectorized_loop(
@@ -92,16 +95,15 @@ def _program(args: list[te.Tensor], shape: Any, body: Callable[..., None], name:
 
 
 def _scatter(y: Any, start: Any, row: Any, update: Any, extents: tuple[int, int, int]) -> None:
-    """``y[r, c]`` begins as ``start(r, c)``; then ``update(t, c)`` is added at the row of each ``row(t)``, which is its
-    condition (or None) and its number. ``extents``: rows, columns, updates."""
+    """``y[r, c]`` starts as ``start(r, c)``; then ``update(t, c)`` is added at ``row(t)``: a pair of a condition (or
+    None) and a row number. ``extents``: rows, columns, updates."""
     rows, columns, count = extents
     total_work = (rows + count) * columns
 
     def region(first: Any, height: int, first_column: Any, width: int) -> None:
         with T.serial(0, int64(height)) as r:
-            vectorized_loop(
-                width, lambda c: _store(y, (first + r, first_column + c), start(first + r, first_column + c))
-            )
+            i = first + r
+            vectorized_loop(width, lambda c: _store(y, (i, first_column + c), start(i, first_column + c)))
         with T.serial(0, int64(count)) as t:
             test, i = row(t)
             owns_row = [] if height == rows else [i >= first, i < first + height]
@@ -111,14 +113,13 @@ def _scatter(y: Any, start: Any, row: Any, update: Any, extents: tuple[int, int,
     if columns >= 2 * COLUMNS_PER_TASK and rows * columns <= MAX_CACHED_ELEMENTS:
         parallel_pieces(columns, COLUMNS_PER_TASK, 1, lambda _, c, width: region(int64(0), rows, c, width))
     else:
-        row_tasks = (
-            max(1, min(MAX_ROW_TASKS, columns // MIN_COLUMNS_PER_ROW_TASK)) if total_work >= MIN_PARALLEL_WORK else 1
-        )
+        row_tasks = max(1, min(MAX_ROW_TASKS, columns // MIN_COLUMNS_PER_ROW_TASK))
+        row_tasks = row_tasks if total_work >= MIN_PARALLEL_WORK else 1
         parallel_pieces(rows, -(-rows // row_tasks), 1, lambda _, r, height: region(r, height, int64(0), columns))
 
 
 class _If:
-    """A branch on all of ``tests``, or none."""
+    """A branch on all of ``tests``; no branch if there are none."""
 
     def __init__(self, tests: list[Any]) -> None:
         self.frames = [T.If(tirx.all(*tests)), T.Then()] if tests else []

@@ -1,4 +1,4 @@
-"""te tensors that a program sees at the strides of a view."""
+"""Strided views of te tensors, as tensor programs read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sexpgpu.ops.strided_views import View
 
 @frozen(eq=False)
 class Viewed:
-    """A view of the te tensor ``tensor``, as programs read one."""
+    """A view of the te tensor ``tensor``, with the interface of a te tensor."""
 
     tensor: te.Tensor
     view: View

@@ -1,7 +1,7 @@
-"""The f32 functions of ``elementary.py`` for CUDA: the same steps as text, a function of the device each.
+"""The f32 functions of ``elementary.py`` as CUDA text: the same steps, one device function each.
 
-TVM puts the text of those that a kernel calls before it. The compiler of kernels joins no product with a sum by itself
-(``-fmad=false``), so that the bits are those of the CPU's.
+TVM writes the text of the functions that a kernel calls before it. The kernel compiler contracts no product and sum by
+itself (``-fmad=false``), so that the bits equal the CPU's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INFIX = {
     tirx.NE: "!=", tirx.LT: "<", tirx.LE: "<=", tirx.GT: ">", tirx.GE: ">=",
     tirx.BitwiseAnd: "&", tirx.BitwiseOr: "|", tirx.BitwiseXor: "^", tirx.LShift: "<<", tirx.RShift: ">>",
 }  # fmt: skip
-UNSIGNED_OPS = ("+", "-", "<<")  # of integers: C leaves their overflow open, so they are done without a sign
+UNSIGNED_OPS = ("+", "-", "<<")  # on integers these are computed unsigned, since signed overflow is undefined in C++
 
 
 def constant(value: float, dtype: str) -> str:
@@ -46,7 +46,7 @@ def constant(value: float, dtype: str) -> str:
 
 
 def text(expr: Any) -> str:
-    """A step in C++. Raises TypeError for what no step has."""
+    """An expression in C++. TypeError for a node that no step of ``elementary.py`` has."""
     dtype = dtype_of(expr)
     match expr:
         case Var():
@@ -74,7 +74,7 @@ def _infix(sign: str, a: Any, b: Any, dtype: str) -> str:
 
 
 class Steps(VectorExpr):
-    """As its base; names are C's own, and what LLVM has for a step is a function of CUDA's."""
+    """As its base, with C++ variables for names and CUDA functions for LLVM intrinsics."""
 
     def name(self, value: Any) -> Any:
         return self._add_step(value, text(value))
@@ -89,7 +89,7 @@ class Steps(VectorExpr):
 
 
 def source(name: str, function: Callable[..., Any], arity: int) -> str:
-    """The text of the device's function ``f32_NAME``."""
+    """The text of the device function ``f32_NAME``."""
     args = [tirx.Var(f"x{n}", "float32") for n in range(arity)]
     v = Steps("float32")
     value = text(function(v, *args))
@@ -99,7 +99,7 @@ def source(name: str, function: Callable[..., Any], arity: int) -> str:
 
 
 def caller(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A rule for TVM: a call as one of the device's function."""
+    """A lowering rule for TVM: an intrinsic call becomes a call of the device function."""
     source_of = functools.cache(functools.partial(source, name, function))
 
     def lower(call: Any) -> Any:
@@ -109,7 +109,7 @@ def caller(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def fused(call: Any) -> Any:
-    """a b + c, one step by TVM's rules on every level of CPU. float16 has no such step there."""
+    """a b + c, rounded once, as on every CPU. float16 is a product and a sum there, so here too."""
     dtype = dtype_of(call)
     if dtype in ("float32", "float64"):
         return tirx.call_pure_extern(dtype, "fmaf" if dtype == "float32" else "fma", *call.args)
@@ -118,13 +118,13 @@ def fused(call: Any) -> Any:
 
 
 def rsqrt(call: Any) -> Any:
-    """By a root and a division; CUDA's own is an approximation."""
+    """1 / sqrt(x); CUDA's own rsqrt is an approximation."""
     x = call.args[0]
     return tirx.const(1.0, dtype_of(x)) / tirx.sqrt(x)
 
 
 def reinterpret(call: Any) -> Any:
-    """By the functions for it, which take a constant, too; TVM would take its address."""
+    """By CUDA's functions, which take a constant too; TVM would take the address of its operand."""
     to, source = dtype_of(call), dtype_of(call.args[0])
     name = REINTERPRET.get((source, to))
     if name is None and {source.lstrip("u"), to.lstrip("u")} in ({"int32"}, {"int64"}):

@@ -15,7 +15,7 @@ pytest.importorskip("tvm")
 
 from tvm import te, tirx
 
-from lowering.kernels.attention import attention_scores, sum_of_products, widened_element
+from lowering.kernels.attention import attention_scores, sum_of_products, wide_at
 from lowering.kernels.normalization import sum_over
 from lowering.kernels.registry import KERNELS
 from schedules.gpu.attention import tensor_core_plan
@@ -49,7 +49,7 @@ EXACT = ((2,), 20, 70, 16, 16)
 def exact_attend(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> Any:
     """attend without the rounding of its result."""
     heads = attention_scores(q, k, [], False)
-    weigh = lambda at, j: heads.weights(*at[:-1], j) * widened_element(v, *at[:-2], j, at[-1])  # noqa: E731
+    weigh = lambda at, j: heads.weights(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
     return sum_of_products([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
 
 
@@ -59,7 +59,7 @@ def attend_and_square(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> list[Any]:
     squares = sum_over(
         lambda at: heads.weights(*at) * heads.weights(*at), heads.weights, [len(heads.shape) - 1], "squares"
     )
-    weigh = lambda at, j: heads.weights(*at[:-1], j) * widened_element(v, *at[:-2], j, at[-1])  # noqa: E731
+    weigh = lambda at, j: heads.weights(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
     return [squares, sum_of_products([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")]
 
 
@@ -69,14 +69,14 @@ def attend_by_half(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> Any:
     scores = sum_of_products(
         shape,
         q.shape[-1],
-        lambda at, d: widened_element(q, *at[:-1], d) * widened_element(k, *at[:-2], at[-1], d),
+        lambda at, d: wide_at(q, *at[:-1], d) * wide_at(k, *at[:-2], at[-1], d),
         "scores",
     )
     top: Any = te.compute(shape[:-1], lambda *at: te.max(scores(*at, i), axis=i), "top")
     power: Any = te.compute(shape, lambda *at: tirx.exp(scores(*at) / 2 - top(*at[:-1])), "power")
     whole = sum_over(lambda at: power(*at), power, [len(shape) - 1], "whole")
     weights: Any = te.compute(shape, lambda *at: power(*at) / whole(*at[:-1]), "weights")
-    weigh = lambda at, j: weights(*at[:-1], j) * widened_element(v, *at[:-2], j, at[-1])  # noqa: E731
+    weigh = lambda at, j: weights(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
     return sum_of_products([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
 
 
