@@ -17,7 +17,7 @@ from .base.clock import Clock
 from .base.errors import printable
 
 LOG = "metrics.jsonl"
-EVERY = 0.2  # seconds between two words of a terminal's progress
+PROGRESS_PERIOD = 0.2  # seconds between two words of a terminal's progress
 
 
 def _numbers(values: Mapping[str, float]) -> dict[str, Any]:
@@ -52,13 +52,13 @@ class Console:
             self.warn(f"standard output is lost ({error}); the run goes on, and {LOG} has every step")
 
     def warn(self, text: str) -> None:
-        self._aside("warning", text, "warning: ")
+        self._to_stderr("warning", text, "warning: ")
 
     def detail(self, text: str) -> None:
         if self.verbose:
-            self._aside("detail", text)
+            self._to_stderr("detail", text)
 
-    def _aside(self, kind: str, text: str, before: str = "") -> None:
+    def _to_stderr(self, kind: str, text: str, before: str = "") -> None:
         """A line on standard error; if that is gone too, nobody is left to tell."""
         with contextlib.suppress(OSError, ValueError):
             text = printable(text)
@@ -130,30 +130,30 @@ class Progress:
         return self._bar is not None
 
     def step(self, loss: Any) -> None:
-        with self._kept() as bar:
+        with self._bar_or_silence() as bar:
             bar.set_postfix_str(f"loss {_short(loss)}", refresh=False)
             bar.update()
 
     def clear(self) -> None:
         """Take the bar off the line before something is printed."""
-        with self._kept() as bar:
+        with self._bar_or_silence() as bar:
             bar.clear()
 
     def close(self) -> None:
-        with self._kept() as bar:
+        with self._bar_or_silence() as bar:
             bar.close()
         self._bar = None
 
     @contextlib.contextmanager
-    def _kept(self) -> Iterator[Any]:
+    def _bar_or_silence(self) -> Iterator[Any]:
         """The bar, which is given up where it fails."""
         try:
-            yield _Silent() if self._bar is None else self._bar
+            yield _NoBar() if self._bar is None else self._bar
         except Exception:  # noqa: BLE001  (whatever becomes of a bar, the run goes on)
             self._bar = None
 
 
-class _Silent:
+class _NoBar:
     """Of a bar what is called, for nothing."""
 
     def set_postfix_str(self, text: str, refresh: bool) -> None: ...
@@ -167,39 +167,39 @@ class _Silent:
 
 def _bar(done: int, steps: int) -> Any:
     """tqdm's bar as it is made here: what variables TQDM_* say would silence it, or stop the import."""
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("TQDM_")}
+    tqdm_variables = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("TQDM_")}
     try:
         from tqdm import tqdm
     finally:
-        os.environ.update(kept)
-    known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # some terminals do not say how wide they are
-    columns = None if known else 80
+        os.environ.update(tqdm_variables)
+    width_known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # some terminals do not say how wide they are
+    columns = None if width_known else 80
     return tqdm(
-        total=steps, initial=done, unit="step", file=sys.stderr, dynamic_ncols=known, ncols=columns, disable=False
+        total=steps, initial=done, unit="step", file=sys.stderr, dynamic_ncols=width_known, ncols=columns, disable=False
     )
 
 
 @contextlib.contextmanager
 def reading(console: Console, loader: str) -> Iterator[Callable[[int], None]]:
     """What is told of bytes as they are read, and shows how many there were: on a terminal, for people."""
-    live, total, said = not console.quiet and not console.as_json and _terminal(), 0, time.monotonic()
+    is_live, total, last_shown = not console.quiet and not console.as_json and _terminal(), 0, time.monotonic()
 
     def tick(size: int) -> None:
-        nonlocal total, said
+        nonlocal total, last_shown
         total, now = total + size, time.monotonic()
-        if live and now - said > EVERY:
-            said = now
+        if is_live and now - last_shown > PROGRESS_PERIOD:
+            last_shown = now
             show(f"\rloader {loader}: {total / 2**20:.0f} MiB read")
 
     def show(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             print(text, end="", file=sys.stderr, flush=True)
 
-    began = said
+    start = last_shown
     try:
         yield tick
     finally:
-        if said != began:
+        if last_shown != start:
             show("\r\033[K")
 
 

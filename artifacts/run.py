@@ -39,8 +39,8 @@ def _main(argv: Sequence[str], device: Callable[..., Any] | None) -> int:
     as_json = "--output-format=json" in argv or ("--output-format", "json") in pairwise(argv)
     try:
         options = parse(argv)
-    except SystemExit as done:  # --help and --version have been printed
-        return _flush(int(done.code or 0), as_json)
+    except SystemExit as exit_request:  # --help and --version have been printed
+        return _flush(int(exit_request.code or 0), as_json)
     except RunError as error:
         return _tell(error, as_json)
     return _flush(_guarded(options, device), as_json)
@@ -54,15 +54,15 @@ def _guarded(options: Options, device: Callable[..., Any] | None) -> int:
         with Stop(options.as_json) as stop:
             return _session(options, device, stop)
     except Stopped as stopped:
-        said = f"stopped by {stopped} before the first step: nothing was to be saved"
-        _to_stderr(canonical_json.line({"warning": said}) if options.as_json else said)
+        message = f"stopped by {stopped} before the first step: nothing was to be saved"
+        _to_stderr(canonical_json.line({"warning": message}) if options.as_json else message)
         return stopped.exit
     except Exception as error:
         if os.environ.get("SEXPGPU_DEBUG") == "1":
             traceback.print_exc()
-        known = as_run_error(error)
-        status = _tell(known, options.as_json) if known else _internal(error, options.as_json)
-        if known and known.code is DEVICE_LOST:
+        run_error = as_run_error(error)
+        status = _tell(run_error, options.as_json) if run_error else _internal(error, options.as_json)
+        if run_error and run_error.code is DEVICE_LOST:
             _end(status, options.as_json)
         return status
 
@@ -73,9 +73,9 @@ def _end(status: int, as_json: bool) -> NoReturn:
 
 
 def _session(options: Options, device: Callable[..., Any] | None, stop: Any) -> int:
-    if gone := entry.lost((options.artifact, options.out, options.data, options.fork)):
+    if lost_path := entry.lost((options.artifact, options.out, options.data, options.fork)):
         what = "the current folder has been deleted, and a path that begins there names nothing"
-        raise RunError(IO_READ, what, gone, "give an absolute path")
+        raise RunError(IO_READ, what, lost_path, "give an absolute path")
     from . import session
     from .reporting import Console
 
@@ -105,8 +105,8 @@ def _tell(error: RunError, as_json: bool) -> int:
 
 def _internal(error: Exception, as_json: bool) -> int:
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    what = f"internal error: {type(error).__name__}: {error}{place}"
+    location = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    what = f"internal error: {type(error).__name__}: {error}{location}"
     hint = "please report it (SEXPGPU_DEBUG=1 shows the traceback)"
     data = {"error": {"code": "", "message": what, "hint": hint, "where": ""}}
     _to_stderr(canonical_json.line(data) if as_json else printable(f"{what}; {hint}"))

@@ -15,10 +15,10 @@ from .base.clock import Clock
 
 # What a system, a scheduler or a user sends to have a process end: each by itself would end it at once. SIGQUIT does,
 # as it is for whoever wants that, and what says that the program is broken (SIGSEGV, SIGABRT ...).
-ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPWR)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPWR)
 TIMERS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)  # these may come again by themselves
-HANDLED = ASKED + TIMERS
-GRACE = 10  # seconds of processor, at most, from SIGXCPU to the limit that kills
+HANDLED = STOP_SIGNALS + TIMERS
+MAX_GRACE = 10  # seconds of processor, at most, from SIGXCPU to the limit that kills
 
 
 class Stopped(Exception):
@@ -64,9 +64,9 @@ class Stop:
             raise Stopped(number)
 
     def _end(self, number: int) -> None:
-        said = "stopped at once; the last checkpoint is kept"
+        message = "stopped at once; the last checkpoint is kept"
         with contextlib.suppress(OSError):
-            os.write(2, ((canonical_json.line({"warning": said}) if self._as_json else said) + "\n").encode())
+            os.write(2, ((canonical_json.line({"warning": message}) if self._as_json else message) + "\n").encode())
         os._exit(128 + number)
 
     def __enter__(self) -> Stop:
@@ -92,5 +92,5 @@ def lower_limit() -> tuple[int, int] | None:
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if hard in (resource.RLIM_INFINITY, 0, 1) or 0 <= soft < hard:
         return None
-    resource.setrlimit(resource.RLIMIT_CPU, (hard - min(GRACE, max(1, hard // 10)), hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (hard - min(MAX_GRACE, max(1, hard // 10)), hard))
     return soft, hard

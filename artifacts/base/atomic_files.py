@@ -20,7 +20,7 @@ CHUNK = 4 * 2**20
 _TEMPORARY = re.compile(r"\.tmp-[0-9]+-[0-9a-f]{8}")
 
 _TEMPORARY = re.compile(r"\.tmp-([0-9]+)-[0-9a-f]{8}")
-LONGEST = 3800  # bytes of a run directory's path: Linux takes 4096, and the run's files go below it
+MAX_PATH = 3800  # bytes of a run directory's path: Linux takes 4096, and the run's files go below it
 
 
 def write_new(path: str, parts: Iterable[bytes]) -> tuple[int, str]:
@@ -70,7 +70,7 @@ def replace(path: str, parts: Iterable[bytes]) -> None:
     temporary.sweep(folder, _TEMPORARY)
     name, fd = "", -1
     try:
-        name, fd = _held(folder)
+        name, fd = _create_locked(folder)
         _write(fd, parts)
         os.replace(name, path)
         sync_directory(folder)
@@ -87,7 +87,7 @@ def replace(path: str, parts: Iterable[bytes]) -> None:
             os.close(fd)
 
 
-def _held(folder: str) -> tuple[str, int]:
+def _create_locked(folder: str) -> tuple[str, int]:
     """A new file in ``folder``, held as this process's own."""
     while True:
         name = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}")
@@ -110,10 +110,10 @@ def sweep(folder: str) -> None:
 def make_directory(path: str) -> list[str]:
     """The directory ``path`` exists afterwards; else RunError E-IO, and no part of a hopeless path either. Answers what
     was not there before: ``path`` and folders around it, the innermost first."""
-    if len(os.fsencode(os.path.abspath(path))) > LONGEST:
-        raise RunError(IO_WRITE, f"the path is longer than {LONGEST} bytes", path)
+    if len(os.fsencode(os.path.abspath(path))) > MAX_PATH:
+        raise RunError(IO_WRITE, f"the path is longer than {MAX_PATH} bytes", path)
     try:
-        new = _absent(path)
+        new = _missing_directories(path)
         os.makedirs(path, exist_ok=True)
         return new
     except FileExistsError:
@@ -126,36 +126,37 @@ def make_directory(path: str) -> list[str]:
         raise RunError(IO_WRITE, str(error), path) from None
 
 
-def _absent(path: str) -> list[str]:
-    around, found = os.path.realpath(path), []  # as the system goes: .. behind a link is not what its text says
-    while not os.path.lexists(around):
-        found.append(around)
-        around = os.path.dirname(around)
-    return found
+def _missing_directories(path: str) -> list[str]:
+    directory, missing = os.path.realpath(path), []  # as the system goes: .. behind a link is not what its text says
+    while not os.path.lexists(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    return missing
 
 
 @contextlib.contextmanager
-def given_up(made: Sequence[str], known: str) -> Iterator[None]:
-    """Directories that were just ``made`` are gone again where what follows fails before there is more in the innermost
-    of them than the file ``known``."""
+def removed_on_failure(created: Sequence[str], expected: str) -> Iterator[None]:
+    """Directories that were just ``created`` are gone again where what follows fails before there is more in the
+    innermost of them than the file ``expected``."""
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
-            if made and os.listdir(made[0]) == [known]:
-                os.unlink(os.path.join(made[0], known))
-            for path in made:
+            if created and os.listdir(created[0]) == [expected]:
+                os.unlink(os.path.join(created[0], expected))
+            for path in created:
                 os.rmdir(path)
         raise
 
 
-def remove_flat(path: str, known: frozenset[str]) -> None:
-    """Remove the directory ``path`` and the ``known`` names in it; with anything else inside it stays. OSError where it
+def remove_flat(path: str, expected: frozenset[str]) -> None:
+    """Remove the directory ``path`` and the ``expected`` names in it; with anything else inside it stays. OSError where
+    it
     is a symbolic link: what that leads to is another's."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for name in os.listdir(fd):
-            if name in known:
+            if name in expected:
                 os.unlink(name, dir_fd=fd)
     finally:
         os.close(fd)
@@ -204,11 +205,11 @@ def open_plain(path: str) -> BinaryIO:
         raise
 
 
-def plain_bytes(path: str, most: int) -> bytes | None:
-    """The first ``most`` bytes of the plain file at ``path``; None where nothing is there. RunError, OSError."""
+def plain_bytes(path: str, limit: int) -> bytes | None:
+    """The first ``limit`` bytes of the plain file at ``path``; None where nothing is there. RunError, OSError."""
     try:
         with open_plain(path) as file:
-            return file.read(most)
+            return file.read(limit)
     except FileNotFoundError:
         return None
 

@@ -17,7 +17,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextlib.contextmanager
-def held(folder: str, warn: Callable[[str], None]) -> Iterator[bool]:
+def hold(folder: str, warn: Callable[[str], None]) -> Iterator[bool]:
     """Hold the lock of ``folder``: True; False, with a warning, where there are no locks. E-LOCK-001 when taken."""
     path = os.path.join(folder, NAME)
     try:
@@ -27,16 +27,16 @@ def held(folder: str, warn: Callable[[str], None]) -> Iterator[bool]:
             raise RunError(IO_WRITE, "it is a symbolic link", path, "remove the link") from None
         raise of_os_error(error, path) from None
     try:
-        yield _take(fd, path, warn)
+        yield _acquire(fd, path, warn)
     finally:
         os.close(fd)
 
 
-def _take(fd: int, path: str, warn: Callable[[str], None]) -> bool:
+def _acquire(fd: int, path: str, warn: Callable[[str], None]) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RunError(LOCK_HELD, f"the directory is in use by {_holder(fd)}", os.path.dirname(path)) from None
+        raise RunError(LOCK_HELD, f"the directory is in use by {_describe_holder(fd)}", os.path.dirname(path)) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise of_os_error(error, path) from None
@@ -44,12 +44,12 @@ def _take(fd: int, path: str, warn: Callable[[str], None]) -> bool:
         return False
     if os.fstat(fd).st_nlink == 0:  # its holder gave the directory up, between our opening it and our locking it
         raise RunError(LOCK_HELD, "the directory was in use by another process", os.path.dirname(path))
-    if os.fstat(fd).st_size == 0 or _signed(fd):  # else it is somebody's file: locked, and left as it is
-        _sign(fd, path)
+    if os.fstat(fd).st_size == 0 or _read_holder(fd):  # else it is somebody's file: locked, and left as it is
+        _write_holder(fd, path)
     return True
 
 
-def _sign(fd: int, path: str) -> None:
+def _write_holder(fd: int, path: str) -> None:
     """Say who holds the lock, for the message of whoever comes next."""
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     text = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": since}) + "\n"
@@ -60,7 +60,7 @@ def _sign(fd: int, path: str) -> None:
         raise of_os_error(error, path) from None
 
 
-def _signed(fd: int) -> tuple[str, str, str] | None:
+def _read_holder(fd: int) -> tuple[str, str, str] | None:
     """The process, host and time of whoever signed last; None where that is no signature of ours."""
     try:
         entry = json.loads(os.pread(fd, 4096, 0))
@@ -69,6 +69,6 @@ def _signed(fd: int) -> tuple[str, str, str] | None:
         return None
 
 
-def _holder(fd: int) -> str:
-    found = _signed(fd)
-    return "process {} on {} since {}".format(*found) if found else "another process"
+def _describe_holder(fd: int) -> str:
+    holder = _read_holder(fd)
+    return "process {} on {} since {}".format(*holder) if holder else "another process"

@@ -81,20 +81,20 @@ def check_whole(data: bytes) -> None:
     """Raises Cut unless all that the headers place in the file is in it: what is not ends the process that loads it."""
     _header(data)
     for what, count in _tables(data):
-        _inside(data, f"its {what} header table", *count)
+        _check_in_file(data, f"its {what} header table", *count)
     for n, segment in enumerate(_segments(data)):
-        _inside(data, f"segment {n}", segment.offset, segment.size)
+        _check_in_file(data, f"segment {n}", segment.offset, segment.size)
     for n, section in enumerate(_sections(data)):
         if section.kind not in (0, NO_BITS):
-            _inside(data, f"section {n}", section.offset, section.size)
+            _check_in_file(data, f"section {n}", section.offset, section.size)
 
 
 def constant(data: bytes, symbol: str, size: int) -> bytes | None:
     """The ``size`` bytes at the dynamic ``symbol`` of the shared object ``data``, which is whole; None without it."""
     try:
-        found = [s for s in _symbols(data, list(_sections(data))) if s.name == symbol and s.section]
-        for segment in _segments(data) if found else ():
-            at = found[0].address - segment.address
+        symbols = [s for s in _symbols(data, list(_sections(data))) if s.name == symbol and s.section]
+        for segment in _segments(data) if symbols else ():
+            at = symbols[0].address - segment.address
             if segment.kind == LOAD and 0 <= at <= segment.size - size:
                 return data[segment.offset + at : segment.offset + at + size]
     except (struct.error, IndexError, ValueError):
@@ -131,7 +131,7 @@ def _tables(data: bytes) -> Iterator[tuple[str, tuple[int, int]]]:
         yield what, (start, size * count)
 
 
-def _inside(data: bytes, what: str, start: int, size: int) -> None:
+def _check_in_file(data: bytes, what: str, start: int, size: int) -> None:
     if start + size > len(data):
         raise Cut(f"it ends at byte {len(data)}, and {what} at byte {start + size}")
 

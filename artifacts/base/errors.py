@@ -28,8 +28,8 @@ def code(name: str, summary: str, fix: str, exit: int) -> Code:
     """Declare a code; ``name`` may be declared once."""
     if name in CODES:
         raise ValueError(f"{name} is declared twice")
-    CODES[name] = made = Code(name, summary, fix, exit)
-    return made
+    CODES[name] = declared = Code(name, summary, fix, exit)
+    return declared
 
 
 class RunError(Exception):
@@ -244,5 +244,5 @@ _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 def of_os_error(error: OSError, where: str = "", otherwise: Code = IO_WRITE) -> RunError:
     """The coded error for a failed system call: no room, a limit of the process, or ``otherwise``."""
     kind = IO_SPACE if error.errno in _SPACE else ENV_LIMIT if error.errno in _LIMITS else otherwise
-    place = where or (str(error.filename) if error.filename else "")
-    return RunError(kind, error.strerror or str(error) or type(error).__name__, place)
+    location = where or (str(error.filename) if error.filename else "")
+    return RunError(kind, error.strerror or str(error) or type(error).__name__, location)

@@ -25,7 +25,7 @@ from .contents import FILES, INFO, MANIFEST, Arrays, Entry, Loaded, Torn, check_
 
 RESUME = "check --out, or start without --resume"
 FOLDER = "checkpoints"
-SLACK = 2**20  # bytes beside the tensors: manifest, info, directories
+METADATA_BYTES = 2**20  # bytes beside the tensors: manifest, info, directories
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _TEMPORARY = re.compile(r"\.tmp-[0-9]{9,18}-[0-9]+-[0-9a-f]{8}")
 
@@ -48,21 +48,21 @@ class Store:
 
     def steps(self) -> list[int]:
         """Steps that have a published directory, or a link in the place of one, oldest first."""
-        found = []
+        published = []
         for name in self._names():
             match = _STEP.fullmatch(name)
             if match and name == step_name(int(match[1])) and self._is_place(name):
-                found.append(int(match[1]))
-        return sorted(found)
+                published.append(int(match[1]))
+        return sorted(published)
 
     def _is_place(self, name: str) -> bool:
         path = os.path.join(self.folder, name)
         return os.path.islink(path) or os.path.isdir(path)
 
-    def strangers(self) -> list[str]:
+    def foreign_names(self) -> list[str]:
         """Names that are neither checkpoints nor temporary: they are left alone."""
-        ours = {step_name(step) for step in self.steps()}
-        others = (name for name in self._names() if name not in ours)
+        published = {step_name(step) for step in self.steps()}
+        others = (name for name in self._names() if name not in published)
         return sorted(name for name in others if not _TEMPORARY.fullmatch(name) or not self._is_own(name))
 
     def _is_own(self, name: str) -> bool:
@@ -89,7 +89,7 @@ class Store:
             os.rmdir(probe)
         except OSError as error:
             raise of_os_error(error, self.folder) from None
-        self.check_room(nbytes)
+        self.check_space(nbytes)
 
     def check_place(self) -> None:
         """E-IO-010 where the folder is a symbolic link: the lock is on the run's directory, and not on what another run
@@ -97,10 +97,12 @@ class Store:
         if os.path.islink(self.folder):
             raise RunError(IO_WRITE, "it is a symbolic link", self.folder, "let --out name the folder that it leads to")
 
-    def check_room(self, nbytes: int) -> None:
+    def check_space(self, nbytes: int) -> None:
         free = atomic_files.free_bytes(self.folder)
-        if free < nbytes + SLACK:
-            raise RunError(IO_SPACE, f"a checkpoint needs {nbytes + SLACK} bytes, {free} are free", self.folder)
+        if free < nbytes + METADATA_BYTES:
+            raise RunError(
+                IO_SPACE, f"a checkpoint needs {nbytes + METADATA_BYTES} bytes, {free} are free", self.folder
+            )
 
     def _temporary(self, step: int) -> str:
         return os.path.join(self.folder, f".tmp-{step:09d}-{os.getpid()}-{secrets.token_hex(4)}")
@@ -120,9 +122,9 @@ class Store:
         listed, contents = pack(entry, params, optim)
         manifest = listed.to_bytes()
         path = self.path(entry.cursor.step)
-        if self._is_there(entry, manifest):
+        if self._is_published(entry, manifest):
             return path
-        self.check_room(sum(file.size for file in listed.files))
+        self.check_space(sum(file.size for file in listed.files))
         temporary = self._temporary(entry.cursor.step)
         try:
             os.mkdir(temporary)
@@ -138,7 +140,7 @@ class Store:
         self._prune(entry)
         return path
 
-    def _is_there(self, entry: Entry, manifest: bytes) -> bool:
+    def _is_published(self, entry: Entry, manifest: bytes) -> bool:
         """Whether this very checkpoint is published. A torn one is moved aside; another whole one is E-CKPT-005."""
         path = self.path(entry.cursor.step)
         if not os.path.lexists(path):
@@ -158,8 +160,8 @@ class Store:
 
     def _prune(self, entry: Entry) -> None:
         """Keep the newest ``keep`` checkpoints of this run up to the one just saved; never touch another run's."""
-        mine = [step for step in self.steps() if step <= entry.cursor.step and self._run_id(step) == entry.run_id]
-        for step in mine[: -max(2, self.keep)]:
+        own_steps = [step for step in self.steps() if step <= entry.cursor.step and self._run_id(step) == entry.run_id]
+        for step in own_steps[: -max(2, self.keep)]:
             doomed = self._temporary(step)
             try:
                 os.rename(self.path(step), doomed)  # from here on no reader takes it for a checkpoint

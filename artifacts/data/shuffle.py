@@ -29,29 +29,29 @@ class Order:
     def records(self, start: int, count: int) -> np.ndarray:
         """The record numbers at positions ``start`` to ``start + count - 1``; i64."""
         out = np.empty(count, np.int64)
-        done = 0
-        while done < count:
-            epoch, at = divmod(start + done, self.n)
-            first = at - at % WINDOW
-            take = min(count - done, min(self.n, first + WINDOW) - at)
+        filled = 0
+        while filled < count:
+            epoch, index = divmod(start + filled, self.n)
+            first = index - index % WINDOW
+            length = min(count - filled, min(self.n, first + WINDOW) - index)
             if self.shuffle:
-                out[done : done + take] = window(self, epoch, first)[at - first : at - first + take]
+                out[filled : filled + length] = window(self, epoch, first)[index - first : index - first + length]
             else:
-                out[done : done + take] = np.arange(at, at + take)
-            done += take
+                out[filled : filled + length] = np.arange(index, index + length)
+            filled += length
         return out
 
-    def permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
-        """Where the permutation of ``epoch`` sends each of ``places`` (u64, below n)."""
+    def permute(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+        """Where the permutation of ``epoch`` sends each of ``indices`` (u64, below n)."""
         if self.n == 1:
-            return places
+            return indices
         keys = round_keys(f"sexpgpu-order\0{self.seed}\0{self.loader}\0{epoch}".encode())
         half = max(2, ((self.n - 1).bit_length() + 1) // 2)
-        send = _send(keys, half)
-        out = send(places)
+        permute_once = _permutation(keys, half)
+        out = permute_once(indices)
         outside = np.nonzero(out >= self.n)[0]
         while outside.size:
-            out[outside] = send(out[outside])
+            out[outside] = permute_once(out[outside])
             outside = outside[out[outside] >= self.n]
         return out
 
@@ -65,7 +65,7 @@ def window(order: Order, epoch: int, first: int) -> np.ndarray:
     return out
 
 
-def _send(keys: list[np.uint64], half: int) -> Callable[[np.ndarray], np.ndarray]:
+def _permutation(keys: list[np.uint64], half: int) -> Callable[[np.ndarray], np.ndarray]:
     """``feistel`` by its keys; by a table of all its values where these are few."""
     if 1 << 2 * half > 4 * WINDOW:
         return lambda x: feistel(x, keys, half)

@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping
 from attrs import define, frozen
 
 PERIOD = 0.25  # seconds between decisions: some 25 ticks of the kernel's own accounts
-CALM = 30  # times a second that a thread may be sent off its core, and one more for each thread, before there is a look
-HELD = 0.1  # of the time that a thread wants to run and may not, from which on it holds up the others
-FEWER, MORE = 0.5, 0.75  # of a core that is lacking for a thread to rest, or there for one to work again
-TWICE = 2  # decisions in a row for more threads: what is idle for a moment is not yet free
+MAX_SWITCHES = (
+    30  # times a second that a thread may be sent off its core, and one more for each thread, before there is a look
+)
+MAX_WAIT_SHARE = 0.1  # of the time that a thread wants to run and may not, from which on it holds up the others
+REST_BELOW, ADD_ABOVE = 0.5, 0.75  # of a core that is lacking for a thread to rest, or there for one to work again
+STABLE_DECISIONS = 2  # decisions in a row for more threads: what is idle for a moment is not yet free
 STAT, TASKS = "/proc/stat", "/proc/self/task"
 
 
@@ -76,30 +78,31 @@ def free_cores(before: Reading, now: Reading, cores: int) -> float:
     return cores - max(0.0, others)
 
 
-def held_up(before: Reading, now: Reading) -> bool:
+def is_held_up(before: Reading, now: Reading) -> bool:
     """Did some thread wait for its core so long that it held up the others?"""
     longest = max((wait - before.waits.get(task, wait) for task, wait in now.waits.items()), default=0.0)
-    return longest > HELD * (now.at - before.at)
+    return longest > MAX_WAIT_SHARE * (now.at - before.at)
 
 
 @define
-class Crew:
-    """``working`` of ``most`` threads, as ``tell`` has told the runtime. ``look`` between two calls into it, from the
+class ActiveThreads:
+    """``active`` of ``max_threads`` threads, as ``tell`` has told the runtime. ``look`` between two calls into it, from
+    the
     thread that makes them: it costs the reading of a clock, and where nobody else wants a core a call of the system
     several times a second."""
 
-    most: int
+    max_threads: int
     tell: Callable[[int], object]
-    working: int = 0
-    fewest: int = 0
+    active: int = 0
+    min_active: int = 0
     _next: float = 0.0
     _switches: int = 0
     _before: Reading | None = None  # the reading of the last decision, where this one can go on from it
     _more: int = 0  # decisions in a row that were for more threads
 
     def __attrs_post_init__(self) -> None:
-        self.working = self.fewest = self.most
-        self._next = time.perf_counter() + PERIOD if self.most > 1 else float("inf")
+        self.active = self.min_active = self.max_threads
+        self._next = time.perf_counter() + PERIOD if self.max_threads > 1 else float("inf")
         self._switches = switches()
 
     def look(self) -> None:
@@ -114,22 +117,22 @@ class Crew:
     def _wanted(self, spent: float) -> bool:
         """Is there something to decide? With all threads at work only where others want their cores."""
         before, self._switches = self._switches, switches()
-        return self.working < self.most or self._switches - before > (CALM + self.most) * spent
+        return self.active < self.max_threads or self._switches - before > (MAX_SWITCHES + self.max_threads) * spent
 
     def _decide(self, now: Reading | None) -> None:
         before, self._before = self._before, now
         if before is None or now is None:
             return
         free = free_cores(before, now, len(os.sched_getaffinity(0)))
-        count = self._count(free, held_up(before, now))
-        if count != self.working:
+        count = self._count(free, is_held_up(before, now))
+        if count != self.active:
             self.tell(count)
-            self.working, self.fewest, self._more = count, min(self.fewest, count), 0
+            self.active, self.min_active, self._more = count, min(self.min_active, count), 0
 
-    def _count(self, free: float, held: bool) -> int:
-        if held and free < self.working - FEWER:
+    def _count(self, free: float, held_up: bool) -> int:
+        if held_up and free < self.active - REST_BELOW:
             self._more = 0
-            return max(-(-self.most // 2), min(self.working, int(free + 1 - FEWER)))
-        more = min(self.most, int(free + 1 - MORE))
-        self._more = self._more + 1 if more > self.working else 0
-        return more if self._more >= TWICE else self.working
+            return max(-(-self.max_threads // 2), min(self.active, int(free + 1 - REST_BELOW)))
+        more = min(self.max_threads, int(free + 1 - ADD_ABOVE))
+        self._more = self._more + 1 if more > self.active else 0
+        return more if self._more >= STABLE_DECISIONS else self.active

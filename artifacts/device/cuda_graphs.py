@@ -21,24 +21,24 @@ from attrs import define, field, frozen
 
 from ..base.errors import DEVICE_CALL, DEVICE_FULL, RunError
 from .graph_recording import Layout, Missed, Number, Recording, Trips, Work
-from .interface import Body, Call, Env, Handle, Look, Made
+from .interface import Body, Call, Env, Handle, Look, Outputs
 
 MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
 
 
 @frozen(eq=False)
 class Tape:
-    """The calls of a body as graphs. ``given``: its tensors; ``made``: what it returns; ``calls``: in order, each a
+    """The calls of a body as graphs. ``inputs``: its tensors; ``outputs``: what it returns; ``calls``: in order, each a
     graph or a loop; ``graphs``: all of these; ``nodes``: launches in them."""
 
-    given: dict[tuple[str, str], Handle]
-    made: Made
+    inputs: dict[tuple[str, str], Handle]
+    outputs: Outputs
     calls: tuple[int | Trips, ...]
     graphs: tuple[int, ...]
     nodes: int
 
     def fits(self, env: Env) -> bool:
-        return all(env.get(key) is handle for key, handle in self.given.items())
+        return all(env.get(key) is handle for key, handle in self.inputs.items())
 
     def launches(self) -> Iterator[tuple[int, Number | None]]:
         """(graph, what number to write before it) of each call."""
@@ -53,19 +53,19 @@ class Tape:
 class Graphs:
     """Captures by the key of what is repeated.
 
-    ran:  phases that have run
-    seen: keys of bodies that have run, call by call
-    off:  keys of bodies that cannot be captured -> why
-    took: keys of bodies that were captured -> (graphs, launches in them)
-    laid: keys of bodies -> what was learned of their loops
+    phases_run:  phases that have run
+    bodies_run: keys of bodies that have run, call by call
+    failures:  keys of bodies that cannot be captured -> why
+    captured: keys of bodies that were captured -> (graphs, launches in them)
+    layouts: keys of bodies -> what was learned of their loops
     """
 
     stream: Work
-    ran: set[str] = field(factory=set)
-    seen: set[Hashable] = field(factory=set)
-    off: dict[Hashable, str] = field(factory=dict)
-    took: dict[Hashable, tuple[int, int]] = field(factory=dict)
-    laid: dict[Hashable, Layout] = field(factory=dict)
+    phases_run: set[str] = field(factory=set)
+    bodies_run: set[Hashable] = field(factory=set)
+    failures: dict[Hashable, str] = field(factory=dict)
+    captured: dict[Hashable, tuple[int, int]] = field(factory=dict)
+    layouts: dict[Hashable, Layout] = field(factory=dict)
     tapes: dict[Hashable, Tape] = field(factory=dict)
     recording: Recording | None = None
 
@@ -73,24 +73,24 @@ class Graphs:
         """A phase's call: done, or during ``_record`` written down."""
         if self.recording is not None:
             return self.recording.call(plain, inputs)
-        if name not in self.ran:
-            self.ran.add(name)
+        if name not in self.phases_run:
+            self.phases_run.add(name)
             self.forget()
-        made = self.stream.paced(lambda: plain(inputs))
-        self._watch()
-        return made
+        outputs = self.stream.paced(lambda: plain(inputs))
+        self._check_pool()
+        return outputs
 
-    def _watch(self) -> None:
+    def _check_pool(self) -> None:
         """Drop all captures if the pool has given memory back, and gone on: their addresses may be others' now."""
         if self.tapes and self.stream.last_error() == MEMORY_ALLOCATION:
             self.forget()
 
-    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
+    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Outputs:
         """``Device.repeat``: the first time the calls are done, the second time they are captured."""
         tape = self.tapes.get(key)
         if tape is None or not tape.fits(env):
-            if key not in self.seen or key in self.off:
-                self.seen.add(key)
+            if key not in self.bodies_run or key in self.failures:
+                self.bodies_run.add(key)
                 return body()
             tape = self._record(key, dict(env), body)
             if tape is None:
@@ -101,32 +101,32 @@ class Graphs:
                 self.stream.launch(graph)
             else:
                 self.stream.launch(graph, number)
-        return tape.made
+        return tape.outputs
 
-    def _record(self, key: Hashable, given: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
+    def _record(self, key: Hashable, tensors: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
         """The tape of ``body``, of which nothing is done; None where it cannot be captured."""
         self._drop(key)
         while True:
             with contextlib.suppress(Missed):
-                return self._captured(key, given, body)
+                return self._captured(key, tensors, body)
 
-    def _captured(self, key: Hashable, given: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
-        self.recording = made = Recording(self.stream, self.laid.setdefault(key, Layout()))
+    def _captured(self, key: Hashable, tensors: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
+        self.recording = recording = Recording(self.stream, self.layouts.setdefault(key, Layout()))
         try:
             returned = body()
-            made.close()
+            recording.close()
         except BaseException as error:
-            made.abandon()
+            recording.abandon()
             if not isinstance(error, RunError) or error.code not in (DEVICE_CALL, DEVICE_FULL):
                 raise  # to be captured again, or a signal, or a device that is no more
-            self.off[key] = error.what
+            self.failures[key] = error.what
             self.forget()
             return None
         finally:
             self.recording = None
-        self._watch()
-        tape = Tape(given, returned, tuple(made.calls), tuple(made.graphs), made.nodes)
-        self.tapes[key], self.took[key] = tape, (len(tape.graphs), tape.nodes)
+        self._check_pool()
+        tape = Tape(tensors, returned, tuple(recording.calls), tuple(recording.graphs), recording.nodes)
+        self.tapes[key], self.captured[key] = tape, (len(tape.graphs), tape.nodes)
         return tape
 
     def forget(self) -> None:
@@ -143,9 +143,11 @@ class Graphs:
 
     def lines(self) -> list[str]:
         """What was captured, and what could not be, for people."""
-        taken = [f"{_words(key)}: {count} graphs of {nodes} launches" for key, (count, nodes) in self.took.items()]
-        return taken + [f"{_words(key)}: not captured, {why}" for key, why in self.off.items()]
+        captured = [
+            f"{_key_text(key)}: {count} graphs of {nodes} launches" for key, (count, nodes) in self.captured.items()
+        ]
+        return captured + [f"{_key_text(key)}: not captured, {reason}" for key, reason in self.failures.items()]
 
 
-def _words(key: Any) -> str:
+def _key_text(key: Any) -> str:
     return " ".join(str(part) for part in key if part not in ("", 1)) if isinstance(key, tuple) else str(key)

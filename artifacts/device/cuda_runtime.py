@@ -21,18 +21,18 @@ NAME = "libcudart.so.13"
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 NON_BLOCKING = 1  # a stream that does not wait for the default one
 # An event that takes no time, and for which the host waits asleep: a core that spins is one less for the data.
-QUIET = 1 | 2  # cudaEventBlockingSync | cudaEventDisableTiming
+EVENT_FLAGS = 1 | 2  # cudaEventBlockingSync | cudaEventDisableTiming
 # Other calls of this thread stay allowed during a capture. Memory that a call still wants then is really allocated.
 RELAXED = 2
-AHEAD = 2  # pieces of work, each a call of a phase, that may wait in a stream
+MAX_IN_FLIGHT = 2  # pieces of work, each a call of a phase, that may wait in a stream
 
-_ANY = re.compile(r"\b(cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_0-9]+)\b")
+_ERROR_NAME = re.compile(r"\b(cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_0-9]+)\b")
 
 
 def fault(what: str, text: str) -> RunError:
     """The coded error of a failure whose message is ``text``."""
-    found = _ANY.search(text)
-    code, hint = meaning(found.group() if found else "")
+    name = _ERROR_NAME.search(text)
+    code, hint = meaning(name.group() if name else "")
     return RunError(code, f"{what}: {text}", hint=hint)
 
 
@@ -84,13 +84,13 @@ class Stream:
         library.cudaGetErrorName.restype = ctypes.c_char_p
         library.cudaGetErrorString.restype = ctypes.c_char_p
         self.call("cudaSetDevice", number)
-        self.handle = self._made("cudaStreamCreateWithFlags", NON_BLOCKING)
-        self._events = [self.event() for _ in range(AHEAD)]  # after the last pieces of work
+        self.handle = self._create("cudaStreamCreateWithFlags", NON_BLOCKING)
+        self._events = [self.event() for _ in range(MAX_IN_FLIGHT)]  # after the last pieces of work
         self._pieces = 0
         self._end = self.event()
         self.staging = Staging(self)
 
-    def _made(self, function: str, *arguments: Any) -> int:
+    def _create(self, function: str, *arguments: Any) -> int:
         out = ctypes.c_void_p()
         self.call(function, ctypes.byref(out), *arguments)
         return out.value or 0
@@ -106,16 +106,16 @@ class Stream:
         """``work`` puts a piece of work into the stream, once all but the last AHEAD - 1 pieces before it are done. So
         the host is never far ahead of the GPU, and what it looks at between two pieces, such as a signal, it sees when
         it counts; and the GPU still finds the next piece waiting."""
-        event = self._events[self._pieces % AHEAD]
-        if self._pieces >= AHEAD:
+        event = self._events[self._pieces % MAX_IN_FLIGHT]
+        if self._pieces >= MAX_IN_FLIGHT:
             self.wait_for(event)
-        done = work()
+        result = work()
         self.record(event)
         self._pieces += 1
-        return done
+        return result
 
     def event(self) -> int:
-        return self._made("cudaEventCreateWithFlags", QUIET)
+        return self._create("cudaEventCreateWithFlags", EVENT_FLAGS)
 
     def record(self, event: int) -> None:
         """``event`` is from now on the end of what was asked for so far."""
@@ -127,7 +127,7 @@ class Stream:
 
     def page_locked(self, nbytes: int) -> int:
         """The address of memory of the host that the GPU reads and writes by itself, until the process ends."""
-        return self._made("cudaMallocHost", nbytes)
+        return self._create("cudaMallocHost", nbytes)
 
     def to_device(self, to: int, source: int, nbytes: int) -> None:
         """Copy from page-locked memory, which is read when it is the copy's turn."""
@@ -168,14 +168,14 @@ class Stream:
 
     def end(self) -> tuple[int, int]:
         """(executable graph, its nodes) of what was written down since ``begin``."""
-        graph, made, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        graph, executable, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
         self.call("cudaStreamEndCapture", self.handle, ctypes.byref(graph))
         try:
             self.call("cudaGraphGetNodes", graph, None, ctypes.byref(count))
-            self.call("cudaGraphInstantiate", ctypes.byref(made), graph, 0)
+            self.call("cudaGraphInstantiate", ctypes.byref(executable), graph, 0)
         finally:
             self.call("cudaGraphDestroy", graph)
-        return made.value or 0, count.value
+        return executable.value or 0, count.value
 
     def abandon(self) -> None:
         """End a capture that failed; there is no graph, and no error is left behind."""

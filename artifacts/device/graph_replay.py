@@ -11,14 +11,14 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from .cuda_graphs import Graphs
-from .interface import Body, Call, Env, Handle, Look, Made, Plain
+from .interface import Body, Call, Env, Handle, Look, MovableTensors, Outputs
 from .paired_graphs import Alternating
 from .pinned_staging import ALIGNMENT, CHUNK
 
 TRIP = ("trip", "")  # the key of the number of a trip
 
 
-class Replaying(Plain):
+class Replaying(MovableTensors):
     """``_graphs``: captures; None: none are made. Whoever is one says how a tensor is made, written, copied, filled."""
 
     _graphs: Graphs | None
@@ -34,10 +34,10 @@ class Replaying(Plain):
     def _fill(self, handles: Sequence[Handle]) -> tuple[Handle, ...]:
         raise NotImplementedError
 
-    def _replaying(self, graphs: Graphs | None) -> None:
+    def _init_replay(self, graphs: Graphs | None) -> None:
         self._graphs, self._slots, self._packed = graphs, {}, (0, None)
 
-    def _replayed(self, name: str, plain: Call) -> Call:
+    def _capturable(self, name: str, plain: Call) -> Call:
         """``plain``, a phase's function, as calls that may be captured."""
         graphs = self._graphs
         assert graphs is not None
@@ -50,7 +50,7 @@ class Replaying(Plain):
             self._slots[key] = self._empty(array)
         return self._slots[key]
 
-    def _together(self, sizes: Sequence[int]) -> tuple[list[int], Handle]:
+    def _packing(self, sizes: Sequence[int]) -> tuple[list[int], Handle]:
         """Where tensors of ``sizes`` bytes begin and end that are put together to be read, and the bytes that these are
         put in; None where it is better to read one by one."""
         starts = list(itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
@@ -76,21 +76,21 @@ class Replaying(Plain):
         if self._graphs is None or not handles:
             self._fill(handles)
             return
-        fill = self._replayed("zero", self._fill)
+        fill = self._capturable("zero", self._fill)
 
-        def body() -> Made:
+        def body() -> Outputs:
             fill(handles)
             return {}
 
-        given = {("zero", str(n)): handle for n, handle in enumerate(handles)}
-        self._graphs.repeat(("zero",), given, lambda: None, body)
+        inputs = {("zero", str(n)): handle for n, handle in enumerate(handles)}
+        self._graphs.repeat(("zero",), inputs, lambda: None, body)
 
-    def trips(self, count: int, fed: Sequence[tuple[int, int]]) -> Iterator[Handle]:
+    def trip_numbers(self, count: int, carried: Sequence[tuple[int, int]]) -> Iterator[Handle]:
         recording = self._graphs.recording if self._graphs else None
         if recording is not None:
             slot = self._slot(TRIP, np.array(0, np.int64))
-            return Alternating(recording, fed, self._copy).numbers(slot, count)
+            return Alternating(recording, carried, self._copy).numbers(slot, count)
         return (self.place(TRIP, np.array(n, np.int64)) for n in range(count))
 
-    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
+    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Outputs:
         return self._graphs.repeat(key, env, look, body) if self._graphs else body()

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 SIZE = 2 * 2**20
 COLLAPSE = 25  # MADV_COLLAPSE of linux/mman.h, which Python's mmap does not name
-FULL = 0.75  # of an area's bytes that are in memory: less would take more memory than it saves time
+MIN_RESIDENT = 0.75  # of an area's bytes that are in memory: less would take more memory than it saves time
 ENABLED = "/sys/kernel/mm/transparent_hugepage/enabled"
 AREAS = "/proc/self/smaps"
 
 
-def join() -> int:
+def collapse() -> int:
     """Ask for large pages for the process's own memory; bytes of the areas where the kernel agreed.
 
     Where it cannot, or the machine's owner has turned large pages off, nothing changes.
@@ -38,11 +38,11 @@ def _areas(lines: Iterator[str]) -> Iterator[tuple[int, int]]:
     """The whole large pages of each area in ``lines`` (of smaps) that is heap or without a name, and nearly full."""
     start = end = 0
     for line in lines:
-        name, *rest = line.split()
+        name, *fields = line.split()
         if not name.endswith(":"):  # 7f00-7f20 rw-p 00000000 00:00 0 [heap]
-            start, end = (int(place, 16) for place in name.split("-"))
-            ours = rest[0] == "rw-p" and rest[4:] in ([], ["[heap]"])
-        elif name == "Rss:" and ours and int(rest[0]) * 1024 >= FULL * (end - start):
+            start, end = (int(address, 16) for address in name.split("-"))
+            is_anonymous = fields[0] == "rw-p" and fields[4:] in ([], ["[heap]"])
+        elif name == "Rss:" and is_anonymous and int(fields[0]) * 1024 >= MIN_RESIDENT * (end - start):
             first, last = -(-start // SIZE) * SIZE, end // SIZE * SIZE
             if first < last:
                 yield first, last

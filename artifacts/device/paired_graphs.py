@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Alternating:
-    """Captures a loop. ``fed``: (output, input) of what a call makes for the next one; ``copy``: (to, from) writes down
-    a copy of a tensor."""
+    """Captures a loop. ``carried``: (output, input) of what a call makes for the next one; ``copy``: (to, from) writes
+    down a copy of a tensor."""
 
     recording: Recording
-    fed: Sequence[tuple[int, int]]
+    carried: Sequence[tuple[int, int]]
     copy: Callable[[Handle, Handle], None]
 
     def numbers(self, slot: Handle, count: int) -> Iterator[Handle]:
         """``slot`` for each call that is captured; whoever asks for the next one has used the last call's results in
         the place of what they were made of. Raises Missed."""
         recording, layout = self.recording, self.recording.layout
-        layout.order = layout.order or [i for _, i in sorted(self.fed)]
+        layout.order = layout.order or [i for _, i in sorted(self.carried)]
         with recording.loop(Trips(slot, count)):
             yield slot
-            given, source = recording.taken()
+            inputs, source = recording.take_last()
             if count == 1:
                 return
-            lay = {i: given[i].data_ptr() for i in layout.order}
-            held = {i: given[i] for i in layout.held}
+            addresses = {i: inputs[i].data_ptr() for i in layout.order}
+            held_inputs = {i: inputs[i] for i in layout.held_inputs}
             for i in reversed(layout.order):
-                given[i] = None  # given back, where it is not held
+                inputs[i] = None  # given back, where it is not held
             yield slot
-            _, made = recording.taken()
+            _, outputs = recording.take_last()
             if count > 2:
-                layout.learn(lay, {i: made[o].data_ptr() for o, i in self.fed})
-                for o, i in self.fed:
-                    if i in held:
-                        self.copy(held[i], made[o])
+                layout.learn(addresses, {i: outputs[o].data_ptr() for o, i in self.carried})
+                for o, i in self.carried:
+                    if i in held_inputs:
+                        self.copy(held_inputs[i], outputs[o])
                 if count % 2:  # the last trip is the first call again
-                    recording.again = source
+                    recording.next_result = source
                     yield slot

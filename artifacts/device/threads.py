@@ -15,7 +15,7 @@ from . import control_groups
 
 # How often a thread that waits for work looks for it before it sleeps: some half a millisecond, longer than it takes to
 # the next kernel. The runtime's 300,000 keep a core from whoever else has work for it, such as the thread waited for.
-LOOKS = 1000
+SPIN_COUNT = 1000
 
 
 def available(proc: str = control_groups.PROC, usual: str = control_groups.USUAL) -> int:
@@ -33,13 +33,13 @@ def set_threads(count: int | None) -> int:
     chosen = count or cores
     os.environ["TVM_NUM_THREADS"] = str(chosen)
     os.environ["TVM_BIND_THREADS"] = "0"
-    os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = str(LOOKS if chosen <= cores else 0)
+    os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = str(SPIN_COUNT if chosen <= cores else 0)
     return chosen
 
 
-def words(count: int | None) -> str:
+def description(count: int | None) -> str:
     """How many threads there will be, and why."""
     granted = control_groups.quota()
     more = f", and a quota of {granted[0]:g} of a core in {granted[1]}" if granted else ""
-    asked = "by --threads; " if count else ""
-    return f"threads: {count or available()} ({asked}this process may use {len(os.sched_getaffinity(0))} cores{more})"
+    reason = "by --threads; " if count else ""
+    return f"threads: {count or available()} ({reason}this process may use {len(os.sched_getaffinity(0))} cores{more})"

@@ -31,24 +31,24 @@ TOOLCHAIN = ("tvm", "tvm_ffi")
 def of(manifest: Manifest, target: Target) -> str:
     """The digest that the library of ``target`` must have: of every port in order, of the tensors that phases take
     from a checkpoint, of the ranges of fields, of the numbers that a trip or microbatch can be, of the machine."""
-    whole = plain(manifest)
+    record = plain(manifest)
     trusted = {
-        "toolchain": _only(whole["toolchain"], TOOLCHAIN),
+        "toolchain": _select(record["toolchain"], TOOLCHAIN),
         "microbatches": manifest.run.microbatches,
-        "parameters": whole["parameters"],
-        "optimizer": whole["optimizer"],
-        "phases": [_only(phase, PHASE) for phase in whole["phases"]],
+        "parameters": record["parameters"],
+        "optimizer": record["optimizer"],
+        "phases": [_select(phase, PHASE) for phase in record["phases"]],
         "trips": manifest.step.trips,
         "generated": manifest.step.generated,
-        "passes": [_only(one, ("name", "loader", "generate")) for one in whole["step"]["passes"]],
+        "passes": [_select(entry, ("name", "loader", "generate")) for entry in record["step"]["passes"]],
         "stages": [stage.loader for stage in manifest.step.stages],
-        "loaders": [_only(loader, LOADER) for loader in whole["loaders"]],
-        "target": _only(plain(target), TARGET),
+        "loaders": [_select(loader, LOADER) for loader in record["loaders"]],
+        "target": _select(plain(target), TARGET),
     }
     return hashlib.sha256(canonical_json.dumps(plain(trusted))).hexdigest()
 
 
-def _only(record: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+def _select(record: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: record[key] for key in keys}
 
 
@@ -57,17 +57,17 @@ def checked(artifact: Artifact, target: Target) -> bytes:
 
     E-ART-002 where they end too soon, E-ENV-011 where they are no library, E-ART-009 where they are another's.
     """
-    data = _whole(artifact, target.library)
-    found = elf.constant(data, SYMBOL, SIZE)
-    if found != of(artifact.manifest, target).encode():
-        what = "is of another manifest" if found else "does not say what its phases take"
+    data = _read_whole(artifact, target.library)
+    signature = elf.constant(data, SYMBOL, SIZE)
+    if signature != of(artifact.manifest, target).encode():
+        what = "is of another manifest" if signature else "does not say what its phases take"
         raise RunError(ART_VERSION, f"{target.library} {what}", artifact.path, "build it again, and mix no files")
     return data
 
 
 def runtime(artifact: Artifact, member: str, name: str) -> bytes:
     """The bytes of the runtime's library ``name``, whole; E-ART-009 for another one, which might be loaded already."""
-    data = _whole(artifact, member)
+    data = _read_whole(artifact, member)
     if elf.name(data) != name:
         raise RunError(ART_VERSION, f"{member} is not {name}", artifact.path, "build it again, and mix no files")
     return data
@@ -80,7 +80,7 @@ def check_kernels(artifact: Artifact, member: str) -> None:
         _check_whole(artifact, member, data)
 
 
-def _whole(artifact: Artifact, member: str) -> bytes:
+def _read_whole(artifact: Artifact, member: str) -> bytes:
     """The bytes of a library that ends where its headers say; E-ART-002 or E-ENV-011."""
     data = artifact.read(member)
     _check_whole(artifact, member, data)

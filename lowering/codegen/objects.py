@@ -32,7 +32,7 @@ from .temp_space import require_free_space
 # which is most of the code; a phase's arguments fit by the manifest (artifacts/format/manifest_checks.py).
 CONFIG = {"tirx.disable_cse_tir": True, "tirx.disable_assert": True}
 # Few enough that the parts load all processes evenly, enough that the fixed cost of an object is small beside them.
-# Chosen, not measured; it changes no code, only how it is cut into objects.
+# No measurement on record; it changes no code, only how it is cut into objects.
 KERNELS_PER_OBJECT = 8
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 
-MIN_FREE_BYTES = 32 * 2**20  # for one library and its objects; chosen, not measured
+MIN_FREE_BYTES = 32 * 2**20  # for one library and its objects; no measurement on record
 
 
 def require_free_space(folder: str) -> None:

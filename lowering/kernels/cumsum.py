@@ -18,8 +18,8 @@ from .loop_builder import VECTOR_LANES, accumulator_dtype, build_statement, int6
 from .reduction import dtype_of
 from .registry import kernel
 
-COLUMNS_PER_TASK = 64  # columns of one parallel task; chosen, not measured
-INDEPENDENT_SUMS = 8  # sums in flight on one core, to hide the latency of an addition; chosen, not measured
+COLUMNS_PER_TASK = 64  # columns of one parallel task; no measurement on record
+INDEPENDENT_SUMS = 8  # sums in flight on one core, to hide the latency of an addition; no measurement on record
 
 
 @kernel("cumsum")

@@ -19,7 +19,7 @@ from .loop_builder import build_statement, int64, parallel_pieces, vectorized_lo
 from .reduction import dtype_of
 from .registry import kernel
 
-# Chosen, not measured. A wrong value costs time only: it changes who adds, never the order.
+# No measurement on record. A wrong value costs time only: it changes who adds, never the order.
 COLUMNS_PER_TASK = 64  # columns that one task owns
 MAX_ROW_TASKS = 16  # tasks that own rows, at most: each goes through all indices
 MIN_COLUMNS_PER_ROW_TASK = 8  # columns of a row for each row task, so that additions outweigh its tests of the indices

@@ -188,7 +188,7 @@ def same_weights(out: Path, other: Path, step: int) -> bool:
 # A runner that expects too little memory, one that does not look again either, and one whose captures may not allocate.
 CHANGED = {
     "memory": "from artifacts.device import cuda; cuda.wanted = lambda *_: 0",
-    "spare": "from artifacts.device import cuda; cuda.wanted = lambda *_: 0; cuda.SPARE = 0",
+    "spare": "from artifacts.device import cuda; cuda.wanted = lambda *_: 0; cuda.MIN_FREE = 0",
     "capture": "from artifacts.device import cuda_runtime as cudart; cudart.RELAXED = 0",
 }
 

@@ -165,7 +165,7 @@ def test_an_error_that_ctrl_c_became_is_told_as_ctrl_c(good: Path) -> None:
 
 
 def test_the_compiler_stops_at_the_signals_that_the_runner_stops_at() -> None:
-    assert (interrupt.ASKED, interrupt.TIMERS) == (signals.ASKED, signals.TIMERS)
+    assert (interrupt.ASKED, interrupt.TIMERS) == (signals.STOP_SIGNALS, signals.TIMERS)
 
 
 @pytest.mark.parametrize("name", [number.name for number in signals.HANDLED])

@@ -231,7 +231,7 @@ def test_two_cannot_tune_into_one_folder(run: Path, tmp_path: Path, stub: list[b
     from artifacts.base import directory_lock
 
     (tmp_path / ONE).mkdir()
-    with directory_lock.held(str(tmp_path / ONE), print):
+    with directory_lock.hold(str(tmp_path / ONE), print):
         assert tuned(run, tmp_path) == 4
     err = capsys.readouterr().err
     assert err.startswith("error[E-LOCK-001]: ") and "is in use by process" in err and err.count("\n") == 1
