@@ -1,4 +1,4 @@
-"""What ``sexpgpu inspect`` and ``sexpgpu diff`` say of artifacts. Reads bytes only: never loads native code."""
+"""The texts of ``sexpgpu inspect`` and ``sexpgpu diff``. Reads bytes only, and never loads native code."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _target(t: Target) -> str:
 
 
 def _memory(m: Manifest) -> list[tuple[str, int]]:
-    """What the parts of a run take, then what it takes in all: on one thread, and for each thread more."""
+    """The memory of each part of a run, then of the whole on one thread, then the overhead."""
     want = wanted(m, 1)
     beside = [("batches", want.batches), ("checkpoint", want.checkpoint)]
     parts = [(key.removesuffix("_bytes"), n) for key, n in plain(m.memory).items()]

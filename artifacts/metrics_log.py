@@ -1,8 +1,8 @@
-"""``metrics.jsonl`` of a run directory: a line a step and a line a pass.
+"""``metrics.jsonl`` of a run directory: one line a step and one line a pass.
 
-It may never end a training run: a log that cannot be written is told of once. Nor may a whole line be lost that no step
-will write again: a log of another start is put aside, a broken line is kept apart, and what a crash cut short at the
-very end is all that goes.
+The log never ends a training run: a log that cannot be written is reported once. No complete line is lost that no step
+will write again: the log of another run is renamed, broken lines are moved to a file of their own, and only a line that
+a crash truncated at the very end is dropped.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ HEADER = b'{"schema": "sexpgpu-metrics", "version": 1}\n'
 
 @define
 class LogScan:
-    """What a log holds for a run of a number of finished steps.
+    """The content of a log, for a run of a number of finished steps.
 
-    spans:   the lines to go on after: first byte, end, and the newline that the last one lacks; neighbours are joined
+    spans:  the lines to keep: first byte, end, and the newline that the last one lacks; neighbours are merged
     broken: (number from 1, bytes) of the lines that are not lines of a log
-    torn:   whether the last line is cut short
+    torn:   whether the last line is truncated
     passes: names of the passes that have a line at the last step
     """
 
@@ -49,7 +49,7 @@ class Log:
         self._passes: tuple[int, set[str]] = -1, set()
 
     def begin(self) -> None:
-        """Start a log. An old one, of a run that left no checkpoint, is put aside."""
+        """Start a log. An old one, of a run that left no checkpoint, is renamed."""
         try:
             head = None if os.path.islink(self._path) else atomic_files.plain_bytes(self._path, len(HEADER) + 1)
             if os.path.islink(self._path) or head not in (None, b"", HEADER):
@@ -74,7 +74,8 @@ class Log:
             self._lost(error)
 
     def _is_ours(self) -> bool:
-        """Is the first line, if it is a header at all, ours? One of another version is not to be cut by this one."""
+        """Whether the first line, if it is a header, has our schema and version. A log of another version is not
+        cut."""
         first = atomic_files.plain_bytes(self._path, 4096)
         line = _parsed((first or b"").partition(b"\n")[0])
         return line is None or "schema" not in line or line == json.loads(HEADER)
@@ -128,8 +129,8 @@ class Log:
 
 
 def scan(path: str, step: int) -> LogScan:
-    """What is to be kept of the log at ``path`` for a run of ``step`` finished steps. RunError where it is no plain
-    file, OSError where it cannot be read."""
+    """The lines of the log at ``path`` to keep for a run of ``step`` finished steps. RunError if it is no plain file,
+    OSError if it cannot be read."""
     log_scan, start = LogScan(), 0
     with contextlib.suppress(FileNotFoundError), atomic_files.open_plain(path) as file:
         for number, text in enumerate(file, 1):
@@ -140,8 +141,8 @@ def scan(path: str, step: int) -> LogScan:
 
 
 def _classify(log_scan: LogScan, number: int, text: bytes, start: int, step: int) -> None:
-    """Put line ``number``, which begins at byte ``start``, where it belongs. A loss of power leaves zeros, and whole
-    lines on both sides of them may now be one."""
+    """Add line ``number``, which starts at byte ``start``, to its part of ``log_scan``. A loss of power leaves zeros,
+    which may join complete lines into one."""
     pieces = [(at.start(), at.group()) for at in _PIECE.finditer(text)] if b"\0" in text else [(0, text)]
     valid = 0
     for at, piece in pieces:
@@ -180,7 +181,7 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def _kept_bytes(path: str, log_scan: LogScan) -> Iterator[bytes]:
-    """The bytes of the log that ``log_scan`` keeps, of the one at ``path``."""
+    """The bytes of the new log: the spans of ``log_scan`` in the log at ``path``."""
     yield HEADER
     if log_scan.spans:
         with atomic_files.open_plain(path) as file:

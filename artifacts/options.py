@@ -1,4 +1,4 @@
-"""The command line of ``sexpgpu-run``: parsed strictly, every fault one coded line."""
+"""The command-line options of ``sexpgpu-run``, parsed strictly; each error is one line with a code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``sexpgpu-run``: options, then a session; every error one line and its status. Heavy modules come late."""
+"""The command ``sexpgpu-run``: parses options and runs a session; each error is one line and an exit status.
+
+Heavy modules are imported late.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def _main(argv: Sequence[str], device: Callable[..., Any] | None) -> int:
 
 
 def _guarded(options: Options, device: Callable[..., Any] | None) -> int:
-    """Run the session; what it raises becomes one line."""
+    """Run the session; an exception becomes one line."""
     from .signals import Stop, Stopped
 
     try:
@@ -68,7 +71,7 @@ def _guarded(options: Options, device: Callable[..., Any] | None) -> int:
 
 
 def _end(status: int, as_json: bool) -> NoReturn:
-    """End the process as it is: giving back what a GPU holds that has failed would abort it, with another status."""
+    """Exit without cleanup: freeing the resources of a failed GPU would abort the process with another status."""
     os._exit(_flush(status, as_json))
 
 
@@ -114,12 +117,12 @@ def _internal(error: Exception, as_json: bool) -> int:
 
 
 def _to_stderr(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody is left to tell; the exit status still says it
+    with contextlib.suppress(OSError, ValueError):  # there is nowhere to report it; the exit status still does
         print(text, file=sys.stderr, flush=True)
 
 
 def _flush(status: int, as_json: bool) -> int:
-    """``status``, unless what was printed could not be: 141 for a closed pipe, E-IO-010 for a full device."""
+    """``status``, unless flushing the output fails: 141 for a closed pipe, E-IO-010 for a full device."""
     if sys.stdout is None:  # it came closed
         return status
     try:

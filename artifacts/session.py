@@ -1,4 +1,4 @@
-"""One call of ``sexpgpu-run``: open the artifact, its data and a device, and run the training session."""
+"""One call of ``sexpgpu-run``: opens the artifact, its data and a device, and runs the training session."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def opened(artifact: tarball.Artifact, threads: int | None, target: str | None =
 
 
 def run(options: Options, console: reporting.Console, stop: Stop, make_device: MakeDevice | None = None) -> int:
-    """The exit status of a run that ended, or was stopped, in good order; RunError otherwise.
+    """The exit status of a run that finished or was stopped cleanly; RunError otherwise.
 
-    make_device: in place of the device that the machine has for the artifact
+    make_device: makes the device, in the place of the one chosen for this machine
     """
     with tarball.open(options.artifact) as artifact:
         check_artifact(artifact, options)

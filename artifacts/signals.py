@@ -1,4 +1,5 @@
-"""Signals set a flag that the loop looks at before every trip, microbatch and batch. A second one ends the process."""
+"""Signal handling: a signal sets a flag that the loop checks before every trip, microbatch and batch; a second one
+exits."""
 
 from __future__ import annotations
 
@@ -13,12 +14,17 @@ from typing import Any
 from .base import canonical_json
 from .base.clock import Clock
 
-# What a system, a scheduler or a user sends to have a process end: each by itself would end it at once. SIGQUIT does,
-# as it is for whoever wants that, and what says that the program is broken (SIGSEGV, SIGABRT ...).
+# Signals by which a system, a scheduler or a user asks a process to end; by default each ends it at once. SIGQUIT keeps
+# its default, for whoever wants that, and so do the signals of a broken program (SIGSEGV, SIGABRT ...).
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPWR)
-TIMERS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)  # these may come again by themselves
+TIMERS = (
+    signal.SIGXCPU,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+)  # timers may fire again, so a second one does not end the process
 HANDLED = STOP_SIGNALS + TIMERS
-MAX_GRACE = 10  # seconds of processor, at most, from SIGXCPU to the limit that kills
+MAX_GRACE = 10  # seconds of processor time, at most, between SIGXCPU and the hard limit, which kills
 
 
 class Stopped(Exception):
@@ -30,10 +36,13 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Has a signal come? Within ``with``, the handled signals only set the flag; a signal that the process was started
-    to ignore (nohup, a background job) stays ignored. While ``at_once`` is true, as it is until there is state to keep,
-    the signal raises Stopped where the program stands. ``longest``: seconds between two looks at most, so
-    how long a signal would have waited; ``clock``: what it and all times of a run are measured by."""
+    """Whether a signal has come. Within ``with``, handled signals only set the flag; a signal that the process was
+    started to ignore (nohup, a background job) stays ignored.
+
+    at_once: while true, as it is until there is state to save, a signal raises Stopped immediately
+    longest: the longest time between two checks in seconds: how long a signal would have waited
+    clock:   measures that and all times of a run
+    """
 
     def __init__(self, as_json: bool = False) -> None:
         self.number = 0
@@ -87,8 +96,9 @@ class Stop:
 
 
 def lower_limit() -> tuple[int, int] | None:
-    """Where the limit of processor time has one value, as ``ulimit -t`` sets it, the system kills without SIGXCPU: this
-    process then gives itself a lower one that asks. The limits before, where they are others now."""
+    """If soft and hard limit of processor time are equal, as ``ulimit -t`` sets them, the system kills the process
+    without SIGXCPU. This sets a lower soft limit, so that the signal comes first. Returns the old limits if they were
+    changed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if hard in (resource.RLIM_INFINITY, 0, 1) or 0 <= soft < hard:
         return None

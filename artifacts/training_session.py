@@ -1,4 +1,4 @@
-"""A training run from the place where it starts: begin, train, save, and say what came of it."""
+"""A training run: choose where to start, train, save checkpoints, report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .signals import Stop, Stopped
 
 @frozen
 class Stamp:
-    """Whose checkpoints these are, before a place to start is chosen."""
+    """The identity that this run's checkpoints get."""
 
     artifact: str
     identity: dict[str, str]
@@ -44,7 +44,7 @@ class Session:
     store: store.Store
     saved: int = -1
     loss: float | None = None
-    results: dict[str, PassResult] = {}  # noqa: RUF012 (attrs copies nothing: replaced, never changed)
+    results: dict[str, PassResult] = {}  # noqa: RUF012 (attrs shares the default: it is replaced, never mutated)
 
     @property
     def steps(self) -> int:
@@ -103,7 +103,8 @@ class Session:
         return state
 
     def _started(self) -> State:
-        """The state before the first step. Nothing is written before it is known to be sound."""
+        """The state before the first step. It is computed before anything is written, so that an error leaves
+        nothing."""
         state = self.loop.initial()
         if self.options.fork:
             self._fork(state, self.options.fork)
@@ -181,13 +182,13 @@ class Session:
         self._diagnose(f"step {cursor.step}", cursor.step, result.diagnostics, progress)
 
     def _passes(self, state: State, log: Log, progress: reporting.Progress, logged_passes: set[str]) -> None:
-        """The passes that are due at this step and not among ``logged_passes``."""
+        """Run the passes that are due at this step and not in ``logged_passes``."""
         for eval_pass in self.manifest.step.passes:
             if self._due(state.cursor.step, eval_pass.every) and eval_pass.name not in logged_passes:
                 self._pass(state, eval_pass, log, progress)
 
     def _last_passes(self, state: State, log: Log, progress: reporting.Progress) -> None:
-        """After the last step every pass has its value, if it is not of this very step already."""
+        """After the last step, run every pass that has not run at this step."""
         logged_passes = log.passes_at(state.cursor.step)
         for eval_pass in self.manifest.step.passes:
             if not self._due(state.cursor.step, eval_pass.every) and eval_pass.name not in logged_passes:
@@ -263,7 +264,8 @@ class Session:
             records = self.records[eval_pass.loader]
             left_out = records.count % records.loader.batch
             if left_out and eval_pass.batches is None:
-                text = f"pass {eval_pass.name} leaves out the last {left_out} of {records.count} records: they fill no batch"
+                last = f"the last {left_out} of {records.count} records"
+                text = f"pass {eval_pass.name} leaves out {last}: they fill no batch"
                 self.console.line(text, {"left_out": left_out, "of": eval_pass.name, "records": records.count})
 
     def _finish(self, state: State, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The state of a run after a number of finished steps: all that a checkpoint keeps, and nothing else."""
+"""The state of a run after a number of finished steps: everything that a checkpoint saves."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _steps_of(stage: Stage, records_per_step: int) -> int | None:
 
 
 def advance(cursor: Cursor, manifest: Manifest, counters: dict[str, int]) -> Cursor:
-    """The cursor after one more step, in the next stage when this one is done; the last stage has no end."""
+    """The cursor after one more step, in the next stage if this one is over; the last stage never is."""
     stages = manifest.step.stages
     stage = stages[cursor.stage]
     records_taken = _records_per_step(stage, manifest)

@@ -1,4 +1,4 @@
-"""Which run a checkpoint belongs to: component by component, so that a refusal names what changed."""
+"""Which run a checkpoint belongs to, component by component, so that a refusal names what changed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..base.json_classes import plain
 from ..format.manifest import Manifest
 
 Fingerprint = Mapping[str, Sequence[Sequence[str]]]
-Changed = Callable[[str], str]  # a component -> what of it has changed, in words, or ""
+Changed = Callable[[str], str]  # component -> a text that says what changed, or ""
 
 
 def components(manifest: Manifest, data: Fingerprint) -> dict[str, str]:
-    """The artifact's components, the data's being of the loaders' forms and of the bytes of the files read."""
+    """The artifact's components; the data's covers the loaders' forms and the bytes of the files read."""
     out = dict(plain(manifest.run.identity))
     out["data"] = with_files(out["data"], data)
     return out
 
 
 def with_files(declared: str, data: Fingerprint) -> str:
-    """The data's component: of what the loaders declare, and of the bytes of the files read."""
+    """The data's component: a digest of the loaders' declarations and the bytes of the files read."""
     digests = {loader: [digest for _, digest in files] for loader, files in data.items()}
     return digest_of({"declared": declared, "files": digests})
 

@@ -1,7 +1,8 @@
-"""The forms of the run file that decide a run, as text with their places: what a refused resumption shows.
+"""The run file's forms that decide a run, as text with source locations, to explain a refused resumption.
 
-An artifact carries them in ``identity.json``, the forms of one component after the other, and a run directory keeps
-those of the run that it holds. Words only: the digests of the components decide.
+An artifact holds them in ``identity.json``, component by component, and a run directory keeps those of its run. They
+are
+for messages only: the digests of the components decide.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..format import tarball
 from .identity import Fingerprint, with_files
 
 NAME = "identity.json"
-MAX_SHOWN = 60  # characters of a form shown
+MAX_SHOWN = 60  # characters of a form in a message
 
 
 @frozen
@@ -50,7 +51,7 @@ class Forms:
 
 
 def read(data: bytes) -> Forms | None:
-    """The forms of an ``identity.json``; None where it is not one."""
+    """The forms of an ``identity.json``; None if the bytes are not one."""
     try:
         return build(Forms, canonical_json.loads_canonical(data))
     except canonical_json.Malformed:
@@ -71,8 +72,8 @@ def of_directory(folder: str) -> bytes:
 
 
 def keep(folder: str, data: bytes, warn: Callable[[str], None], begins: bool) -> None:
-    """Put the forms of the run into its directory; a failure costs words only. What is there of another run, as it is
-    where this one ``begins``, or of nobody's, is put aside."""
+    """Write the run's forms into its directory; a failure is only a warning. A file of another run, as any file is if
+    this run ``begins``, or one that is not ours is renamed."""
     path = os.path.join(folder, NAME)
     old = of_directory(folder)
     if not data or old == data:
@@ -146,7 +147,7 @@ def _texts(forms: Sequence[Form]) -> list[str]:
 
 
 def _paired(old: Sequence[Form], new: Sequence[Form]) -> list[tuple[Form, Form]]:
-    """Lines side by side; where one side is longer, its last stands beside the other's last."""
+    """Lines paired by position; the surplus lines of one side are paired with the other's last line."""
     count = max(len(old), len(new))
     return [(old[min(i, len(old) - 1)], new[min(i, len(new) - 1)]) for i in range(count)]
 

@@ -1,9 +1,10 @@
-"""The checkpoints of a run directory: published whole or not at all, never overwritten, pruned once the next is safe.
+"""The checkpoints of a run directory: published atomically, never overwritten, pruned once the next is durable.
 
-A checkpoint is built under a temporary name, its files and directory synced, renamed, and the parent synced. Whatever
-the moment of a crash, the names ``step-NNNNNNNNN`` are whole checkpoints, and a temporary name never parses as one.
+A checkpoint is written under a temporary name, its files and directory are synced, it is renamed, and the parent is
+synced. Whatever the moment of a crash, names ``step-NNNNNNNNN`` are complete checkpoints, and a temporary name never
+parses as one.
 
-A symbolic link is never followed here, neither to read a checkpoint nor to remove one: what it leads to is another's.
+Symbolic links are never followed here, neither to read a checkpoint nor to remove one: the target belongs to others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .contents import FILES, INFO, MANIFEST, Arrays, Entry, Loaded, Torn, check_
 
 RESUME = "check --out, or start without --resume"
 FOLDER = "checkpoints"
-METADATA_BYTES = 2**20  # bytes beside the tensors: manifest, info, directories
+METADATA_BYTES = 2**20  # beside the tensors: manifest, info, directories
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _TEMPORARY = re.compile(r"\.tmp-[0-9]{9,18}-[0-9]+-[0-9a-f]{8}")
 
@@ -60,7 +61,7 @@ class Store:
         return os.path.islink(path) or os.path.isdir(path)
 
     def foreign_names(self) -> list[str]:
-        """Names that are neither checkpoints nor temporary: they are left alone."""
+        """Names that are neither checkpoints nor temporary: they are not touched."""
         published = {step_name(step) for step in self.steps()}
         others = (name for name in self._names() if name not in published)
         return sorted(name for name in others if not _TEMPORARY.fullmatch(name) or not self._is_own(name))
@@ -108,7 +109,7 @@ class Store:
         return os.path.join(self.folder, f".tmp-{step:09d}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def _sweep(self) -> None:
-        """Remove what a killed process of ours left: under the lock no other is at work here."""
+        """Remove the leftovers of killed processes; this process holds the lock, so no other one is writing here."""
         for name in filter(_TEMPORARY.fullmatch, self._names()):
             path = os.path.join(self.folder, name)
             with contextlib.suppress(OSError):
@@ -164,7 +165,7 @@ class Store:
         for step in own_steps[: -max(2, self.keep)]:
             doomed = self._temporary(step)
             try:
-                os.rename(self.path(step), doomed)  # from here on no reader takes it for a checkpoint
+                os.rename(self.path(step), doomed)  # from here on no reader sees it as a checkpoint
                 atomic_files.remove_flat(doomed, FILES)
             except OSError as error:
                 self.warn(f"{self.path(step)} cannot be removed: {error.strerror}")
@@ -212,7 +213,7 @@ class Store:
 
 
 def _info() -> bytes:
-    """Who wrote the checkpoint: for people, under no digest."""
+    """Who wrote the checkpoint: for people, not covered by a digest."""
     info: dict[str, Any] = {"host": os.uname().nodename, "pid": os.getpid(), "time": int(time.time())}
     return (json.dumps(info, sort_keys=True) + "\n").encode()
 

@@ -1,7 +1,8 @@
-"""Files of records: .npz, a directory of .npy, .safetensors, .jsonl. One source gives one array a field, record first.
+"""Readers of record files: .npz, a directory of .npy, .safetensors, .jsonl. A source gives one array a field.
 
-Only what the loader's fields name is read. No pickle ever is. What is wrong is a RunError with the file and, where
-there is one, the record and byte. What a source will take of memory is known before it is read (``memory_needed``).
+The first axis is the record. Only the loader's fields are read, and never a pickle. A fault is a RunError with the file
+and, where there is one, the record and byte. The memory that a source will take is computed before it is read
+(``memory_needed``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .numpy_files import check_type
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 CHUNK = 2**20
-HEADER_GROWTH = 20  # bytes of Python's objects for a byte of a header that is JSON, at most
+HEADER_GROWTH = 20  # bytes of Python objects for one byte of a JSON header, at most
 Columns = dict[str, np.ndarray]
 
 
@@ -111,15 +112,15 @@ def read(files: Sequence[Blob], fields: Sequence[Field], tick: Callable[[int], N
 
 
 def memory_needed(files: Sequence[Blob], fields: Sequence[Field]) -> int:
-    """Bytes of memory that ``read`` will take at most. 0 where it will refuse the files."""
+    """Upper bound of the bytes of memory that ``read`` will take. 0 for files that it will refuse."""
     try:
         return _kind(files[0].name).memory_needed(files, fields)
-    except Exception:  # told of when the files are read
+    except Exception:  # reported when the files are read
         return 0
 
 
 def _digest_and_lines(blob: Blob) -> tuple[str, int]:
-    """sha256, in hex, and the number of line ends of a file."""
+    """sha256, in hex, and the number of newlines of a file."""
     digest, lines = hashlib.sha256(), 0
     with blob.open() as file:
         while chunk := file.read(CHUNK):
@@ -144,7 +145,7 @@ def _missing_field(where: str, field: Field, have: Sequence[str]) -> RunError:
 
 @contextlib.contextmanager
 def _reading(where: str, what: str) -> Iterator[None]:
-    """Whatever a library raises over bad bytes is the data's fault: E-DATA-010. A failed system call is not."""
+    """An error that a library raises over bad bytes becomes E-DATA-010; a failed system call does not."""
     try:
         yield
     except (RunError, MemoryError):
@@ -162,7 +163,8 @@ def _reading(where: str, what: str) -> Iterator[None]:
 def _members(
     blob: Blob, fields: Sequence[Field], use: Callable[[Field, IO[bytes], numpy_files.Header, int], Any]
 ) -> list[Any]:
-    """What ``use`` makes of each field's member, opened behind its header, and the bytes to set aside for it."""
+    """The result of ``use`` for each field's member, opened behind its header; its last argument is the buffer's
+    size."""
     out = []
     with blob.open() as file, zipfile.ZipFile(file) as archive:
         for field in fields:
@@ -213,7 +215,7 @@ def _needed_npy(files: Sequence[Blob], fields: Sequence[Field]) -> int:
 
 
 def _header(file: IO[bytes], blob: Blob) -> tuple[dict[str, Any], int]:
-    """The tensors' entries, and where their data begins, which must be as long as they say."""
+    """The tensors' entries, and the start of their data, whose length must be what they say."""
     size = safetensors_io.header_size(file.read(8), blob.size)
     header, start = safetensors_io.parse_header(file.read(size)), 8 + size
     end, have = safetensors_io.end_of(header), blob.size - start

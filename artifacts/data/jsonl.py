@@ -1,5 +1,7 @@
-"""Records from lines of JSON, one object a line: decoded and checked many lines at a time, and one by one where those
-do not pass. What no field reads is not judged, as long as its line is JSON."""
+"""Reads records from JSON lines, one object a line: many lines at a time, and one by one to find an error.
+
+Values that no field reads are not checked, as long as the line is JSON.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _ESCAPED_KEY = re.compile(rf'\\[u/][^"\\]*"[{_SPACE}]*:')  # from its last escap
 
 @frozen
 class _Unrepresentable:
-    """What stands in place of a number that no field can take: an integer beyond 64 bits, NaN, an infinity."""
+    """Placeholder for a number that no field can hold: an integer beyond 64 bits, NaN, an infinity."""
 
     text: str
 
@@ -60,7 +62,7 @@ _strict_decode = json.JSONDecoder(
 
 
 def max_records(lines: int, size: int, fields: Sequence[Field]) -> int:
-    """The most records that ``size`` bytes with ``lines`` line ends can hold."""
+    """Upper bound of the number of records in ``size`` bytes with ``lines`` newlines."""
     shortest = 1 + sum(len(field.name) + 4 + _min_length(field.shape) for field in fields)
     return min(lines + 1, size // shortest + 1)
 
@@ -95,7 +97,7 @@ def read_lines(
 
 
 def _chunks(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes]]:
-    """Whole lines together, and the number of the first of them; a byte order mark before the first is left out."""
+    """(number of the first line, bytes) of chunks of complete lines, without a byte order mark at the start."""
     number, mark = 1, file.read(len(BOM))
     if mark[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise RunError(DATA_LINE, "the text is UTF-16", f"{where}:1", "save it as UTF-8")
@@ -174,7 +176,7 @@ def _column(records: list[dict[str, Any]], field: Field) -> np.ndarray | None:
 
 
 def _kinds(field: Field) -> tuple[type, ...]:
-    """What a number of the field may be in JSON."""
+    """The Python types that a number of the field may have in JSON."""
     return (bool,) if field.dtype == "bool" else (int, float) if field.dtype in safetensors_io.FLOATS else (int,)
 
 
@@ -201,7 +203,7 @@ def _numbers(flat: list[Any], field: Field) -> np.ndarray | None:
 
 
 def _first_error(text: bytes, number: int, where: str, fields: Sequence[Field]) -> RunError:
-    """What is wrong with the first line of ``text`` that is no record; ``number`` is that of the first line."""
+    """The error of the first line of ``text`` that is no record; ``number``: line number of the first line."""
     for n, line in enumerate(text.split(b"\n"), number):
         if line.strip(_SPACE.encode()):
             try:

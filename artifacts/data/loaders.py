@@ -1,4 +1,4 @@
-"""Loaders: shards -> batches. Training runs on through the epochs of the keyed order; a pass reads in order."""
+"""Loaders: shards -> batches. Training reads epochs in shuffled order; a pass reads records in file order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..format.tarball import Artifact
 from . import file_formats
 from .shuffle import Order
 
-MAX_READY = 8  # batches made ready before they are asked for, at most
-REFILL = 4  # of them made at a time
-SCAN_ELEMENTS = 2**22  # elements looked at together
+MAX_READY = 8  # batches prefetched, at most
+REFILL = 4  # batches requested from the prefetch thread at a time
+SCAN_ELEMENTS = 2**22  # elements checked in one NumPy call
 
 Batch = dict[str, np.ndarray]
 
@@ -72,8 +72,8 @@ class Records:
 def open_records(
     loader: Loader, folder: str, artifact: Artifact | None, tick: Callable[[int], None] = lambda size: None
 ) -> Records:
-    """The records of ``loader``, from the artifact or from ``folder``; every value looked at once. ``tick`` is told of
-    bytes as they are read, where that takes long."""
+    """The records of ``loader``, from the artifact or from ``folder``, every value checked. ``tick`` gets the number of
+    bytes read, where reading takes long."""
     if loader.kind == "indices":
         return Records(loader, (), np.zeros(1, np.int64), _checked_count(loader, loader.count or 0))
     shards = tuple(file_formats.read(group, loader.fields, tick) for group in files(loader, folder, artifact))
@@ -100,8 +100,9 @@ def files(loader: Loader, folder: str, artifact: Artifact | None) -> list[list[f
 
 
 def memory_needed(artifact: Artifact, folder: str) -> int:
-    """Bytes of memory that the data of a run will take, counted before they are read. What is not there, or cannot be
-    read, takes none: it is told of when it is opened."""
+    """Bytes of memory that the data of a run will take, computed before they are read. A missing or unreadable file
+    counts
+    as none: it is reported when it is opened."""
     total = 0
     for loader in map(artifact.manifest.loader, artifact.manifest.loaders_used()):
         with contextlib.suppress(RunError):
@@ -116,7 +117,7 @@ def _checked_count(loader: Loader, count: int) -> int:
 
 
 def _scan(shard: file_formats.Shard, fields: Sequence[Field]) -> None:
-    """Look at every value of ``shard`` in bounded memory."""
+    """Check every value of ``shard``, in bounded memory."""
     for field in fields:
         column = shard.columns[field.name]
         rows = max(1, SCAN_ELEMENTS // max(1, int(np.prod(field.shape, dtype=np.int64))))
@@ -173,10 +174,10 @@ def batches_in_order(records: Records, limit: int | None) -> Iterator[Batch]:
 
 
 class Feed:
-    """Training batches from a position on, made ready by a thread of its own, whose errors surface in ``next``.
+    """Training batches from a position on, prefetched by a thread, whose errors are raised by ``next``.
 
-    The thread is asked for several at a time: it takes the interpreter from the loop while it works, and each change
-    between the two costs more than a small batch.
+    Several are requested at a time: the thread holds the interpreter lock while it works, and each switch between it
+    and the loop costs more than a small batch.
     """
 
     def __init__(self, records: Records, order: Order, position: int) -> None:
@@ -212,7 +213,7 @@ class Feed:
                 look()
                 continue
             if isinstance(item, BaseException):
-                self._ready.put(item)  # for whoever asks again
+                self._ready.put(item)  # for the next call
                 raise item
             self._consumed += 1
             if self._consumed == REFILL:
@@ -227,7 +228,7 @@ class Feed:
 
 
 class Training:
-    """The training streams: one feed a loader, opened at the position where the run stands."""
+    """The training streams: one feed a loader, opened at the run's position."""
 
     def __init__(self, manifest: Manifest, records: dict[str, Records]) -> None:
         self._seed, self._records = manifest.run.seed, records

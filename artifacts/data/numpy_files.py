@@ -1,5 +1,7 @@
-"""Arrays in NumPy's own format: the members of a .npz, and .npy files. What a header says is compared with what can be
-there before anything is made of it, and no pickle is read."""
+"""Arrays in NumPy's own format: the members of a .npz, and .npy files.
+
+A header is compared with the size of the file before memory is allocated for it, and no pickle is read.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from ..base.errors import DATA_FIELD, DATA_KIND, DATA_READ, RunError, shown
 from ..format.manifest import Field
 
 CHUNK = 2**20
-MAX_DEFLATE_RATIO = 1032  # bytes that a byte of deflated data gives at most
+MAX_DEFLATE_RATIO = 1032  # bytes that one byte of deflated data can expand to, at most
 
 
 @frozen
@@ -80,8 +82,8 @@ def member(archive: zipfile.ZipFile, field: Field) -> zipfile.ZipInfo | None:
 
 
 def buffer_bytes(header: Header, info: zipfile.ZipInfo, size: int) -> int:
-    """Bytes to set aside for a member of an archive of ``size`` bytes: its own, or what can be behind it where its
-    header says more."""
+    """Bytes to allocate for a member of an archive of ``size`` bytes: those of its header, but no more than its
+    compressed data can expand to."""
     max_ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: MAX_DEFLATE_RATIO}.get(info.compress_type)
     stored = min(info.compress_size, size)
     return header.nbytes if max_ratio is None else min(header.nbytes, max_ratio * stored)

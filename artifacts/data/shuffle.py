@@ -1,4 +1,4 @@
-"""The order of records: a keyed permutation in O(1) memory, a pure function of (seed, loader, epoch, position).
+"""The shuffled order of records: a keyed permutation in O(1) memory, a function of (seed, loader, epoch, position).
 
 A balanced Feistel network over 2**(2h) >= n numbers, with cycle walking: a number that lands outside [0, n) is sent
 through again. Rounds are keyed by sha256 and mix with the finaliser of splitmix64 (Steele, Lea and Flood, 2014).
@@ -14,7 +14,7 @@ import numpy as np
 from attrs import frozen
 
 ROUNDS = 8
-WINDOW = 4096  # places that are worked out together
+WINDOW = 4096  # positions that are computed together
 
 
 @frozen
@@ -58,15 +58,15 @@ class Order:
 
 @lru_cache(maxsize=8)
 def window(order: Order, epoch: int, first: int) -> np.ndarray:
-    """What stands at the places ``first`` to ``first + WINDOW - 1`` of ``epoch``, or to its end; u64, read-only. Some
-    hundred calls of NumPy, whatever their number: done for each batch, they take longer than a small step."""
+    """The records at positions ``first`` to ``first + WINDOW - 1`` of ``epoch``, or to its end; u64, read-only. It
+    takes about a hundred NumPy calls whatever the window's size, longer than a small step: so not once a batch."""
     out = order.permute(np.arange(first, min(first + WINDOW, order.n), dtype=np.uint64), epoch)
     out.flags.writeable = False
     return out
 
 
 def _permutation(keys: list[np.uint64], half: int) -> Callable[[np.ndarray], np.ndarray]:
-    """``feistel`` by its keys; by a table of all its values where these are few."""
+    """``feistel`` with ``keys``, as a lookup table if the domain is small."""
     if 1 << 2 * half > 4 * WINDOW:
         return lambda x: feistel(x, keys, half)
     table = feistel(np.arange(1 << 2 * half, dtype=np.uint64), keys, half)

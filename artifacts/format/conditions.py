@@ -1,4 +1,4 @@
-"""Conditions on the parts of a manifest: what a number, a name and a type may be."""
+"""Checks of a manifest's numbers, names and types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..base.canonical_json import Malformed
 from ..base.safetensors_io import DTYPES
 
 MAX_RANK, MAX_ELEMENTS = 8, 2**40
-MAX_COUNT = 2**31 - 1  # the language's, of whatever a run file counts, and of a tensor's axes
+MAX_COUNT = 2**31 - 1  # the language's limit for counts in a run file, and for the length of an axis
 MAX_NAME_LENGTH = 512  # characters of a name
 
 
@@ -30,7 +30,7 @@ def need_name(at: str, name: str) -> None:
 
 
 def need_unique(what: str, names: Iterable[str]) -> None:
-    """Malformed where one of ``names`` stands twice."""
+    """Malformed if one of ``names`` occurs twice."""
     seen: set[str] = set()
     for name in names:
         need(name not in seen, f"{what} names {name} twice")

@@ -1,6 +1,7 @@
-"""What phases take and make: what the loop gives each of them, and reads of each by name, must be there in its type.
+"""Checks the data flow between phases: each input is provided, and each output that the loop reads exists, with its
+type.
 
-A phase does not look at its arguments, and the loop looks up what it was promised here.
+A phase does not check its arguments, and the loop reads outputs by name: both rely on the checks here.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from .conditions import check_type, need, need_name, need_unique
 from .manifest import MOVING, UNDRAWN, Loader, Manifest, Phase, Port, stacked_name
 
 CTX = ("step", "microbatch", "records", "stage", "stage-step", "stage-records")
-UNNAMED_KINDS = ("trip", "seed")  # kinds of which there is one
-PASSED_ON = ("field", "state", "generated", "gradient")  # what is made in one place and read in another
-DONATABLE_KINDS = ("gradient", "state")  # in any phase: a stop forgets them; parameters move in ``update`` alone
+UNNAMED_KINDS = ("trip", "seed")  # kinds with a single port, which has no name
+PASSED_ON = ("field", "state", "generated", "gradient")  # kinds that one phase outputs and another takes
+DONATABLE_KINDS = (
+    "gradient",
+    "state",
+)  # any phase may write these in place: a stop discards them. Parameters are written in ``update`` only
 FINISH = "generate.finish"
 GENERATOR = ("generate.init", "generate.step", FINISH)
 _NUMBERS = ("ctx", "counter", "seed")
-# role -> the kinds of its inputs, which the loop has for it, and of its outputs, which the loop looks for.
+# role -> the kinds of its inputs, which the loop provides, and of its outputs, which the loop reads.
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "init": (("seed",), ("param", "optimizer", "metric")),
     "generate.init": (("param", "field", *_NUMBERS), ("state",)),
@@ -57,7 +61,7 @@ def check_phases(manifest: Manifest) -> None:
 
 
 def _expected_phases(manifest: Manifest) -> dict[str, int]:
-    """Every phase that the loop calls, by name, and the microbatches of a call; ``generate.finish`` may be absent."""
+    """Name of every phase that the loop calls -> microbatches of a call; ``generate.finish`` may be absent."""
     degree, microbatches = manifest.degree, manifest.run.microbatches
     need(1 <= degree <= microbatches, f"phases are stacked by {degree}, and a step has {microbatches} microbatches")
     train_degrees = [degree] + [1] * (microbatches % degree > 0)
@@ -79,7 +83,7 @@ def _check_reports(phase: Phase) -> None:
 
 
 def _check_init(manifest: Manifest) -> None:
-    """Every tensor of a checkpoint is there from the start, and nothing else but counts of draws."""
+    """``init`` outputs every tensor of a checkpoint, and nothing else but counts of draws."""
     outputs = {port.key for phase in manifest.phases if phase.name == "init" for port in phase.outputs}
     outputs = {(kind, name) for kind, name in outputs if kind != "metric" or not name.startswith(UNDRAWN)}
     declared = {("param", p.name) for p in manifest.parameters} | {("optimizer", o.name) for o in manifest.optimizer}
@@ -88,8 +92,8 @@ def _check_init(manifest: Manifest) -> None:
 
 
 def _check_sums(manifest: Manifest) -> None:
-    """What the calls of a step add up, a stacked one and one of the rest alike, has the same names in each; a counter
-    that is read is one that they count."""
+    """All phases of ``train``, whatever their stack, sum the same metrics, counters and gradients; every counter that a
+    phase reads is one that they count."""
     trained = [phase for phase in manifest.phases if phase.role == "train"]
     for kind in ("metric", "counter", "gradient"):
         same_names = len({frozenset(_names(phase.outputs, kind)) for phase in trained}) == 1
@@ -103,7 +107,7 @@ def _check_sums(manifest: Manifest) -> None:
 
 
 def _check_generated(manifest: Manifest) -> None:
-    """What a step generates is what ``generate.finish`` makes or, without it, part of the state after a trip."""
+    """``step.generated`` are the outputs of ``generate.finish`` or, without it, part of the state after a trip."""
     generated = set(manifest.step.generated)
     need_unique("step.generated", manifest.step.generated)
     need(manifest.step.trips is not None or not generated, "step.generated names what no generator makes")
@@ -116,7 +120,7 @@ def _check_generated(manifest: Manifest) -> None:
 
 
 def _check_flow(manifest: Manifest) -> None:
-    """Every phase takes what was made for it in the type it was made: phases do not look at their arguments."""
+    """Every input has the type of the output that it comes from: phases do not check their arguments."""
     output_types = {p.name: {port.key: (port.shape, port.dtype) for port in p.outputs} for p in manifest.phases}
     for phase in manifest.phases:
         passed_on = [port for port in phase.inputs if port.kind in PASSED_ON]
@@ -126,7 +130,7 @@ def _check_flow(manifest: Manifest) -> None:
 
 
 def _sources(manifest: Manifest, output_types: Mapping[str, Types], phase: Phase) -> list[Types]:
-    """What each call of ``phase`` may find: the types of what is made for it, by port."""
+    """The types of the values that each call of ``phase`` may get, by port; one entry for each possible source."""
     outputs_of = lambda role: output_types.get(stacked_name(role, phase.stack), {})  # noqa: E731
     last_state = {("generated", n): outputs_of("generate.step").get(("state", n)) for n in manifest.step.generated}
     generated = outputs_of(FINISH) or {key: type for key, type in last_state.items() if type is not None}
@@ -151,7 +155,7 @@ def _batch(loader: Loader, stack: int = 1) -> Types:
 
 
 def _role(phase: Phase) -> str:
-    """Its key in KINDS and REPORTED: passes have names of their own."""
+    """The key of ``phase`` in KINDS and REPORTED: each pass has a name of its own."""
     return "eval" if phase.name.startswith("eval.") else phase.role
 
 
@@ -187,7 +191,7 @@ def _check_phase(manifest: Manifest, phase: Phase) -> None:
 
 
 def _check_scalar(at: str, port: Port, stack: int) -> None:
-    """``stack``: of that many microbatches in one call each has its own metrics, and ctx where it differs."""
+    """A call for ``stack`` microbatches has a metric for each, and a ctx for each where ctx differs between them."""
     per_microbatch = () if stack == 1 else (stack,)
     if port.kind == "ctx":
         need(port.name in CTX, f"{at}: ctx has no {port.name[:30]}")

@@ -1,8 +1,8 @@
-"""What a library was built for: a digest that stands in it, and that the manifest it is run by must give again.
+"""The signature of a library: a digest of the manifest that it was built for, stored in the library and checked.
 
-Kernels look at none of their arguments: an array that is shorter than they were compiled for is read and written past
-its end. So a manifest that says anything else of what they trust than the one that the library was linked for, by a
-mix-up of files or by hand, is refused before the library is loaded.
+Kernels check none of their arguments: they would read and write past the end of an array that is shorter than they were
+compiled for. So a manifest that differs in anything kernels rely on, by a mix-up of files or an edit by hand, is
+refused before the library is loaded.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ RUNTIME, CUDA_RUNTIME = "libtvm_runtime.so", "libtvm_runtime_cuda.so"
 SYMBOL = "_binary_signature_start"  # as the linker names what it takes from a file called ``signature``
 SIZE = 64  # bytes of a digest in hexadecimal digits
 
-# Of each part of a manifest what a kernel trusts, and the runner does not look at again. The memory plan, cadences, the
-# seed and what a run is called are not among it: the same library serves runs that differ in these.
+# The keys of each part of a manifest that kernels rely on and the runner does not check again. The memory plan,
+# cadences, the seed and the run's name are not among them: one library serves runs that differ in these.
 PHASE = ("name", "function", "stack", "inputs", "outputs", "in_place")
 LOADER = ("name", "kind", "count", "batch", "fields")
 TARGET = ("name", "machine", "cpu_flags", "device")
@@ -29,8 +29,8 @@ TOOLCHAIN = ("tvm", "tvm_ffi")
 
 
 def of(manifest: Manifest, target: Target) -> str:
-    """The digest that the library of ``target`` must have: of every port in order, of the tensors that phases take
-    from a checkpoint, of the ranges of fields, of the numbers that a trip or microbatch can be, of the machine."""
+    """The digest that the library of ``target`` must hold: over all ports in order, the tensors of a checkpoint, the
+    ranges of fields, the numbers of trips and microbatches, and the machine."""
     record = plain(manifest)
     trusted = {
         "toolchain": _select(record["toolchain"], TOOLCHAIN),
@@ -53,9 +53,9 @@ def _select(record: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def checked(artifact: Artifact, target: Target) -> bytes:
-    """The bytes of the target's library, once they are whole and are those that the manifest was made for.
+    """The bytes of the target's library, complete and with the manifest's signature.
 
-    E-ART-002 where they end too soon, E-ENV-011 where they are no library, E-ART-009 where they are another's.
+    E-ART-002 if they are truncated, E-ENV-011 if they are no library, E-ART-009 if it is another manifest's library.
     """
     data = _read_whole(artifact, target.library)
     signature = elf.constant(data, SYMBOL, SIZE)

@@ -1,4 +1,5 @@
-"""The manifest: all that the runner knows of a run. Canonical JSON both ways; its sha256 is the artifact's hash."""
+"""The manifest: everything that the runner knows about a run. It is canonical JSON; its sha256 is the artifact's
+hash."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ VERSION = 1
 
 @frozen
 class Toolchain:
-    """Versions of what made the code: part of the hash, since the bytes depend on them."""
+    """Versions of the tools that made the code: part of the hash, since the bytes depend on them."""
 
     sexpgpu: str
     tvm: str
@@ -99,7 +100,7 @@ class Phase:
 
     @property
     def role(self) -> str:
-        """What it does, whatever its degree."""
+        """Its name without the stack."""
         return self.name.partition("*")[0]
 
 

@@ -1,6 +1,6 @@
-"""What must hold between the parts of a manifest, so that the loop can bind every port without asking again.
+"""Checks of a whole manifest, so that the loop can bind every port without further checks.
 
-Every number has its bound here; ``flow`` has what is about phases.
+Every number has its bound here; ``data_flow`` checks the phases.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .conditions import MAX_ELEMENTS, MAX_NAME_LENGTH, check_type, need, need_co
 from .data_flow import check_phases
 from .manifest import Loader, Manifest, Stage, Target
 
-MAX_STEPS = 2**53  # those of a curriculum's stages are added up
-MAX_RECORDS = 2**62  # that a loader has, or that a run has taken: both are counted in i64
+MAX_STEPS = 2**53  # the steps of a curriculum's stages are summed
+MAX_RECORDS = 2**62  # of a loader, or taken by a run: both are counted in i64
 MAX_BYTES = 2**60
 PRECISIONS = ("f32", "bf16")
 ARCH = re.compile(r"(sm|compute)_[1-9][0-9]{1,2}")  # the last digit is the minor number

@@ -1,7 +1,7 @@
-"""The artifact's file: an uncompressed USTAR of plain files with one possible form.
+"""The artifact's file: an uncompressed USTAR archive of plain files, in canonical form.
 
-Written whole or not at all. Read member by member, every header compared with the only one allowed, every byte under a
-digest. Nothing is ever unpacked.
+It is written atomically. It is read member by member: each header must equal the only one allowed, and every byte is
+covered by a digest. Nothing is ever unpacked.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def digest_line(manifest: bytes) -> bytes:
 
 
 class _MemberFile(io.RawIOBase):
-    """``size`` bytes of an open file from ``start`` on, as a file with a place of its own."""
+    """``size`` bytes of an open file from ``start`` on, as a file with a position of its own."""
 
     def __init__(self, fd: int, path: str, start: int, size: int) -> None:
         self._fd, self._path, self._start, self._size, self._at = fd, path, start, size, 0
@@ -111,7 +111,7 @@ class Artifact:
         return io.BufferedReader(_MemberFile(self.fd, self.path, start, file.size))  # type: ignore[return-value]
 
     def verify(self) -> None:
-        """Every member against its digest, in bounded memory."""
+        """Compare every member with its digest, in bounded memory."""
         for start, file in self.members.values():
             digest = hashlib.sha256()
             for chunk in self._chunks(start, file.size):
@@ -201,7 +201,7 @@ def _read_manifest(fd: int, path: str) -> tuple[bytes, int]:
 
 
 def _check_digest(fd: int, path: str, manifest: bytes, at: int) -> int:
-    """The second member says the digest of the first; where the next header starts."""
+    """Check that the second member holds the digest of the first; returns where the next header starts."""
     name, size = _parse(os.pread(fd, BLOCK, at), path, at)
     if name != DIGEST:
         what = f"its second member is {shown(name)}, not {DIGEST}"
@@ -224,7 +224,7 @@ def _check_padding(fd: int, path: str, at: int) -> None:
 
 
 def _parse(block: bytes, path: str, at: int) -> tuple[str, int]:
-    """(name, size) of a header block, which must be the one that ``header`` makes of them."""
+    """(name, size) of a header block, which must equal ``header(name, size)``."""
     if len(block) < BLOCK:
         raise RunError(ART_CUT, f"cut short at byte {at + len(block)}", path)
     if block[257:265] == b"ustar  \0":
@@ -246,7 +246,7 @@ def _parse(block: bytes, path: str, at: int) -> tuple[str, int]:
 
 
 def _walk(fd: int, path: str, manifest: Manifest, at: int) -> dict[str, tuple[int, File]]:
-    """member -> (its first byte, its entry), every header being where the manifest's list puts it."""
+    """member -> (its first byte, its entry). Every header must be where the manifest's list of files puts it."""
     _check_list(manifest, path)
     members: dict[str, tuple[int, File]] = {}
     for file in manifest.files:

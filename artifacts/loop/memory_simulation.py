@@ -1,9 +1,9 @@
-"""What the tensors of a run take together, found by going through its loop with tensors that are sizes alone.
+"""Simulates a run to find the memory of its tensors: the loop runs on a device whose tensors are sizes without values.
 
-The loop decides how long a tensor lives, and the runtime keeps what it was given back, by size: so the loop itself is
-run, for some steps and rounds of every pass, on a device that counts what the runtime would ask the system for. For a
-GPU that is one with captures, made by the code that makes a GPU's: what they hold is counted as it is held. A pass that
-first comes late in a run finds all that came before it captured, and so it does here.
+The loop decides how long a tensor lives, and the runtime's allocator keeps freed blocks by size. So the loop itself is
+run, for a few steps and rounds of every pass, on a device that counts what the runtime would allocate. For a GPU the
+device makes captures, with the code that makes a GPU's, and counts what they hold. A pass that first comes late in a
+run finds everything before it captured, and so it does here.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from ..device.interface import Call, MovableTensors
 from ..format.manifest import Field, Loader, Manifest, Pass, Port
 from .step import Loop
 
-PAGE = 4096  # the runtime's allocator and its workspaces round up to it
-BLOCK_OVERHEAD = 128  # bytes that the C library's allocator and the alignment add to each on a CPU
+PAGE = 4096  # bytes; the runtime's allocator and workspace pool round up to it
+BLOCK_OVERHEAD = 128  # bytes that malloc and alignment add to each block on a CPU
 MAX_SIMULATED = (
     3  # after the second trip, or call of a step, each is like the one before; of two graphs the last is the same
 )
-ROUNDS = 3  # of a step and its passes: call by call, captured, and captured anew, since the first pass was new then
+# Rounds of a step and its passes: call by call, captured, and captured again, since the first pass was new in between.
+ROUNDS = 3
 
 
 @frozen
 class CallMemory:
-    """What a call of a phase asks the runtime for, in bytes.
+    """What a call of a phase allocates, in bytes.
 
-    blocks:  of its intermediates, given back when it returns; its results are beside them
-    kernels: of each program it runs, in order: (buffers that it takes once, buffers that each thread takes)
+    blocks:  for its intermediates, freed when it returns; its results are not among them
+    kernels: of each program it runs, in order: (buffers allocated once, buffers allocated by each thread)
     """
 
     blocks: tuple[int, ...]
@@ -48,7 +49,7 @@ class CallMemory:
 
 @frozen
 class RunMemory:
-    """Bytes that the run takes from the system: ``device`` once, ``thread`` for each thread."""
+    """Bytes that the run allocates from the system: ``device`` once, ``thread`` for each thread."""
 
     device: int
     thread: int
@@ -57,11 +58,11 @@ class RunMemory:
 def simulate(
     manifest: Manifest, call_memory: Mapping[str, CallMemory], constants: Sequence[int] = (), graphs: bool | None = None
 ) -> RunMemory:
-    """What the run of ``manifest`` takes.
+    """The memory of the run of ``manifest``.
 
-    call_memory:     phase -> what a call of it asks for
-    constants: bytes of each of the library's constants, which the runtime copies to the device
-    graphs:    on a GPU, whether captures are made; None: on a CPU, where constants are the library's own
+    call_memory: phase -> what a call of it allocates
+    constants:   bytes of each of the library's constants, which the runtime copies to the device
+    graphs:      on a GPU, whether captures are made; None: on a CPU, where constants are part of the library
     """
     trips = manifest.step.trips
     simulated_trips = trips and (trips if trips <= MAX_SIMULATED else MAX_SIMULATED + (trips - MAX_SIMULATED) % 2)
@@ -80,7 +81,7 @@ def simulate(
     loop = Loop(manifest, device, _BlankTraining(manifest), passes, lambda: None)
     state, last = loop.initial(), []
     for due in _rounds(manifest.step.passes):
-        last[:] = [loop.step(state)]  # a session holds what a step reports until the next one is taken
+        last[:] = [loop.step(state)]  # a session holds a step's report until the next step
         for each in due:
             loop.evaluate(state, each)
     return RunMemory(
@@ -99,9 +100,12 @@ Release = Callable[[], None]
 
 @define
 class _Pool:
-    """The runtime's allocator: blocks by size, kept when they are given back; the last one is the first to be taken
-    again. ``overhead``: bytes that each takes more; ``free``: their places, by size; ``max_blocks``: how many there
-    are."""
+    """The runtime's pooled allocator: freed blocks are kept by size, and the last one freed is the first to be reused.
+
+    overhead:   bytes added to each block
+    free:       size -> numbers of the free blocks
+    max_blocks: size -> blocks allocated
+    """
 
     overhead: int
     free: dict[int, list[int]] = field(factory=dict)
@@ -109,7 +113,7 @@ class _Pool:
     numbers: Iterator[int] = field(factory=itertools.count)
 
     def allocate(self, size: int) -> tuple[int, Release]:
-        """The place of a block; call what is returned to give it back."""
+        """The number of a block, and the function that frees it."""
         size = _rounded(size)
         free = self.free.setdefault(size, [])
         if not free:
@@ -125,7 +129,7 @@ class _Pool:
 
 @define
 class _SystemMemory:
-    """Memory that goes back to the system; ``overhead``: bytes that each block takes more."""
+    """Memory that is returned to the system when freed; ``overhead``: bytes added to each block."""
 
     overhead: int
     current: int = 0
@@ -144,14 +148,14 @@ class _SystemMemory:
 
 @define
 class _Workspaces:
-    """One thread's workspaces, as the runtime keeps them: a request takes the smallest free one that it fits in; if
-    none is large enough, the largest free one is replaced. ``overhead``: bytes that each takes more."""
+    """One thread's workspace pool, as in the runtime: a request gets the smallest free block that fits; if none is
+    large enough, it replaces the largest free one. ``overhead``: bytes added to each block."""
 
     overhead: int
     free: list[int] = field(factory=list)
 
     def run(self, sizes: Sequence[int]) -> None:
-        """What a program does that takes ``sizes``, and gives them back at its end."""
+        """A program that allocates ``sizes`` and frees them at its end."""
         used = []
         for size in map(_rounded, sizes):
             fits = [n for n in self.free if n >= size]
@@ -170,7 +174,7 @@ def _rounded(size: int) -> int:
 
 
 class _SizedTensor:
-    """A tensor without values: ``release`` is called when nothing holds it any more."""
+    """A tensor without values; it frees its memory when it is garbage collected."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str, allocate: Callable[[int], tuple[int, Release]]) -> None:
         self.shape, self.dtype, self.nbytes = shape, dtype, math.prod(shape) * safetensors_io.DTYPES[dtype][2]
@@ -184,7 +188,7 @@ class _SizedTensor:
 
 
 class _SizeDevice(MovableTensors):
-    """A device that holds sizes. ``OVERHEAD``: bytes that the system adds to each block; a GPU's are by the page."""
+    """A device whose tensors are sizes. ``OVERHEAD``: bytes added to each block; none on a GPU."""
 
     OVERHEAD = BLOCK_OVERHEAD
 
@@ -212,7 +216,7 @@ class _SizeDevice(MovableTensors):
             blocks = [self.pool.allocate(size) for size in call_memory.blocks]
             outputs = tuple(self._output(port) for port in returned)
             for own, task in call_memory.kernels:
-                self.own.run((*own, *task))  # the calling thread has its part too
+                self.own.run((*own, *task))  # the calling thread runs a part too
                 self.per_thread.run(task)
             for _, release in blocks:
                 release()
@@ -225,7 +229,7 @@ class _SizeDevice(MovableTensors):
 
 
 class _SizeGpu(_SizeDevice, Replaying):
-    """One that keeps tensors in their places, and makes captures."""
+    """A GPU: written tensors keep their addresses, and calls are captured."""
 
     OVERHEAD = 0
 
@@ -255,7 +259,7 @@ class _SizeGpu(_SizeDevice, Replaying):
 
 
 class _NoStream:
-    """A stream on which nothing is done."""
+    """A stream that does nothing (null object)."""
 
     def begin(self) -> None:
         pass
@@ -283,7 +287,7 @@ class _NoStream:
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Zeros that take no memory."""
+    """Zeros that take no memory: a broadcast scalar."""
     return np.broadcast_to(np.zeros((), safetensors_io.dtype(dtype)), shape)
 
 

@@ -1,4 +1,4 @@
-"""Phases bound by the kind and name of their ports: a call takes its inputs from an environment of named tensors."""
+"""Binds phases by the kind and name of their ports: a call takes its inputs from an environment of named tensors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Env = Mapping[Key, Handle]
 class Bound:
     """``phase`` as a function from an environment to its outputs by (kind, name).
 
-    input_index: of each input among ``inputs``; returned: the outputs of ``call``; fed: (output, input) of one name;
-    aliased: (output, input) where the output is the input's own tensor
+    input_index: key of an input -> its position in ``inputs``
+    returned:    the outputs of ``call``
+    carried:     (output, input) of one key: the state that a call hands to the next
+    aliased:     (output, input) where the output is the input's own tensor
     """
 
     phase: Phase
@@ -37,9 +39,9 @@ class Bound:
     def repeat(
         self, env: MutableMapping[Key, Handle], key: Key, values: Iterable[Handle], before: Callable[[], None]
     ) -> dict[Key, Handle]:
-        """The outputs of the last of several calls: one for each of ``values``, as the input ``key``, with the outputs
-        of the call before in the place of the inputs they are named like, which ``env`` then holds no more. ``before``
-        is called before each."""
+        """The outputs of the last of several calls, one for each of ``values``, passed as the input ``key``. Each call
+        gets the carried outputs of the call before; ``env`` no longer holds the carried inputs. ``before`` runs before
+        each call."""
         position, call, carried = self.input_index.get(key), self.call, self.carried
         arguments = [None if i == position else env[name] for i, name in enumerate(self.inputs)]
         for _, i in carried:

@@ -1,8 +1,9 @@
-"""The step: microbatches x (generate.init, trips x generate.step, generate.finish, train), then update. Where the
-artifact has phases for k microbatches (``generate.init*k`` ...), those take k of them a call.
+"""The training step: microbatches x (generate.init, trips x generate.step, generate.finish, train), then update.
 
-Drives any Device. Nothing of a step in flight touches the state: only ``update`` writes parameters, and the cursor
-moves with it. So a stop at any trip, microbatch or batch leaves exactly the state of the last finished step.
+Where the artifact has phases for k microbatches (``generate.init*k`` ...), a call takes k of them. Works with any
+Device.
+A step in progress does not change the state: only ``update`` writes parameters, and the cursor advances with it. So a
+stop at any trip, microbatch or batch leaves exactly the state of the last finished step.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from ..device.interface import Device, Handle, Look
 from ..format.manifest import MOVING, UNDRAWN, Manifest, Pass, stacked_name
 from .phase_binding import Key, bind_all, of_kind
 
-WEIGHT = "/weight"  # behind a metric's name: the weight of that number in means over microbatches and batches
+WEIGHT = "/weight"  # suffix of a metric's name: its weight in means over microbatches and batches
 Number = int | tuple[int, ...]
 
 
 @frozen
 class StepResult:
-    """What a finished step reports; means over its microbatches, in float64. ``rate`` is None where there is none.
+    """The report of a finished step: means over its microbatches, in float64. ``rate``: the learning rate, or None.
     ``diagnostics``: the last microbatch's tensors."""
 
     loss: float
@@ -62,7 +63,7 @@ class Loop:
         self._gradients: dict[str, Handle] = {}
         self._diagnostics: dict[str, Handle] = {}  # of the last call of train
         self._read = {port.key for phase in manifest.phases for port in phase.inputs}
-        self._number_tensors: dict[Key, tuple[Number, Handle]] = {}  # the number that was last wanted, and its tensor
+        self._number_tensors: dict[Key, tuple[Number, Handle]] = {}  # the last value, and its tensor
 
     def initial(self) -> State:
         """The state before the first step: parameters and optimizer entries from the seed. E-NUM-002 as in a
@@ -118,7 +119,8 @@ class Loop:
         return env
 
     def _number(self, key: Key, value: Number) -> Handle:
-        """``value`` on the device: the tensor of the last time where it is the same still. No phase writes into it."""
+        """``value`` on the device: the last tensor of ``key`` if the value is the same, since no phase writes into
+        it."""
         last = self._number_tensors.get(key)
         if last is None or last[0] != value:
             last = self._number_tensors[key] = value, self.device.place(key, np.array(value, np.int64))
@@ -165,16 +167,16 @@ class Loop:
         return dict(self._gradients)
 
     def _keep_all(self, old: dict[str, Handle], new: dict[str, Handle]) -> dict[str, Handle]:
-        """``old`` with the values of ``new``, each for as long as its place is needed."""
+        """``old`` with the values of ``new``, each kept at the address of the old tensor (``Device.keep``)."""
         keep = self.device.keep
         return old | {name: keep(old[name], handle) if name in old else handle for name, handle in new.items()}
 
     def _keep(self, gradients: dict[str, Handle]) -> None:
-        """The accumulators of the next step are those of this one, wherever they now are."""
+        """Use this step's gradient tensors as the accumulators of the next step."""
         self._gradients = {name: gradients[name] for name in self._gradients}
 
     def _values(self, outputs: Mapping[Key, Handle]) -> dict[Key, np.ndarray]:
-        """The values of the metrics and counters of a call, by one wait."""
+        """The values of the metrics and counters of a call, with a single synchronization."""
         keys = [key for key in outputs if key[0] in ("metric", "counter")]
         return dict(zip(keys, self.device.read([outputs[key] for key in keys]), strict=True))
 
@@ -208,7 +210,7 @@ class Loop:
         return RunError(NUM_LOSS, f"{name} is {value} in phase {phase}{tail}", f"step {now.cursor.step + 1}")
 
     def _not_finite_names(self, handles: dict[str, Handle]) -> Iterator[str]:
-        """Those that hold a number that is not finite."""
+        """The names of the tensors that hold a number that is not finite."""
         return (n for n, handle in handles.items() if not np.isfinite(self.device.numpy(handle)).all())
 
     def evaluate(self, now: State, eval_pass: Pass) -> PassResult:
@@ -245,15 +247,15 @@ class Loop:
 
 
 def _calls(microbatches: int, degree: int) -> Iterator[tuple[int, int]]:
-    """(first microbatch, how many) of each call of a step: as many as fit by ``degree``, the rest one by one. There may
-    be 2**31, so no list is made of them."""
+    """(first microbatch, count) of each call of a step: groups of ``degree``, and the remainder one by one. An
+    iterator, since there may be 2**31."""
     remainder = microbatches % degree
     yield from ((first, degree) for first in range(0, microbatches - remainder, degree))
     yield from ((first, 1) for first in range(microbatches - remainder, microbatches))
 
 
 def _ctx_of_call(ctxs: Sequence[dict[str, int]]) -> dict[str, Number]:
-    """The ctx of a call: a number each where its microbatches have one, a vector of theirs where they differ."""
+    """The ctx of a call: a number where all its microbatches have the same, a vector where they differ."""
     if len(ctxs) == 1:
         return dict(ctxs[0])
     return {name: tuple(c[name] for c in ctxs) if name in MOVING else n for name, n in ctxs[0].items()}
@@ -281,8 +283,8 @@ def _check_draws(reports: Sequence[dict[str, float]], where: str) -> None:
 
 
 def _means(reports: list[dict[str, float]]) -> dict[str, float]:
-    """Each name's mean over ``reports``, summed in order in float64. A name with weights has the mean by these, 0 where
-    all are 0; the weights themselves are not told."""
+    """Each metric's mean over ``reports``, summed in order in float64. A metric with weights has the weighted mean, 0
+    if all weights are 0; the weights themselves are left out."""
     means = {}
     for name in (n for n in reports[0] if not _is_weight(n, reports[0])):
         weights = [r.get(name + WEIGHT, 1.0) for r in reports]

@@ -377,7 +377,7 @@ def test_numbers_and_names_are_those_of_cudas_headers(name: str) -> None:
 def test_flags_are_those_of_cudas_headers() -> None:
     flags = {word: int(n, 16) for word, n in re.findall(r"#define (cuda\w+)\s+(0x\w+)", header("driver_types.h"))}
     assert flags["cudaStreamNonBlocking"] == cuda_runtime.NON_BLOCKING
-    assert flags["cudaEventBlockingSync"] | flags["cudaEventDisableTiming"] == cuda_runtime.QUIET
+    assert flags["cudaEventBlockingSync"] | flags["cudaEventDisableTiming"] == cuda_runtime.EVENT_FLAGS
 
 
 def test_each_error_of_cuda_has_one_meaning() -> None:
