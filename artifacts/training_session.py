@@ -131,8 +131,8 @@ class Session:
         )
 
     def _fork(self, state: State, folder: str) -> None:
-        """Replace the values of the parameters of ``state`` by those of another run: new tensors would be beside
-        them."""
+        """Overwrite the parameters of ``state`` with those of another run, in place: new tensors would take memory
+        twice."""
         loaded = store.find(folder, self.options.strict, self.console.warn)
         contents.check_fit(loaded.params, self.manifest.parameters, loaded.path)
         for name, array in loaded.params.items():

@@ -1,4 +1,4 @@
-"""Durable files: written under a temporary name, synced, renamed."""
+"""Durable, atomic files: written under a temporary name, synced, renamed."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def sync_directory(path: str) -> None:
 
 
 def replace(path: str, parts: Iterable[bytes]) -> None:
-    """``path`` holds ``parts`` afterwards, or is as before (RunError E-IO): never something between. What killed
-    processes left of their attempts in the same folder is removed."""
+    """Write ``parts`` to ``path`` atomically: on failure (RunError E-IO) it is as before. Temporary files of killed
+    processes in the same folder are removed."""
     folder = os.path.dirname(path) or "."
     temporary.sweep(folder, _TEMPORARY)
     name, fd = "", -1
@@ -88,18 +88,19 @@ def replace(path: str, parts: Iterable[bytes]) -> None:
 
 
 def _create_locked(folder: str) -> tuple[str, int]:
-    """A new file in ``folder``, held as this process's own."""
+    """A new temporary file in ``folder``, locked by this process: (path, descriptor)."""
     while True:
         name = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}")
         fd = _create(name)
         temporary.take(fd)
         if os.fstat(fd).st_nlink:
             return name, fd
-        os.close(fd)  # another process has swept it away before it was held
+        os.close(fd)  # another process's sweep removed it before it was locked
 
 
 def sweep(folder: str) -> None:
-    """Remove what a killed ``replace`` left in ``folder``, which no other process of ours is to write to now."""
+    """Remove the leftovers of a killed ``replace`` in ``folder``; the caller makes sure that no other process of ours
+    is writing there."""
     with contextlib.suppress(OSError):
         for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
             path = os.path.join(folder, name)
@@ -108,8 +109,8 @@ def sweep(folder: str) -> None:
 
 
 def make_directory(path: str) -> list[str]:
-    """The directory ``path`` exists afterwards; else RunError E-IO, and no part of a hopeless path either. Answers what
-    was not there before: ``path`` and folders around it, the innermost first."""
+    """Make the directory ``path`` and its parents; on RunError E-IO a path that cannot exist is not made in part.
+    Returns the directories that are new, the innermost first."""
     if len(os.fsencode(os.path.abspath(path))) > MAX_PATH:
         raise RunError(IO_WRITE, f"the path is longer than {MAX_PATH} bytes", path)
     try:
@@ -127,7 +128,7 @@ def make_directory(path: str) -> list[str]:
 
 
 def _missing_directories(path: str) -> list[str]:
-    directory, missing = os.path.realpath(path), []  # as the system goes: .. behind a link is not what its text says
+    directory, missing = os.path.realpath(path), []  # realpath, since .. after a link is not the textual parent
     while not os.path.lexists(directory):
         missing.append(directory)
         directory = os.path.dirname(directory)
@@ -136,8 +137,8 @@ def _missing_directories(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def removed_on_failure(created: Sequence[str], expected: str) -> Iterator[None]:
-    """Directories that were just ``created`` are gone again where what follows fails before there is more in the
-    innermost of them than the file ``expected``."""
+    """Remove the directories ``created`` again if the body fails while the innermost of them holds nothing but the file
+    ``expected``."""
     try:
         yield
     except BaseException:
@@ -150,9 +151,8 @@ def removed_on_failure(created: Sequence[str], expected: str) -> Iterator[None]:
 
 
 def remove_flat(path: str, expected: frozenset[str]) -> None:
-    """Remove the directory ``path`` and the ``expected`` names in it; with anything else inside it stays. OSError where
-    it
-    is a symbolic link: what that leads to is another's."""
+    """Remove the directory ``path`` and the ``expected`` names in it; with other names in it, it stays. OSError if it
+    is a symbolic link, whose target belongs to others."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for name in os.listdir(fd):
@@ -165,12 +165,12 @@ def remove_flat(path: str, expected: frozenset[str]) -> None:
 
 
 def token() -> str:
-    """What makes a name new."""
+    """A random suffix for a new name."""
     return secrets.token_hex(4)
 
 
 def put_aside(path: str) -> str:
-    """What is at ``path``, be it a link, has another name afterwards: that name."""
+    """Rename the file or link at ``path``; returns its new name."""
     aside = f"{path}.old-{token()}"
     os.rename(path, aside)
     sync_directory(os.path.dirname(path) or ".")
@@ -178,7 +178,7 @@ def put_aside(path: str) -> str:
 
 
 def _open_plain(path: str, flags: int) -> BinaryIO:
-    """The plain file ``path`` for reading, which nothing waits for; OSError where it is none."""
+    """The plain file ``path``, opened for reading without blocking; OSError if it is not a plain file."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -187,11 +187,11 @@ def _open_plain(path: str, flags: int) -> BinaryIO:
 
 
 def read_plain(path: str, limit: int) -> bytes:
-    """At most ``limit`` + 1 bytes of the plain file ``path``; OSError where it is none, a symbolic link to one
-    included: what is no file of ours is not followed."""
+    """At most ``limit`` + 1 bytes of the plain file ``path``; OSError if it is not one. Symbolic links are not
+    followed."""
     with _open_plain(path, os.O_NOFOLLOW) as file:
         size = os.fstat(file.fileno()).st_size
-        return file.read(min(limit, size) + 1)  # as much memory is taken before it is read
+        return file.read(min(limit, size) + 1)  # read() allocates its argument at once
 
 
 def open_plain(path: str) -> BinaryIO:

@@ -1,6 +1,6 @@
-"""The few facts of an ELF shared object that a build and a runner check. 64-bit little-endian files only.
+"""Reads the few properties of an ELF shared object that a build and a runner check. 64-bit little-endian files only.
 
-Nothing of ours is imported here, so that what makes a library and what loads one read it alike.
+It imports nothing of ours, so that the build and the runner read a library in the same way.
 
 Layout: System V ABI, "Object Files"; machine numbers from the registry of the same.
 """
@@ -27,7 +27,7 @@ class NotElf(ValueError):
 
 
 class Cut(NotElf):
-    """An ELF file that ends before something that its headers place in it."""
+    """A truncated ELF file: it ends before something that its headers place in it."""
 
 
 @frozen
@@ -78,7 +78,8 @@ def read(data: bytes) -> Shared:
 
 
 def check_whole(data: bytes) -> None:
-    """Raises Cut unless all that the headers place in the file is in it: what is not ends the process that loads it."""
+    """Raises Cut unless everything that the headers place in the file is in it: loading a truncated library would end
+    the process."""
     _header(data)
     for what, count in _tables(data):
         _check_in_file(data, f"its {what} header table", *count)
@@ -90,7 +91,7 @@ def check_whole(data: bytes) -> None:
 
 
 def constant(data: bytes, symbol: str, size: int) -> bytes | None:
-    """The ``size`` bytes at the dynamic ``symbol`` of the shared object ``data``, which is whole; None without it."""
+    """The ``size`` bytes at the dynamic ``symbol`` of the complete shared object ``data``; None without the symbol."""
     try:
         symbols = [s for s in _symbols(data, list(_sections(data))) if s.name == symbol and s.section]
         for segment in _segments(data) if symbols else ():
@@ -103,7 +104,7 @@ def constant(data: bytes, symbol: str, size: int) -> bytes | None:
 
 
 def name(data: bytes) -> str:
-    """What the shared object ``data``, which is whole, calls itself; "" where it does not."""
+    """The SONAME of the complete shared object ``data``; "" without one."""
     try:
         return "".join(_dynamic(data, list(_sections(data)), SONAME))
     except (struct.error, IndexError, ValueError):

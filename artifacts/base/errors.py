@@ -1,4 +1,4 @@
-"""CODES: every diagnostic code of the artifact and its runner, and the error that carries one to the user.
+"""The table of all error codes of the artifact and its runner, and the exception that carries one to the user.
 
 The compiler has its own table with the same fields; ``docs/errors.md`` is generated from both.
 """
@@ -33,8 +33,8 @@ def code(name: str, summary: str, fix: str, exit: int) -> Code:
 
 
 class RunError(Exception):
-    """Something the user can mend: what is wrong, where, and what to do, by default the code's ``fix``. Everything else
-    that is raised is our bug."""
+    """An error that the user can fix: what is wrong, where, and what to do (by default the code's ``fix``). Any other
+    exception is our bug."""
 
     def __init__(self, code: Code, what: str, where: str = "", hint: str = "") -> None:
         super().__init__(what)

@@ -21,9 +21,8 @@ from ..format.manifest import Field
 
 CHUNK = 2**18  # bytes of lines decoded together
 MAX_LINE = 16 * 2**20
-OBJECT_BYTES_PER_BYTE = (
-    40  # bytes of Python's objects for a byte of text, at most: an object with a few numbers takes 35
-)
+# Bytes of Python's objects for a byte of text, at most: an object with a few numbers takes 35.
+OBJECT_BYTES_PER_BYTE = 40
 _SPACE = " \t\r\n"
 _ESCAPED_KEY = re.compile(rf'\\[u/][^"\\]*"[{_SPACE}]*:')  # from its last escape on
 

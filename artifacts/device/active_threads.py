@@ -1,8 +1,9 @@
-"""How many of the runtime's threads work, by how busy the machine is, decided anew several times a second.
+"""Adapts the number of working threads to the load of the machine, several times a second.
 
-A kernel on several threads is over when the last of them is: one whose core has other work too holds up all the others,
-at every kernel. So where they are held up, as many work as there are cores without other work: at most those that the
-run began with, and at least half of them, since a machine that others fill is not theirs alone. No bit depends on it.
+A kernel on several threads ends when its last thread does: one thread whose core has other work delays all the others,
+at every kernel. So when threads are delayed, as many work as there are cores without other work: at most the number
+that the run began with, and at least half of it, since other processes may not take the whole machine. No bit depends
+on it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from collections.abc import Callable, Mapping
 
 from attrs import define, frozen
 
-PERIOD = 0.25  # seconds between decisions: some 25 ticks of the kernel's own accounts
-MAX_SWITCHES = (
-    30  # times a second that a thread may be sent off its core, and one more for each thread, before there is a look
-)
-MAX_WAIT_SHARE = 0.1  # of the time that a thread wants to run and may not, from which on it holds up the others
-REST_BELOW, ADD_ABOVE = 0.5, 0.75  # of a core that is lacking for a thread to rest, or there for one to work again
-STABLE_DECISIONS = 2  # decisions in a row for more threads: what is idle for a moment is not yet free
+PERIOD = 0.25  # seconds between decisions: some 25 ticks of the kernel's accounting
+# Times a second that a thread may be sent off its core, and one more for each thread, before there is a look.
+MAX_SWITCHES = 30
+MAX_WAIT_SHARE = 0.1  # share of the time that a thread is runnable but not running, from which on it delays the others
+REST_BELOW, ADD_ABOVE = 0.5, 0.75  # of a core: missing for a thread to rest, free for one to work again
+STABLE_DECISIONS = 2  # decisions in a row before more threads work: a core that is idle for a moment is not free yet
 STAT, TASKS = "/proc/stat", "/proc/self/task"
 
 
@@ -41,7 +41,7 @@ class Reading:
 
 
 def read(path: str = STAT, tasks: str = TASKS) -> Reading | None:
-    """The accounts now; None where the system does not tell."""
+    """The accounts now; None if the system does not provide them."""
     cores, ticks, busy = os.sched_getaffinity(0), os.sysconf("SC_CLK_TCK"), 0
     try:
         with open(path, encoding="ascii") as file:
@@ -67,29 +67,28 @@ def _wait_of(path: str) -> float:
 
 
 def switches() -> int:
-    """How often a thread of this process was sent off its core by others."""
+    """Involuntary context switches of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def free_cores(before: Reading, now: Reading, cores: int) -> float:
-    """Cores without other work between the two readings."""
+    """Cores that had no other work between the two readings."""
     spent = now.at - before.at
     others = (now.busy - before.busy - (now.own - before.own)) / spent
     return cores - max(0.0, others)
 
 
 def is_held_up(before: Reading, now: Reading) -> bool:
-    """Did some thread wait for its core so long that it held up the others?"""
+    """Whether some thread waited for its core so long that it delayed the others."""
     longest = max((wait - before.waits.get(task, wait) for task, wait in now.waits.items()), default=0.0)
     return longest > MAX_WAIT_SHARE * (now.at - before.at)
 
 
 @define
 class ActiveThreads:
-    """``active`` of ``max_threads`` threads, as ``tell`` has told the runtime. ``look`` between two calls into it, from
-    the
-    thread that makes them: it costs the reading of a clock, and where nobody else wants a core a call of the system
-    several times a second."""
+    """``active`` of ``max_threads`` threads work; ``tell`` passes the number to the runtime. ``look`` is called between
+    two
+    calls into it, from the same thread: it costs a reading of the clock, and a system call several times a second."""
 
     max_threads: int
     tell: Callable[[int], object]
@@ -115,7 +114,7 @@ class ActiveThreads:
                 self._before = None
 
     def _wanted(self, spent: float) -> bool:
-        """Is there something to decide? With all threads at work only where others want their cores."""
+        """Whether there is something to decide: some threads rest, or other processes want their cores."""
         before, self._switches = self._switches, switches()
         return self.active < self.max_threads or self._switches - before > (MAX_SWITCHES + self.max_threads) * spent
 

@@ -1,5 +1,7 @@
-"""The control groups that this process is in, of both versions, wherever they are mounted, and the processor's time
-that they grant. A group may do no more than each of those around it."""
+"""The control groups (cgroup v1 and v2) of this process, wherever they are mounted, and their CPU quota.
+
+A group is limited by each of its ancestors too.
+"""
 
 from __future__ import annotations
 

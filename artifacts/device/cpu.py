@@ -1,6 +1,6 @@
-"""The CPU row: checks the machine, then loads the artifact's own runtime and library.
+"""The CPU device: checks the machine, then loads the artifact's own runtime and library.
 
-``fit``, ``check_memory`` and ``open_device`` are what ``device.Row`` asks of the module of a kind of device.
+``fit``, ``check_memory`` and ``open_device`` are the functions that ``interface.Row`` calls.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .library import LibraryDevice
 
 CPUINFO = "/proc/cpuinfo"
 CONFIGURE = "runtime.config_threadpool"  # (which cores threads prefer, how many of them work)
-ANY_CORE = 1  # in its words, those of the fast kind; with TVM_BIND_THREADS=0 it binds none
+ANY_CORE = 1  # its constant for the fast cores; with TVM_BIND_THREADS=0 it binds no thread
 
 
 def cpu_flags(path: str = CPUINFO) -> frozenset[str]:
-    """What every processor of this machine offers, in the words of /proc/cpuinfo; empty when that is unknown."""
+    """The features that every processor of this machine has, as named in /proc/cpuinfo; empty if unknown."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line for line in file if line.startswith(("flags", "Features"))]
@@ -116,7 +116,7 @@ class CpuDevice(LibraryDevice):
         return np.frombuffer(memory, kind).reshape(shape)  # type: ignore[call-overload]
 
     def trip_numbers(self, count: int, carried: Sequence[tuple[int, int]]) -> Iterator[Any]:
-        """One tensor, written anew: a call is over when it returns."""
+        """One tensor, overwritten each time: a call has finished when it returns."""
         number = self.tensor(np.array(0, np.int64))
         value = ctypes.c_int64.from_address(number.data_ptr())
         for n in range(count):

@@ -1,7 +1,9 @@
-"""The CUDA row: checks driver, GPU and memory through libcuda alone, then loads CUDA's runtime, TVM's part for it and
-the library, whose kernels were compiled when the artifact was built: nothing is compiled here.
+"""The CUDA device: checks driver, GPU and memory through libcuda alone, then loads the CUDA runtime and the library.
 
-``fit``, ``check_memory`` and ``open_device`` are what ``device.Row`` asks of the module of a kind of device.
+TVM's runtime for CUDA is loaded with it. The kernels were compiled when the artifact was built: nothing is compiled
+here.
+
+``fit``, ``check_memory`` and ``open_device`` are the functions that ``interface.Row`` calls.
 """
 
 from __future__ import annotations
@@ -28,15 +30,13 @@ from .interface import Call, Choice, Device, Handle, Row
 from .library import CPU, POOLED, LibraryDevice, first_line, load_shared
 
 CUDA = 2  # DLPack's device type
-COMPILE_CALLBACK = (
-    "tvm_callback_cuda_compile"  # what TVM's part for CUDA calls with the text that stands for a kernel's source
-)
+COMPILE_CALLBACK = "tvm_callback_cuda_compile"  # TVM's CUDA runtime calls it with a module's source
 KEY = re.compile(r"sexpgpu-kernels:([0-9a-f]{64})")
-# Bytes of the GPU beside the run's tensors and the context: the library's modules, what its threads keep beside their
-# registers, graphs, and what allocations are rounded up to. An estimate: no GPU was there to measure.
+# Bytes of device memory beside the run's tensors and the context: the library's modules, local memory of threads,
+# graphs, rounding of allocations. An estimate: no GPU was there to measure.
 OVERHEAD = 256 * 2**20
-# Of that, bytes that have to be left before a phase runs for the first time, and takes its memory. A kernel that gets
-# no workspace ends the process: the runtime's error cannot pass the code that asked for it.
+# Bytes of OVERHEAD that must be free before a phase runs for the first time and allocates. A kernel that cannot
+# allocate its workspace ends the process: the runtime's exception cannot pass the kernel's host code.
 MIN_FREE = 64 * 2**20
 
 
@@ -95,7 +95,7 @@ class CudaDevice(LibraryDevice, Replaying):
     """A library whose kernels run on GPU ``number``. All its work is in one stream: what is asked for is done in order,
     and ``numpy`` and ``read`` wait for it.
 
-    arch:   of the target's kernels those to load, as ``driver.served`` names them
+    arch:   of the target's kernels those to load, as ``cuda_driver.best_arch`` names them
     graphs: whether what is repeated is captured; None: as the target says
     """
 
@@ -150,7 +150,7 @@ class CudaDevice(LibraryDevice, Replaying):
         return out
 
     def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
-        """Put together on the GPU, then one copy."""
+        """Packed into one buffer on the GPU, then one copy to the host."""
         starts, packing_buffer = self._packing([_nbytes(handle) for handle in handles])
         if packing_buffer is None:
             return [self.numpy(handle) for handle in handles]
@@ -167,7 +167,7 @@ class CudaDevice(LibraryDevice, Replaying):
         return self._capturable(name, plain)
 
     def _with_memory_check(self, name: str, call: Call) -> Call:
-        """``call``, but E-DEVICE-015 at the first one if others have taken the memory that it was to have."""
+        """``call``, but E-DEVICE-015 at the first call if other processes have taken the memory since the start."""
         already_ran: list[bool] = []
 
         def checked(inputs: Sequence[Handle]) -> tuple[Handle, ...]:
@@ -204,7 +204,8 @@ def _nbytes(handle: Handle) -> int:
 
 
 def _kernel_server(artifact: Artifact, arch: str) -> Callable[[str], bytes]:
-    """What gives TVM the kernels of ``arch`` for the text that the library has in the place of their source."""
+    """The callback that gives TVM the compiled kernels of ``arch`` for the key that the library holds as their
+    source."""
 
     def serve(source: str) -> bytes:
         key = KEY.fullmatch(source.strip())

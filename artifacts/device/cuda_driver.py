@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of this machine's GPUs, asked through libcuda before anything else is loaded."""
+"""Queries the machine's GPUs through libcuda, before anything else of CUDA is loaded."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Driver:
         return out.value
 
     def version(self) -> int:
-        """The newest CUDA that it serves: 13000 for 13.0."""
+        """The newest CUDA version that it supports: 13000 for 13.0."""
         return self._int("cuDriverGetVersion")
 
     def count(self) -> int:
@@ -162,7 +162,7 @@ def _cuda(version: int) -> str:
 
 
 def best_arch(archs: Iterable[str], capability: int) -> str | None:
-    """Of what kernels were compiled for, what a GPU runs best: a cubin of its own major number and the greatest minor
+    """The best of ``archs`` for a GPU: a cubin of its own major number and the greatest minor
     number up to its own, else the newest PTX that is not newer than itself; None where there is neither.
 
     The rules are those of the CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".

@@ -1,14 +1,14 @@
-"""CUDA graphs: what the loop repeats is captured once and then replayed, call by call.
+"""CUDA graphs: the calls that the loop repeats are captured once and then replayed.
 
-A captured call has the addresses of its tensors in it. Those it is given stay where they are: batches, numbers and
-parameters have fixed places (``Replaying.place`` and ``keep``), and a capture serves only calls on the very tensors it
-was made with. Those it returns are held as long as it is. The memory between is the runtime's: it goes back to
-the runtime's pool after the capture, and each replay writes into it. That is sound because nothing else is in use then
-that was taken from the pool after a capture, and as long as the pool gives nothing back to the system, which it
-does only when it is out of memory, or to take a larger workspace, in a phase that has not run before: then all captures
-are made again.
+A captured call contains the addresses of its tensors. Its inputs keep their addresses: batches, numbers and parameters
+have fixed slots (``Replaying.place`` and ``keep``), and a capture serves only calls on the very tensors it was made
+with. Its results are held as long as the capture exists. Intermediates are the runtime's: after the capture they go
+back to its memory pool, and each replay writes into them. That is sound because nothing taken from the pool after a
+capture is in use during a replay, and because the pool returns nothing to the system, except when it is out of memory
+or takes a larger
+workspace, in a phase that has not run before: then all captures are made again.
 
-Trips take two graphs, however many trips there are: ``paired_graphs.py``.
+The trips of a generator take two graphs, however many trips there are: ``paired_graphs.py``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
 
 @frozen(eq=False)
 class Tape:
-    """The calls of a body as graphs. ``inputs``: its tensors; ``outputs``: what it returns; ``calls``: in order, each a
-    graph or a loop; ``graphs``: all of these; ``nodes``: launches in them."""
+    """The calls of a body as graphs.
+
+    inputs:  its tensors
+    outputs: its results
+    calls:   in order, each a graph or a loop
+    graphs:  all graphs of these
+    nodes:   kernel launches in them
+    """
 
     inputs: dict[tuple[str, str], Handle]
     outputs: Outputs
@@ -51,13 +57,13 @@ class Tape:
 
 @define(eq=False)
 class Graphs:
-    """Captures by the key of what is repeated.
+    """Captures, by the key of the body that is repeated.
 
-    phases_run:  phases that have run
-    bodies_run: keys of bodies that have run, call by call
-    failures:  keys of bodies that cannot be captured -> why
-    captured: keys of bodies that were captured -> (graphs, launches in them)
-    layouts: keys of bodies -> what was learned of their loops
+    phases_run: phases that have run
+    bodies_run: keys of bodies that have run call by call
+    failures:   keys of bodies that cannot be captured -> the reason
+    captured:   keys of captured bodies -> (graphs, launches in them)
+    layouts:    keys of bodies -> the memory layout of their loops, as learned
     """
 
     stream: Work
@@ -70,7 +76,7 @@ class Graphs:
     recording: Recording | None = None
 
     def call(self, name: str, plain: Call, inputs: Sequence[Handle]) -> tuple[Handle, ...]:
-        """A phase's call: done, or during ``_record`` written down."""
+        """A phase's call: executed, or recorded during ``_record``."""
         if self.recording is not None:
             return self.recording.call(plain, inputs)
         if name not in self.phases_run:
@@ -81,12 +87,12 @@ class Graphs:
         return outputs
 
     def _check_pool(self) -> None:
-        """Drop all captures if the pool has given memory back, and gone on: their addresses may be others' now."""
+        """Drop all captures if the pool returned memory to the system and retried: their addresses may be reused."""
         if self.tapes and self.stream.last_error() == MEMORY_ALLOCATION:
             self.forget()
 
     def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Outputs:
-        """``Device.repeat``: the first time the calls are done, the second time they are captured."""
+        """``Device.repeat``: the first time the calls are executed, the second time they are captured."""
         tape = self.tapes.get(key)
         if tape is None or not tape.fits(env):
             if key not in self.bodies_run or key in self.failures:
@@ -104,7 +110,7 @@ class Graphs:
         return tape.outputs
 
     def _record(self, key: Hashable, tensors: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
-        """The tape of ``body``, of which nothing is done; None where it cannot be captured."""
+        """The tape of ``body``, recorded without executing it; None if it cannot be captured."""
         self._drop(key)
         while True:
             with contextlib.suppress(Missed):
@@ -142,7 +148,7 @@ class Graphs:
                 self.stream.destroy(graph)
 
     def lines(self) -> list[str]:
-        """What was captured, and what could not be, for people."""
+        """What was captured and what could not be, as text."""
         captured = [
             f"{_key_text(key)}: {count} graphs of {nodes} launches" for key, (count, nodes) in self.captured.items()
         ]

@@ -1,4 +1,4 @@
-"""The calls of a body while they are captured into CUDA graphs."""
+"""Records the calls of a body while they are captured into CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """What captures ask of a stream: ``cudart.Stream`` is one."""
+    """The methods of a stream that captures use; ``cuda_runtime.Stream`` has them."""
 
     def begin(self) -> None: ...
     def end(self) -> tuple[int, int]: ...
@@ -31,10 +31,10 @@ class Work(Protocol):
 class Recording:
     """A body that is being captured. The last call's capture stays open until the next one, or the end.
 
-    layout: of its loop, if it has one
-    target:     the list that graphs are added to: ``calls``, or a loop's
-    next_result:  in a loop, what the next call returns, as it is an earlier one's and is not captured again
-    last_call:   in a loop, the tensors that the last call was given, and what it made
+    layout:      of its loop, if it has one
+    target:      the list that graphs are added to: ``calls``, or a loop's
+    next_result: in a loop, the result of the next call, which is an earlier call and is not captured again
+    last_call:   in a loop, the inputs and results of the last call
     """
 
     stream: Work
@@ -73,7 +73,7 @@ class Recording:
         self.target = self.calls
 
     def take_last(self) -> tuple[list[Handle], tuple[Handle, ...]]:
-        """``last_call``, held by nobody else from now on."""
+        """Take ``last_call`` out of the recording, which no longer holds its tensors."""
         last, self.last_call = self.last_call, ([], ())
         return last
 
@@ -111,18 +111,17 @@ class Trips:
 
 
 class Missed(Exception):
-    """The second call did not write where the first one reads: to be captured again, as ``Layout`` now says."""
+    """The second call did not write where the first one reads: capture again with the changed ``Layout``."""
 
 
 @define(eq=False)
 class Layout:
-    """Where the state of a loop's two calls lies, as it was learned.
+    """The memory layout of the state of a loop's two alternating calls, as learned.
 
-    order:  places of it among a call's inputs, in the order in which a call asks for what it makes in their place
-    held_inputs:   those of them that are not given back between the calls
-    miss_count: how often the second call wrote elsewhere: after the first time the order is another, after the second
-                what
-            missed is held, after the third all of it is, so that there is no fourth time
+    order:       the state's positions among a call's inputs, in the order in which a call allocates their successors
+    held_inputs: those that are not freed between the calls
+    miss_count:  how often the second call wrote elsewhere. After the first time the order is changed, after the second
+                 the missed inputs are held, after the third all of the state is held, so that there is no fourth time
     """
 
     order: list[int] = field(factory=list)
@@ -130,7 +129,7 @@ class Layout:
     miss_count: int = 0
 
     def learn(self, read_at: Mapping[int, int], written_at: Mapping[int, int]) -> None:
-        """Missed, unless all lies where it lay that is not held. Both: input -> address."""
+        """Raise Missed unless each input that is not held was written where it is read. Both: input -> address."""
         missed = {i for i in self.order if i not in self.held_inputs and written_at[i] != read_at[i]}
         if not missed:
             return

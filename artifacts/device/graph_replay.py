@@ -1,6 +1,6 @@
-"""What a device does so that captures can be replayed: tensors that the loop writes have their places, and stay there.
+"""The part of a device that makes captures replayable: tensors that the loop writes have slots with fixed addresses.
 
-A GPU is one such device (cuda.py), its simulation another (memory_simulation.py): what is planned is what is done.
+A GPU is one such device (cuda.py), its simulation another (memory_simulation.py), so that the plan equals the run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TRIP = ("trip", "")  # the key of the number of a trip
 
 
 class Replaying(MovableTensors):
-    """``_graphs``: captures; None: none are made. Whoever is one says how a tensor is made, written, copied, filled."""
+    """``_graphs``: the captures; None: none are made. A subclass makes, writes, copies and fills tensors."""
 
     _graphs: Graphs | None
     _slots: dict[Hashable, Handle]
-    _packed: tuple[int, Handle]  # bytes in which ``read`` puts several tensors together: how many, and they
+    _packed: tuple[int, Handle]  # the packing buffer of ``read``: its bytes, and it
 
     def _empty(self, array: np.ndarray) -> Handle:
         raise NotImplementedError
@@ -51,8 +51,8 @@ class Replaying(MovableTensors):
         return self._slots[key]
 
     def _packing(self, sizes: Sequence[int]) -> tuple[list[int], Handle]:
-        """Where tensors of ``sizes`` bytes begin and end that are put together to be read, and the bytes that these are
-        put in; None where it is better to read one by one."""
+        """The offsets of tensors of ``sizes`` bytes that are packed to be read, and the packing buffer; None instead of
+        it where reading one by one is better."""
         starts = list(itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
         if len(sizes) < 2 or starts[-1] > CHUNK:
             return starts, None
@@ -61,7 +61,7 @@ class Replaying(MovableTensors):
         return starts, self._packed[1]
 
     def place(self, key: Hashable, array: np.ndarray) -> Handle:
-        """The same tensor each time, written anew: allocating on a GPU takes longer than a phase."""
+        """The same tensor each time, overwritten: allocating on a GPU takes longer than a phase."""
         slot = self._slot(key, array)
         self.write(slot, array)
         return slot

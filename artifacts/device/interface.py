@@ -1,4 +1,4 @@
-"""What the loop needs of a device, and the one table of the devices there are: CPU and CUDA are two rows of it."""
+"""The interface between the loop and a device, and the table of devices: CPU and CUDA are two rows of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Device(Protocol):
         ...
 
     def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
-        """The values of several tensors, of some numbers each, as ``numpy`` gives them: all by one wait."""
+        """The values of several small tensors, as ``numpy`` gives them, with a single synchronization."""
         ...
 
     def zero(self, handles: Sequence[Handle]) -> None:
@@ -49,11 +49,12 @@ class Device(Protocol):
         ...
 
     def place(self, key: Hashable, array: np.ndarray) -> Handle:
-        """A tensor with the values of ``array``, in the place of the last one of that key, which is not used again."""
+        """A tensor with the values of ``array``. It may reuse the memory of the last one with that key, which the
+        caller no longer uses."""
         ...
 
     def keep(self, old: Handle, new: Handle) -> Handle:
-        """The values of ``new`` for a long time to come, in the place of ``old``, which is not used again."""
+        """A tensor with the values of ``new`` that lives on. It may reuse ``old``, which the caller no longer uses."""
         ...
 
     def trip_numbers(self, count: int, carried: Sequence[tuple[int, int]]) -> Iterator[Handle]:
@@ -70,20 +71,21 @@ class Device(Protocol):
         ...
 
     def step_finished(self) -> None:
-        """A step is over: all the memory that one takes has been asked for."""
+        """Called after the first step, when all memory of a step has been allocated."""
         ...
 
     def before_call(self) -> None:
-        """No call is under way, and one will be: there is a moment to prepare for it."""
+        """Called between calls, when none is running: the device may prepare for the next one."""
         ...
 
     def notes(self) -> list[str]:
-        """What there is to say of how the device ran, for people."""
+        """Lines about how the device ran, for people."""
         ...
 
 
 class MovableTensors:
-    """Of a device what one does that has no fixed places for tensors."""
+    """Default methods of a device whose tensors may move, which is all but those with CUDA graphs: ``place`` makes a
+    new tensor, ``keep`` returns the new one."""
 
     def tensor(self, array: np.ndarray) -> Handle:
         raise NotImplementedError

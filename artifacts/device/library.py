@@ -1,5 +1,7 @@
-"""What compiled libraries have in common, whatever device their kernels run on: the artifact's own runtime and library
-are loaded from memory files that have no path to race for and leave nothing behind, and phases are called in them."""
+"""Devices that run a compiled library: loads the artifact's own runtime and library, and calls its phases.
+
+Both are loaded from anonymous memory files: no path can be raced for, and nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from .interface import Call, MovableTensors
 POOLED = 2  # the runtime's pooled allocator, by its number in vm_initialization
 ALLOCATE = "runtime.TVMTensorAllocWithScope"
 CPU = 1  # DLPack's device type
-NO_MEMORY = "cannot allocate memory"  # in the C library's words, where it maps what it loads
+NO_MEMORY = "cannot allocate memory"  # the C library's message if it cannot map a library
 
 
 def memory_file(name: str, data: bytes) -> str:
@@ -100,7 +102,7 @@ class LibraryDevice(MovableTensors):
             raise RunError(ENV_LIBRARY, f"the library has no function {phase.function}") from None
 
         size, item = self._size, self._item
-        positions: list[int] = []  # of the outputs that are returned: as many at each call
+        positions: list[int] = []  # of the returned outputs; the same for each call
 
         def call(inputs: Sequence[Any]) -> tuple[Any, ...]:
             try:

@@ -1,4 +1,4 @@
-"""What a run takes of the machine's memory, and whether that is there: looked at before the first step."""
+"""Checks before the first step that the machine has the memory that a run takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import threads as cores
 
 MAX_QUEUED_BATCHES = MAX_READY + 1  # batches of a training loader: those ready and one being made, beside those in use
 OVERHEAD = 64 * 2**20  # bytes of everything else: Python, NumPy, the runtime, the library; measured: 50 to 55 MiB
-GPU_HOST_BYTES = 256 * 2**20  # bytes that a GPU's driver takes of the host: an estimate, no GPU was there to measure
+GPU_HOST_BYTES = 256 * 2**20  # host memory of the GPU's driver: an estimate, no GPU was there to measure
 MAPPED = "data in a directory of .npy files are mapped, and take no memory"
 HINT = "a smaller :batch with more :microbatches, or fewer --threads, takes less"
 

@@ -1,11 +1,12 @@
-"""The trips of a generator as two CUDA graphs, however many there are: the first one reads a state where the second one
-writes it, and writes it where the second one reads it, so that they alternate.
+"""The trips of a generator as two alternating CUDA graphs, however many trips there are (double buffering).
 
-Where a call's results lie is the pool's affair, which answers a request with what of that size was given back last. So
-the first call's state is given back before the second call, in the order in which a call asks for the next state's
-entries: these are then written there. What is written elsewhere all the same, since a call takes memory of that size
-for other ends, is held during the second call, which is followed by a copy. What the order is, and what has to be held,
-is learned: where the second call misses, the whole body is captured again. No bit depends on it.
+The first graph reads the state where the second one writes it, and writes it where the second one reads it.
+
+The runtime's memory pool decides where a call's results lie: a request gets the last freed block of its size. So the
+first call's state is freed before the second call, in the order in which a call allocates the next state's entries:
+these are then written there. An entry that is written elsewhere all the same, since a call allocates that size for
+other purposes, is held during the second call, which is followed by a copy. The order, and what has to be held, are
+learned: if the second call misses, the whole body is captured again. No bit depends on it.
 """
 
 from __future__ import annotations

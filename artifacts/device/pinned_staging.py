@@ -1,8 +1,9 @@
-"""Page-locked memory between the arrays of the host and a GPU.
+"""Staging of copies between host arrays and a GPU in page-locked (pinned) memory.
 
-Of memory that is not page-locked CUDA says only that a copy *might* be over when the call returns, and its driver waits
-for all that the stream has to do before it stages such a copy itself. Here each copy is staged in memory that the GPU
-reads and writes by itself: a copy to the GPU is a matter of the stream from then on, and one from it is waited for.
+For pageable memory CUDA only promises that a copy *might* be finished when the call returns, and its driver waits for
+all work of the stream before it stages such a copy itself. Here each copy is staged in page-locked memory, which the
+GPU
+accesses directly: a copy to the GPU is asynchronous from then on, and one from it is waited for.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from attrs import define, field
 
 CHUNK = 4 * 2**20  # bytes of a piece of page-locked memory: a copy of as many takes some 0.2 ms
 CHUNKS = 2  # the GPU copies one while the host fills, or empties, the other
-ALIGNMENT = 16  # of what is staged one behind the other
+ALIGNMENT = 16  # bytes, of each copy within a chunk
 
 
 class Work(Protocol):
-    """What is asked of a stream: ``cudart.Stream`` is one."""
+    """The methods of a stream that staging uses; ``cuda_runtime.Stream`` has them."""
 
     def page_locked(self, nbytes: int) -> int: ...
     def event(self) -> int: ...
@@ -31,8 +32,8 @@ class Work(Protocol):
 
 @define
 class Chunk:
-    """``size`` bytes at ``address``, of which ``used`` belong to copies that were asked for; once it is ``is_full``,
-    ``event`` is the end of these."""
+    """``size`` bytes at ``address``, of which ``used`` belong to queued copies. Once it ``is_full``, ``event`` is the
+    end of these."""
 
     address: int
     event: int
@@ -43,13 +44,13 @@ class Chunk:
 
 @define
 class Staging:
-    """Chunks, one after the other. A chunk is used again when the last copy that was asked for of it is over."""
+    """A ring of chunks. A chunk is reused when its last copy is finished."""
 
     stream: Work
     chunks: list[Chunk] = field(factory=list)
 
     def _chunk_for(self, nbytes: int) -> Chunk:
-        """The chunk in use if it has room for ``nbytes``, else the next one, all of it."""
+        """The current chunk if ``nbytes`` fit into it, else the next one, empty."""
         if not self.chunks:
             self.chunks = [Chunk(self.stream.page_locked(CHUNK), self.stream.event(), CHUNK) for _ in range(CHUNKS)]
         chunk = self.chunks[0]
@@ -65,7 +66,7 @@ class Staging:
         return chunk
 
     def _allocate(self, nbytes: int) -> int:
-        """The address of ``nbytes`` that no copy uses any more."""
+        """The address of ``nbytes`` bytes that no copy uses any more."""
         chunk = self._chunk_for(nbytes)
         address = chunk.address + chunk.used
         chunk.used += -(-nbytes // ALIGNMENT) * ALIGNMENT

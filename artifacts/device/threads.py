@@ -1,8 +1,8 @@
-"""How many threads the runtime computes with, and how they wait.
+"""The number of threads that the runtime computes with, and how they wait for work.
 
-Where they run is the scheduler's choice. The runtime's own placing ignores the cores that a process is confined to
-(taskset, cpusets), and a thread that may not leave a core waits there for whoever else is on it, and all the others for
-it at the end of each kernel.
+The scheduler chooses their cores. The runtime's own pinning ignores the cores that a process is confined to (taskset,
+cpusets), and a thread that is pinned to a core waits there for whatever else runs on it, and all others wait for it at
+the end of each kernel.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 from ..base.errors import CLI_VALUE, RunError
 from . import control_groups
 
-# How often a thread that waits for work looks for it before it sleeps: some half a millisecond, longer than it takes to
-# the next kernel. The runtime's 300,000 keep a core from whoever else has work for it, such as the thread waited for.
+# How often a waiting thread polls for work before it sleeps: about half a millisecond, longer than the time to the next
+# kernel. The runtime's default of 300,000 keeps a core from threads that have work, such as the one waited for.
 SPIN_COUNT = 1000
 
 

@@ -28,9 +28,9 @@ from .step import Loop
 
 PAGE = 4096  # bytes; the runtime's allocator and workspace pool round up to it
 BLOCK_OVERHEAD = 128  # bytes that malloc and alignment add to each block on a CPU
-MAX_SIMULATED = (
-    3  # after the second trip, or call of a step, each is like the one before; of two graphs the last is the same
-)
+# Trips, and calls of a step, that are simulated: from the third on each is like the one before; of two alternating
+# graphs the last must be the same one.
+MAX_SIMULATED = 3
 # Rounds of a step and its passes: call by call, captured, and captured again, since the first pass was new in between.
 ROUNDS = 3
 

@@ -26,8 +26,8 @@ from .block_accesses import blocks, is_copy, regions
 from .buffer_donation import Pair
 from .layer_grouping import split_into_calls
 
-# Tensors of one program: each is a parameter of the kernel and code of its own. No measurement on record; the schedules'
-# multi-tensor rule counts on the same bound (docs/schedules.md).
+# Tensors of one program: each is a parameter of the kernel and code of its own. No measurement on record; the
+# schedules' multi-tensor rule counts on the same bound (docs/schedules.md).
 MAX_TENSORS = 512
 # Kinds of programs that can be fused: elementwise; of scalars alone; the sum of all elements of one tensor.
 ELEMENTWISE, SCALAR, FULL_SUM = "map", "scalar", "total"

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 M = TypeVar("M")
-# In members: one more call is worth it if the program gets this many members shorter. No measurement on record; it moves
-# only the balance of compile time and calls a step.
+# In members: one more call is worth it if the program gets this many members shorter. No measurement on record; it
+# moves only the balance of compile time and calls a step.
 CALL_COST = 3
 
 
