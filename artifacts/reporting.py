@@ -67,7 +67,7 @@ class Console:
 
 
 def step_line(step: int, result: Any, records: int, counters: Mapping[str, int], seconds: float) -> dict[str, Any]:
-    """The log's object for a finished step; ``result`` is a loop.StepResult, ``seconds`` its wall time."""
+    """The log's object for a finished step; ``result`` is a loop.step.StepResult, ``seconds`` its wall time."""
     return {
         "step": step,
         "loss": number(result.loss),
@@ -81,7 +81,7 @@ def step_line(step: int, result: Any, records: int, counters: Mapping[str, int],
 
 
 def pass_line(step: int, name: str, result: Any, seconds: float) -> dict[str, Any]:
-    """The log's object for a pass after ``step`` finished steps; ``result`` is a loop.PassResult."""
+    """The log's object for a pass after ``step`` finished steps; ``result`` is a loop.step.PassResult."""
     return {
         "step": step,
         "pass": name,

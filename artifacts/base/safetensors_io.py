@@ -31,8 +31,8 @@ DTYPES: dict[str, tuple[str, str, int]] = {
     "i64": ("int64", "I64", 8),
     "bool": ("bool", "BOOL", 1),
 }
-OF_NUMPY = {numpy: ours for ours, (numpy, _, _) in DTYPES.items()}
-OF_SAFETENSORS = {theirs: ours for ours, (_, theirs, _) in DTYPES.items()}
+OF_NUMPY = {numpy: name for name, (numpy, _, _) in DTYPES.items()}
+OF_SAFETENSORS = {file_name: name for name, (_, file_name, _) in DTYPES.items()}
 # The least and the greatest value of each integer dtype.
 INTEGERS = {
     "i8": (-(2**7), 2**7 - 1),

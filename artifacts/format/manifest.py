@@ -53,7 +53,7 @@ class Run:
 
 @frozen
 class Tensor:
-    """``shape`` in elements, outermost axis first; ``dtype`` a key of tensors.DTYPES."""
+    """``shape`` in elements, outermost axis first; ``dtype`` a key of safetensors_io.DTYPES."""
 
     name: str
     shape: tuple[int, ...]
@@ -200,7 +200,7 @@ class Memory:
 class Target:
     """A library and what its machine must have: ``cpu_flags`` in the words of /proc/cpuinfo.
 
-    device: "cpu" or "cuda", a row of device.ROWS
+    device: "cpu" or "cuda", a row of interface.ROWS
     archs:  what the library's GPU kernels were compiled for: "sm_90" (a cubin) or "compute_80" (PTX); () on a CPU
     graphs: whether the runner may capture its phases as CUDA graphs; false on a CPU
     """

@@ -17,7 +17,7 @@ import numpy as np
 from attrs import frozen
 
 from ..base.errors import NUM_DRAW, NUM_LOSS, RunError
-from ..checkpoint import cursor as state
+from ..checkpoint import cursor as cursors
 from ..checkpoint.cursor import Cursor, State
 from ..data.loaders import Batch, Records, Training, batches_in_order
 from ..device.interface import Device, Handle, Look
@@ -70,7 +70,7 @@ class Loop:
         step."""
         outputs = self._phases["init"](self._fixed)
         _check_draws(_reports(self._values(outputs), 1), "before step 1")
-        return State(state.start(self.manifest), of_kind(outputs, "param"), of_kind(outputs, "optimizer"))
+        return State(cursors.start(self.manifest), of_kind(outputs, "param"), of_kind(outputs, "optimizer"))
 
     def has_data_for_step(self, cursor: Cursor) -> bool:
         """Whether the data still holds a whole step."""
@@ -80,11 +80,12 @@ class Loop:
             records_left is None or records_left >= self.manifest.run.microbatches * self.manifest.loader(loader).batch
         )
 
-    def step(self, now: State) -> StepResult:
-        """Take one step: ``now`` is changed only once the step is finished. E-NUM-001 when a number is not finite."""
-        loader = self.manifest.step.stages[now.cursor.stage].loader
-        batch_size, position = self.manifest.loader(loader).batch, now.cursor.positions[loader]
-        counters, gradients = dict(now.cursor.counters), self._zeroed()
+    def step(self, state: State) -> StepResult:
+        """Take one step: ``cursors`` is changed only once the step is finished. E-NUM-001 when a number is not
+        finite."""
+        loader = self.manifest.step.stages[state.cursor.stage].loader
+        batch_size, position = self.manifest.loader(loader).batch, state.cursor.positions[loader]
+        counters, gradients = dict(state.cursor.counters), self._zeroed()
         reports: list[dict[str, float]] = []
         outputs: dict[Key, Handle] = {}
         for first, count in _calls(self.manifest.run.microbatches, self.manifest.degree):
@@ -92,7 +93,7 @@ class Loop:
             self.device.before_call()
             microbatches = range(first, first + count)
             batches = [self._training.next(loader, position + m * batch_size, self.look) for m in microbatches]
-            env = self._env(now, _ctx_of_call([now.cursor.ctx(m, batch_size) for m in microbatches]), counters)
+            env = self._env(state, _ctx_of_call([state.cursor.ctx(m, batch_size) for m in microbatches]), counters)
             env.update((("gradient", name), handle) for name, handle in gradients.items())
             outputs = self._train(env, batches)
             gradients = self._keep_all(gradients, of_kind(outputs, "gradient"))
@@ -100,17 +101,17 @@ class Loop:
             counters.update((name, int(array)) for name, array in of_kind(values, "counter").items())
             reports += _reports(values, count)
             self._diagnostics = of_kind(outputs, "diagnostic")
-            _check_draws(reports[-count:], f"step {now.cursor.step + 1}")
-            self._check_losses(now, reports[-count:], gradients)
+            _check_draws(reports[-count:], f"step {cursors.cursor.step + 1}")
+            self._check_losses(state, reports[-count:], gradients)
         self._keep(gradients)
-        ends = self._update(now, counters, gradients, batch_size)
+        ends = self._update(state, counters, gradients, batch_size)
         means = _means(reports)
-        now.cursor = state.advance(now.cursor, self.manifest, counters)
+        state.cursor = cursors.advance(state.cursor, self.manifest, counters)
         return StepResult(means.pop("loss"), means, ends.get("lr"), ends["grad_norm"], of_kind(outputs, "diagnostic"))
 
-    def _env(self, now: State, ctx: Mapping[str, Number], counters: dict[str, int]) -> dict[Key, Handle]:
+    def _env(self, state: State, ctx: Mapping[str, Number], counters: dict[str, int]) -> dict[Key, Handle]:
         env = dict(self._fixed)
-        env.update((("param", name), handle) for name, handle in now.params.items())
+        env.update((("param", name), handle) for name, handle in state.params.items())
         numbers: list[tuple[str, str, Number]] = [("ctx", name, n) for name, n in ctx.items()]
         numbers += [("counter", name, n) for name, n in counters.items()]
         env.update(
@@ -181,50 +182,50 @@ class Loop:
         return dict(zip(keys, self.device.read([outputs[key] for key in keys]), strict=True))
 
     def _update(
-        self, now: State, counters: dict[str, int], gradients: dict[str, Handle], batch: int
+        self, state: State, counters: dict[str, int], gradients: dict[str, Handle], batch: int
     ) -> dict[str, float]:
-        """Run ``update`` and put its results into ``now``. E-NUM-001 where the gradient's norm is not finite, E-NUM-002
-        where a draw had no distribution."""
-        env = self._env(now, now.cursor.ctx(0, batch), counters)
+        """Run ``update`` and put its results into ``cursors``. E-NUM-001 where the gradient's norm is not finite,
+        E-NUM-002 where a draw had no distribution."""
+        env = self._env(state, state.cursor.ctx(0, batch), counters)
         env.update((("gradient", name), handle) for name, handle in gradients.items())
-        env.update((("optimizer", name), handle) for name, handle in now.optimizer.items())
+        env.update((("optimizer", name), handle) for name, handle in state.optimizer.items())
         outputs = self.device.repeat(("update",), env, lambda: None, lambda: self._phases["update"](env))
         (report,) = _reports(self._values(outputs), 1)
         if not math.isfinite(report["grad_norm"]):
-            raise self._not_finite(now, "update", "grad_norm", report["grad_norm"], gradients)
-        _check_draws([report], f"step {now.cursor.step + 1}")
-        now.params = self._keep_all(now.params, of_kind(outputs, "param"))
-        now.optimizer = self._keep_all(now.optimizer, of_kind(outputs, "optimizer"))
+            raise self._not_finite(state, "update", "grad_norm", report["grad_norm"], gradients)
+        _check_draws([report], f"step {cursors.cursor.step + 1}")
+        state.params = self._keep_all(state.params, of_kind(outputs, "param"))
+        state.optimizer = self._keep_all(state.optimizer, of_kind(outputs, "optimizer"))
         return report
 
-    def _check_losses(self, now: State, reports: Sequence[dict[str, float]], gradients: dict[str, Handle]) -> None:
+    def _check_losses(self, state: State, reports: Sequence[dict[str, float]], gradients: dict[str, Handle]) -> None:
         for report in reports:
             if not math.isfinite(report["loss"]):
-                raise self._not_finite(now, "train", "loss", report["loss"], gradients)
+                raise self._not_finite(state, "train", "loss", report["loss"], gradients)
 
-    def _not_finite(self, now: State, phase: str, name: str, value: float, gradients: dict[str, Handle]) -> RunError:
+    def _not_finite(self, state: State, phase: str, name: str, value: float, gradients: dict[str, Handle]) -> RunError:
         first = next(self._not_finite_names(gradients), None)
         tail = f"; the first gradient that is not finite is {first}" if first else ""
         if names := list(self._not_finite_names(self._diagnostics)):
             tail += f"; diagnostics that are not finite: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
-        return RunError(NUM_LOSS, f"{name} is {value} in phase {phase}{tail}", f"step {now.cursor.step + 1}")
+        return RunError(NUM_LOSS, f"{name} is {value} in phase {phase}{tail}", f"step {cursors.cursor.step + 1}")
 
     def _not_finite_names(self, handles: dict[str, Handle]) -> Iterator[str]:
         """The names of the tensors that hold a number that is not finite."""
         return (n for n, handle in handles.items() if not np.isfinite(self.device.numpy(handle)).all())
 
-    def evaluate(self, now: State, eval_pass: Pass) -> PassResult:
-        """The pass ``eval_pass`` at the parameters of ``now``."""
+    def evaluate(self, state: State, eval_pass: Pass) -> PassResult:
+        """The pass ``eval_pass`` at the parameters of ``cursors``."""
         records = self._passes[eval_pass.loader]
         reports: list[dict[str, float]] = []
         outputs: dict[Key, Handle] = {}
         for batch in self._batches(records, eval_pass):
-            stage = self.manifest.step.stages[now.cursor.stage]
-            env = self._env(now, now.cursor.ctx(0, self.manifest.loader(stage.loader).batch), now.cursor.counters)
+            stage = self.manifest.step.stages[state.cursor.stage]
+            env = self._env(state, state.cursor.ctx(0, self.manifest.loader(stage.loader).batch), state.cursor.counters)
             self._add_fields(env, batch)
             outputs = self.device.repeat(("eval", eval_pass.name), env, self.look, partial(self._judge, eval_pass, env))
             reports += _reports(self._values(outputs), 1)
-            _check_draws(reports[-1:], f"pass {eval_pass.name} at step {now.cursor.step}")
+            _check_draws(reports[-1:], f"pass {eval_pass.name} at step {cursors.cursor.step}")
         means = _means(reports)
         return PassResult(means.pop("loss"), means, len(reports), of_kind(outputs, "diagnostic"))
 
@@ -240,10 +241,10 @@ class Loop:
             self.device.before_call()
             yield batch
 
-    def arrays(self, now: State) -> tuple[dict[str, Any], dict[str, Any]]:
+    def arrays(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
         """(parameters, optimizer entries) as arrays, in the manifest's order."""
-        params = {p.name: self.device.numpy(now.params[p.name]) for p in self.manifest.parameters}
-        return params, {o.name: self.device.numpy(now.optimizer[o.name]) for o in self.manifest.optimizer}
+        params = {p.name: self.device.numpy(state.params[p.name]) for p in self.manifest.parameters}
+        return params, {o.name: self.device.numpy(state.optimizer[o.name]) for o in self.manifest.optimizer}
 
 
 def _calls(microbatches: int, degree: int) -> Iterator[tuple[int, int]]:
