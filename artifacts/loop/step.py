@@ -81,7 +81,7 @@ class Loop:
         )
 
     def step(self, state: State) -> StepResult:
-        """Take one step: ``cursors`` is changed only once the step is finished. E-NUM-001 when a number is not
+        """Take one step: ``state`` is changed only once the step is finished. E-NUM-001 when a number is not
         finite."""
         loader = self.manifest.step.stages[state.cursor.stage].loader
         batch_size, position = self.manifest.loader(loader).batch, state.cursor.positions[loader]
@@ -101,7 +101,7 @@ class Loop:
             counters.update((name, int(array)) for name, array in of_kind(values, "counter").items())
             reports += _reports(values, count)
             self._diagnostics = of_kind(outputs, "diagnostic")
-            _check_draws(reports[-count:], f"step {cursors.cursor.step + 1}")
+            _check_draws(reports[-count:], f"step {state.cursor.step + 1}")
             self._check_losses(state, reports[-count:], gradients)
         self._keep(gradients)
         ends = self._update(state, counters, gradients, batch_size)
@@ -184,7 +184,7 @@ class Loop:
     def _update(
         self, state: State, counters: dict[str, int], gradients: dict[str, Handle], batch: int
     ) -> dict[str, float]:
-        """Run ``update`` and put its results into ``cursors``. E-NUM-001 where the gradient's norm is not finite,
+        """Run ``update`` and put its results into ``state``. E-NUM-001 where the gradient's norm is not finite,
         E-NUM-002 where a draw had no distribution."""
         env = self._env(state, state.cursor.ctx(0, batch), counters)
         env.update((("gradient", name), handle) for name, handle in gradients.items())
@@ -193,7 +193,7 @@ class Loop:
         (report,) = _reports(self._values(outputs), 1)
         if not math.isfinite(report["grad_norm"]):
             raise self._not_finite(state, "update", "grad_norm", report["grad_norm"], gradients)
-        _check_draws([report], f"step {cursors.cursor.step + 1}")
+        _check_draws([report], f"step {state.cursor.step + 1}")
         state.params = self._keep_all(state.params, of_kind(outputs, "param"))
         state.optimizer = self._keep_all(state.optimizer, of_kind(outputs, "optimizer"))
         return report
@@ -208,14 +208,14 @@ class Loop:
         tail = f"; the first gradient that is not finite is {first}" if first else ""
         if names := list(self._not_finite_names(self._diagnostics)):
             tail += f"; diagnostics that are not finite: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
-        return RunError(NUM_LOSS, f"{name} is {value} in phase {phase}{tail}", f"step {cursors.cursor.step + 1}")
+        return RunError(NUM_LOSS, f"{name} is {value} in phase {phase}{tail}", f"step {state.cursor.step + 1}")
 
     def _not_finite_names(self, handles: dict[str, Handle]) -> Iterator[str]:
         """The names of the tensors that hold a number that is not finite."""
         return (n for n, handle in handles.items() if not np.isfinite(self.device.numpy(handle)).all())
 
     def evaluate(self, state: State, eval_pass: Pass) -> PassResult:
-        """The pass ``eval_pass`` at the parameters of ``cursors``."""
+        """The pass ``eval_pass`` at the parameters of ``state``."""
         records = self._passes[eval_pass.loader]
         reports: list[dict[str, float]] = []
         outputs: dict[Key, Handle] = {}
@@ -225,7 +225,7 @@ class Loop:
             self._add_fields(env, batch)
             outputs = self.device.repeat(("eval", eval_pass.name), env, self.look, partial(self._judge, eval_pass, env))
             reports += _reports(self._values(outputs), 1)
-            _check_draws(reports[-1:], f"pass {eval_pass.name} at step {cursors.cursor.step}")
+            _check_draws(reports[-1:], f"pass {eval_pass.name} at step {state.cursor.step}")
         means = _means(reports)
         return PassResult(means.pop("loss"), means, len(reports), of_kind(outputs, "diagnostic"))
 
