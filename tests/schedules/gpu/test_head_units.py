@@ -49,17 +49,15 @@ EXACT = ((2,), 20, 70, 16, 16)
 def exact_attend(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> Any:
     """attend without the rounding of its result."""
     heads = attention_scores(q, k, [], False)
-    weigh = lambda at, j: heads.weights(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
+    weigh = lambda at, j: heads.probs(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
     return sum_of_products([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
 
 
 def attend_and_square(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> list[Any]:
     """And each query's sum of the squares of its weights."""
     heads = attention_scores(q, k, [], False)
-    squares = sum_over(
-        lambda at: heads.weights(*at) * heads.weights(*at), heads.weights, [len(heads.shape) - 1], "squares"
-    )
-    weigh = lambda at, j: heads.weights(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
+    squares = sum_over(lambda at: heads.probs(*at) * heads.probs(*at), heads.probs, [len(heads.shape) - 1], "squares")
+    weigh = lambda at, j: heads.probs(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
     return [squares, sum_of_products([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")]
 
 
