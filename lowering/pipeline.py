@@ -12,12 +12,12 @@ from tvm import relax, tirx
 from tvm.relax import transform as rt
 
 from .passes.buffer_donation import Pair, in_place
-from .passes.drop_argument_checks import trusted
-from .passes.horizontal_fusion import together
+from .passes.drop_argument_checks import drop_argument_checks
+from .passes.horizontal_fusion import fuse_horizontally
 from .passes.legalize import legalize
-from .passes.memory_usage import Call, constants, planned
-from .passes.reshape_views import views
-from .passes.storage_planning import storages
+from .passes.memory_usage import Call, call_memory, constants
+from .passes.reshape_views import reshapes_to_views
+from .passes.storage_planning import plan_storage
 
 
 @frozen
@@ -63,7 +63,7 @@ def _tvm(name: str) -> Pass:
 
 
 def _together(module: tvm.IRModule, state: _State) -> tvm.IRModule:
-    return together(module, state.wanted)
+    return fuse_horizontally(module, state.wanted)
 
 
 def _in_place(module: tvm.IRModule, state: _State) -> tvm.IRModule:
@@ -72,7 +72,7 @@ def _in_place(module: tvm.IRModule, state: _State) -> tvm.IRModule:
 
 
 def _count(module: tvm.IRModule, state: _State) -> tvm.IRModule:
-    state.calls, state.planned = kernel_calls(module), planned(module)
+    state.calls, state.planned = kernel_calls(module), call_memory(module)
     return module
 
 
@@ -86,19 +86,19 @@ PASSES: tuple[Pass, ...] = (
     _tvm("FuseOps"),
     _tvm("FuseTIR"),  # equal programs become one here, so that equal layers share kernels
     _tvm("DeadCodeElimination"),
-    ("RewriteDataflowReshape", lambda module, state: views(module)),  # a reshape of an intermediate is a view
+    ("RewriteDataflowReshape", lambda module, state: reshapes_to_views(module)),  # of an intermediate: a view, no copy
     _tvm("ToNonDataflow"),
     _tvm("RemovePurityChecking"),
     _tvm("CallTIRRewrite"),  # kernels write into what they are given
     _tvm("CanonicalizeBindings"),  # what a kernel of several outputs made is named, not taken out of a tuple
     ("InPlace", _in_place),
     _tvm("DeadCodeElimination"),
-    ("Storages", lambda module, state: storages(module)),
+    ("Storages", lambda module, state: plan_storage(module)),
     ("Count", _count),
     _tvm("LowerAllocTensor"),
     _tvm("LowerRuntimeBuiltin"),
     _tvm("ComputePrimValue"),
-    ("TrustArguments", lambda module, state: trusted(module)),
+    ("TrustArguments", lambda module, state: drop_argument_checks(module)),
     _tvm("VMShapeLower"),
     _tvm("AttachGlobalSymbol"),
 )
