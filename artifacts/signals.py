@@ -1,5 +1,8 @@
-"""Signal handling: a signal sets a flag that the loop checks before every trip, microbatch and batch; a second one
-exits."""
+"""Signal handling: a signal sets a flag that the loop checks; a second one exits.
+
+The flag is checked before every trip, microbatch and batch of a pass, while data are awaited, and before every launch
+of a CUDA graph. An update is never broken off.
+"""
 
 from __future__ import annotations
 

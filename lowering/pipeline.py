@@ -62,16 +62,16 @@ def _tvm(name: str) -> Pass:
     return name, lambda module, state: made(module)
 
 
-def _together(module: tvm.IRModule, state: _State) -> tvm.IRModule:
+def _horizontal_fusion(module: tvm.IRModule, state: _State) -> tvm.IRModule:
     return fuse_horizontally(module, state.wanted)
 
 
-def _in_place(module: tvm.IRModule, state: _State) -> tvm.IRModule:
+def _donate_buffers(module: tvm.IRModule, state: _State) -> tvm.IRModule:
     module, state.done = in_place(module, state.wanted)
     return module
 
 
-def _count(module: tvm.IRModule, state: _State) -> tvm.IRModule:
+def _count_calls(module: tvm.IRModule, state: _State) -> tvm.IRModule:
     state.calls, state.planned = kernel_calls(module), call_memory(module)
     return module
 
@@ -82,7 +82,7 @@ def _count(module: tvm.IRModule, state: _State) -> tvm.IRModule:
 PASSES: tuple[Pass, ...] = (
     ("LegalizeOps", lambda module, state: legalize(module)),
     _tvm("AnnotateTIROpPattern"),
-    ("Together", _together),
+    ("HorizontalFusion", _horizontal_fusion),
     _tvm("FuseOps"),
     _tvm("FuseTIR"),  # equal programs become one here, so that equal layers share kernels
     _tvm("DeadCodeElimination"),
@@ -91,14 +91,14 @@ PASSES: tuple[Pass, ...] = (
     _tvm("RemovePurityChecking"),
     _tvm("CallTIRRewrite"),  # kernels write into what they are given
     _tvm("CanonicalizeBindings"),  # what a kernel of several outputs made is named, not taken out of a tuple
-    ("InPlace", _in_place),
+    ("DonateBuffers", _donate_buffers),
     _tvm("DeadCodeElimination"),
-    ("Storages", lambda module, state: plan_storage(module)),
-    ("Count", _count),
+    ("PlanStorage", lambda module, state: plan_storage(module)),
+    ("CountCalls", _count_calls),
     _tvm("LowerAllocTensor"),
     _tvm("LowerRuntimeBuiltin"),
     _tvm("ComputePrimValue"),
-    ("TrustArguments", lambda module, state: drop_argument_checks(module)),
+    ("DropArgumentChecks", lambda module, state: drop_argument_checks(module)),
     _tvm("VMShapeLower"),
     _tvm("AttachGlobalSymbol"),
 )

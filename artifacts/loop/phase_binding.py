@@ -37,10 +37,10 @@ class Bound:
         return self._named(arguments, self.call(arguments))
 
     def repeat(
-        self, env: MutableMapping[Key, Handle], key: Key, values: Iterable[Handle], before: Callable[[], None]
+        self, env: MutableMapping[Key, Handle], key: Key, values: Iterable[Handle], look: Callable[[], None]
     ) -> dict[Key, Handle]:
         """The outputs of the last of several calls, one for each of ``values``, passed as the input ``key``. Each call
-        gets the carried outputs of the call before; ``env`` no longer holds the carried inputs. ``before`` runs before
+        gets the carried outputs of the call before; ``env`` no longer holds the carried inputs. ``look`` runs before
         each call."""
         position, call, carried = self.input_index.get(key), self.call, self.carried
         arguments = [None if i == position else env[name] for i, name in enumerate(self.inputs)]
@@ -48,7 +48,7 @@ class Bound:
             del env[self.inputs[i]]
         results: tuple[Handle, ...] = ()
         for value in values:
-            before()
+            look()
             if position is not None:
                 arguments[position] = value
             results = call(arguments)

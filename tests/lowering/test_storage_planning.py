@@ -87,7 +87,7 @@ def test_the_plan_needs_no_more_than_that_of_tvm() -> None:
     state = pipeline._State({})
     module = emit.emit([g])
     for name, run in pipeline.PASSES:
-        module = tvm.relax.transform.StaticPlanBlockMemory()(module) if name == "Storages" else run(module, state)
-        if name == "Storages":
+        module = tvm.relax.transform.StaticPlanBlockMemory()(module) if name == "PlanStorage" else run(module, state)
+        if name == "PlanStorage":
             break
     assert pipeline.lower(emit.emit([g])).planned["f"].bytes <= call_memory(module)["f"].bytes
