@@ -1,4 +1,4 @@
-"""What ``sexpgpu inspect`` and ``sexpgpu diff`` say of artifacts. Reads bytes only: never loads native code."""
+"""The texts of ``sexpgpu inspect`` and ``sexpgpu diff``. Reads bytes only, and never loads native code."""
 
 from __future__ import annotations
 
@@ -43,11 +43,15 @@ def _run(m: Manifest) -> list[str]:
         "passes     " + (", ".join(f"{p.name} every {p.every} steps" for p in m.step.passes) or "none"),
         "stages     " + ", ".join(f"{s.name} ({_stage(s.steps, s.records)}, {s.loader})" for s in m.step.stages),
         "generator  "
-        + ("none" if m.step.trips is None else f"{m.step.trips} trips, makes {' '.join(_made(m.step.generated))}"),
+        + (
+            "none"
+            if m.step.trips is None
+            else f"{m.step.trips} trips, makes {' '.join(_without_undrawn(m.step.generated))}"
+        ),
     ]
 
 
-def _made(names: tuple[str, ...]) -> list[str]:
+def _without_undrawn(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if not name.startswith(UNDRAWN)]
 
 
@@ -79,7 +83,7 @@ def _target(t: Target) -> str:
 
 
 def _memory(m: Manifest) -> list[tuple[str, int]]:
-    """What the parts of a run take, then what it takes in all: on one thread, and for each thread more."""
+    """The memory of each part of a run, then of the whole on one thread, then the overhead."""
     want = wanted(m, 1)
     beside = [("batches", want.batches), ("checkpoint", want.checkpoint)]
     parts = [(key.removesuffix("_bytes"), n) for key, n in plain(m.memory).items()]
@@ -104,30 +108,32 @@ def diff(a: tarball.Artifact, b: tarball.Artifact) -> str | None:
 
 
 def _forms(a: tarball.Artifact, b: tarball.Artifact) -> list[str]:
-    left, right = (identity_forms.read(identity_forms.of_artifact(side)) for side in (a, b))
-    if left is None or right is None:
+    old_forms, new_forms = (identity_forms.read(identity_forms.of_artifact(side)) for side in (a, b))
+    if old_forms is None or new_forms is None:
         return []
-    parts = dict.fromkeys((*left.components(), *right.components()))
-    found = [identity_forms.differences(left, right, part, ("the first", "the second")) for part in parts]
-    return list(dict.fromkeys(text for part in found for form in part for text in form))
+    parts = dict.fromkeys((*old_forms.components(), *new_forms.components()))
+    differences = [
+        identity_forms.differences(old_forms, new_forms, part, ("the first", "the second")) for part in parts
+    ]
+    return list(dict.fromkeys(text for part in differences for form in part for text in form))
 
 
 def _first(a: tarball.Artifact, b: tarball.Artifact) -> str:
-    left, right = plain(a.manifest), plain(b.manifest)
-    files_a, files_b = ({f["path"]: f for f in side.pop("files")} for side in (left, right))
+    first, second = plain(a.manifest), plain(b.manifest)
+    files_a, files_b = ({f["path"]: f for f in side.pop("files")} for side in (first, second))
     for name in sorted(files_a.keys() | files_b.keys(), key=lambda n: (not n.startswith("source/"), n)):
         if name not in files_b or name not in files_a:
             return f"member {name}: only in the {'first' if name in files_a else 'second'}"
         if files_a[name] != files_b[name]:
-            place = _line if name.startswith("source/") else _where
-            return f"member {name}: {place(a.read(name), b.read(name))}"
-    return next(_differences(left, right, "manifest"))
+            describe_difference = _line if name.startswith("source/") else _first_difference
+            return f"member {name}: {describe_difference(a.read(name), b.read(name))}"
+    return next(_differences(first, second, "manifest"))
 
 
 def _line(a: bytes, b: bytes) -> str:
     """The first line of a text that differs, as each has it."""
-    left, right = (text.decode("utf-8", "replace").splitlines() for text in (a, b))
-    pairs = enumerate(itertools.zip_longest(left, right, fillvalue=""), 1)
+    first, second = (text.decode("utf-8", "replace").splitlines() for text in (a, b))
+    pairs = enumerate(itertools.zip_longest(first, second, fillvalue=""), 1)
     number, (x, y) = next(((n, pair) for n, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
     if not number:
         return "its line ends differ"
@@ -135,7 +141,7 @@ def _line(a: bytes, b: bytes) -> str:
     return f"line {number} is {was!r} in the first, {now!r} in the second"
 
 
-def _where(a: bytes, b: bytes) -> str:
+def _first_difference(a: bytes, b: bytes) -> str:
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return f"{len(a)} and {len(b)} bytes, first different at byte {at}"
 

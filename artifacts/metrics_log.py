@@ -1,8 +1,8 @@
-"""``metrics.jsonl`` of a run directory: a line a step and a line a pass.
+"""``metrics.jsonl`` of a run directory: one line a step and one line a pass.
 
-It may never end a training run: a log that cannot be written is told of once. Nor may a whole line be lost that no step
-will write again: a log of another start is put aside, a broken line is kept apart, and what a crash cut short at the
-very end is all that goes.
+The log never ends a training run: a log that cannot be written is reported once. No complete line is lost that no step
+will write again: the log of another run is renamed, broken lines are moved to a file of their own, and only a line that
+a crash truncated at the very end is dropped.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ HEADER = b'{"schema": "sexpgpu-metrics", "version": 1}\n'
 
 
 @define
-class Found:
-    """What a log holds for a run of a number of finished steps.
+class LogScan:
+    """The content of a log, for a run of a number of finished steps.
 
-    kept:   the lines to go on after: first byte, end, and the newline that the last one lacks; neighbours are joined
+    spans:  the lines to keep: first byte, end, and the newline that the last one lacks; neighbours are merged
     broken: (number from 1, bytes) of the lines that are not lines of a log
-    torn:   whether the last line is cut short
+    torn:   whether the last line is truncated
     passes: names of the passes that have a line at the last step
     """
 
-    kept: list[tuple[int, int, bytes]] = field(factory=list)
+    spans: list[tuple[int, int, bytes]] = field(factory=list)
     broken: list[tuple[int, bytes]] = field(factory=list)
     torn: bool = False
     passes: set[str] = field(factory=set)
@@ -49,7 +49,7 @@ class Log:
         self._passes: tuple[int, set[str]] = -1, set()
 
     def begin(self) -> None:
-        """Start a log. An old one, of a run that left no checkpoint, is put aside."""
+        """Start a log. An old one, of a run that left no checkpoint, is renamed."""
         try:
             head = None if os.path.islink(self._path) else atomic_files.plain_bytes(self._path, len(HEADER) + 1)
             if os.path.islink(self._path) or head not in (None, b"", HEADER):
@@ -74,24 +74,25 @@ class Log:
             self._lost(error)
 
     def _is_ours(self) -> bool:
-        """Is the first line, if it is a header at all, ours? One of another version is not to be cut by this one."""
+        """Whether the first line, if it is a header, has our schema and version. A log of another version is not
+        cut."""
         first = atomic_files.plain_bytes(self._path, 4096)
         line = _parsed((first or b"").partition(b"\n")[0])
         return line is None or "schema" not in line or line == json.loads(HEADER)
 
-    def _cut(self, found: Found, step: int) -> None:
-        if found.broken:
+    def _cut(self, log_scan: LogScan, step: int) -> None:
+        if log_scan.broken:
             aside = f"{self._path}.broken-{atomic_files.token()}"
-            atomic_files.replace(aside, [line for _, line in found.broken])
-            several = len(found.broken) > 1
-            what = f"{len(found.broken)} broken lines, from line" if several else "a broken line,"
+            atomic_files.replace(aside, [line for _, line in log_scan.broken])
+            several = len(log_scan.broken) > 1
+            what = f"{len(log_scan.broken)} broken lines, from line" if several else "a broken line,"
             self._console.warn(
-                f"{self._path} has {what} {found.broken[0][0]}: {'they are' if several else 'it is'} now in {aside}"
+                f"{self._path} has {what} {log_scan.broken[0][0]}: {'they are' if several else 'it is'} now in {aside}"
             )
-        if found.torn:
+        if log_scan.torn:
             self._console.warn(f"{self._path} ends in the middle of a line: that line is cut")
-        atomic_files.replace(self._path, _parts(self._path, found))
-        self._passes = step, found.passes
+        atomic_files.replace(self._path, _kept_bytes(self._path, log_scan))
+        self._passes = step, log_scan.passes
 
     def _put_aside(self, why: str) -> None:
         aside = atomic_files.put_aside(self._path)
@@ -127,43 +128,43 @@ class Log:
             self._file = None
 
 
-def scan(path: str, step: int) -> Found:
-    """What is to be kept of the log at ``path`` for a run of ``step`` finished steps. RunError where it is no plain
-    file, OSError where it cannot be read."""
-    found, start = Found(), 0
+def scan(path: str, step: int) -> LogScan:
+    """The lines of the log at ``path`` to keep for a run of ``step`` finished steps. RunError if it is no plain file,
+    OSError if it cannot be read."""
+    log_scan, start = LogScan(), 0
     with contextlib.suppress(FileNotFoundError), atomic_files.open_plain(path) as file:
         for number, text in enumerate(file, 1):
             if text != HEADER and text.strip():
-                _sort(found, number, text, start, step)
+                _classify(log_scan, number, text, start, step)
             start += len(text)
-    return found
+    return log_scan
 
 
-def _sort(found: Found, number: int, text: bytes, start: int, step: int) -> None:
-    """Put line ``number``, which begins at byte ``start``, where it belongs. A loss of power leaves zeros, and whole
-    lines on both sides of them may now be one."""
+def _classify(log_scan: LogScan, number: int, text: bytes, start: int, step: int) -> None:
+    """Add line ``number``, which starts at byte ``start``, to its part of ``log_scan``. A loss of power leaves zeros,
+    which may join complete lines into one."""
     pieces = [(at.start(), at.group()) for at in _PIECE.finditer(text)] if b"\0" in text else [(0, text)]
-    good = 0
+    valid = 0
     for at, piece in pieces:
         line = _parsed(piece)
         if line is None or type(line.get("step")) is not int:
             continue
-        good += 1
+        valid += 1
         if line["step"] <= step:  # later ones the run writes again
-            _keep(found, start + at, piece)
+            _add_span(log_scan, start + at, piece)
             if line["step"] == step and isinstance(line.get("pass"), str):
-                found.passes.add(line["pass"])
+                log_scan.passes.add(line["pass"])
     if not text.endswith(b"\n"):
-        found.torn = good < max(1, len(pieces))
-    elif not good or pieces[0][1] is not text:
-        found.broken.append((number, text))
+        log_scan.torn = valid < max(1, len(pieces))
+    elif not valid or pieces[0][1] is not text:
+        log_scan.broken.append((number, text))
 
 
-def _keep(found: Found, start: int, piece: bytes) -> None:
+def _add_span(log_scan: LogScan, start: int, piece: bytes) -> None:
     end, close = start + len(piece), b"" if piece.endswith(b"\n") else b"\n"
-    if found.kept and found.kept[-1][1:] == (start, b""):
-        start = found.kept.pop()[0]
-    found.kept.append((start, end, close))
+    if log_scan.spans and log_scan.spans[-1][1:] == (start, b""):
+        start = log_scan.spans.pop()[0]
+    log_scan.spans.append((start, end, close))
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
@@ -179,12 +180,12 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(text)
 
 
-def _parts(path: str, found: Found) -> Iterator[bytes]:
-    """The bytes of the log that ``found`` keeps, of the one at ``path``."""
+def _kept_bytes(path: str, log_scan: LogScan) -> Iterator[bytes]:
+    """The bytes of the new log: the spans of ``log_scan`` in the log at ``path``."""
     yield HEADER
-    if found.kept:
+    if log_scan.spans:
         with atomic_files.open_plain(path) as file:
-            for start, end, close in found.kept:
+            for start, end, close in log_scan.spans:
                 file.seek(start)
                 while start < end and (data := file.read(min(atomic_files.CHUNK, end - start))):
                     start += len(data)

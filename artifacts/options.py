@@ -1,4 +1,4 @@
-"""The command line of ``sexpgpu-run``: parsed strictly, every fault one coded line."""
+"""The command-line options of ``sexpgpu-run``, parsed strictly; each error is one line with a code."""
 
 from __future__ import annotations
 
@@ -115,27 +115,27 @@ def _place_options(p: Parser) -> None:
 def parse(argv: Sequence[str]) -> Options:
     """The options of ``argv``; RunError E-CLI-00x. SystemExit after --help and --version."""
     p = parser()
-    found, extra = p.parse_known_args(_plain_resume(argv))
+    arguments, extra = p.parse_known_args(_plain_resume(argv))
     if extra:
         _unknown(p, extra[0])
     return Options(
-        artifact=found.artifact,
-        out=found.out,
-        data=found.data or "",
-        steps=None if found.steps is None else integer("--steps", found.steps, 1, 2**53),
-        threads=None if found.threads is None else integer("--threads", found.threads, 1, 1024),
-        target=found.target,
-        device=None if found.device is None else _device(found.device),
-        graphs=found.graphs == "auto",
-        resume="auto" if found.resume_auto else "must" if found.resume else "",
-        fork=found.fork,
-        strict=found.strict,
-        keep=integer("--keep", found.keep, 2, 10**6),
-        diagnostics=tuple(dict.fromkeys(found.diagnostic)),
-        digest=None if found.require_digest is None else _digest(found.require_digest),
-        quiet=found.quiet,
-        verbose=found.verbose,
-        as_json=found.output_format == "json",
+        artifact=arguments.artifact,
+        out=arguments.out,
+        data=arguments.data or "",
+        steps=None if arguments.steps is None else integer("--steps", arguments.steps, 1, 2**53),
+        threads=None if arguments.threads is None else integer("--threads", arguments.threads, 1, 1024),
+        target=arguments.target,
+        device=None if arguments.device is None else _device(arguments.device),
+        graphs=arguments.graphs == "auto",
+        resume="auto" if arguments.resume_auto else "must" if arguments.resume else "",
+        fork=arguments.fork,
+        strict=arguments.strict,
+        keep=integer("--keep", arguments.keep, 2, 10**6),
+        diagnostics=tuple(dict.fromkeys(arguments.diagnostic)),
+        digest=None if arguments.require_digest is None else _digest(arguments.require_digest),
+        quiet=arguments.quiet,
+        verbose=arguments.verbose,
+        as_json=arguments.output_format == "json",
     )
 
 
@@ -152,8 +152,8 @@ def _plain_resume(argv: Sequence[str]) -> list[str]:
 
 def _unknown(p: Parser, word: str) -> NoReturn:
     flag = word.split("=")[0]
-    known = [name for action in p._actions for name in action.option_strings if action.help != argparse.SUPPRESS]
-    near = difflib.get_close_matches(flag, known, 1)
+    option_names = [name for action in p._actions for name in action.option_strings if action.help != argparse.SUPPRESS]
+    near = difflib.get_close_matches(flag, option_names, 1)
     hint = f"did you mean {near[0]}?" if near else "see sexpgpu-run --help"
     kind = "option" if word.startswith("-") else "argument"
     raise RunError(CLI_USAGE, f"there is no {kind} {shown(flag) or 'that is empty'}", hint=hint)

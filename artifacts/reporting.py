@@ -1,4 +1,4 @@
-"""What a run says: lines for people or programs, and a bar. None of it may ever end a training run."""
+"""The runner's output: lines of text or JSON, and a progress bar. A failure of output never ends a training run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .base.clock import Clock
 from .base.errors import printable
 
 LOG = "metrics.jsonl"
-EVERY = 0.2  # seconds between two words of a terminal's progress
+PROGRESS_PERIOD = 0.2  # seconds between two updates of a terminal's progress line
 
 
 def _numbers(values: Mapping[str, float]) -> dict[str, Any]:
@@ -25,18 +25,19 @@ def _numbers(values: Mapping[str, float]) -> dict[str, Any]:
 
 
 class Console:
-    """Lines to standard output; warnings to standard error. A closed or full output is given up, with one warning."""
+    """Lines on standard output, warnings on standard error. Output that fails (closed, or disk full) is stopped with
+    one warning."""
 
     def __init__(self, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> None:
         self.quiet, self.verbose, self.as_json = quiet, verbose, as_json
         self._dead = False
 
     def line(self, text: str, data: Mapping[str, Any], always: bool = False) -> None:
-        """Say ``text`` on one line, or ``data`` as one JSON line when that is asked for."""
+        """Print ``text`` on one line, or ``data`` as one JSON line with --output-format json."""
         self.lines([text], data, always)
 
     def lines(self, texts: Sequence[str], data: Mapping[str, Any], always: bool = False) -> None:
-        """Say each of ``texts`` on a line of its own, or ``data`` as one JSON line."""
+        """Print each of ``texts`` on its own line, or ``data`` as one JSON line."""
         if self.quiet and not always:
             return
         self._out(canonical_json.line(data) if self.as_json else "\n".join(map(printable, texts)))
@@ -52,21 +53,21 @@ class Console:
             self.warn(f"standard output is lost ({error}); the run goes on, and {LOG} has every step")
 
     def warn(self, text: str) -> None:
-        self._aside("warning", text, "warning: ")
+        self._to_stderr("warning", text, "warning: ")
 
     def detail(self, text: str) -> None:
         if self.verbose:
-            self._aside("detail", text)
+            self._to_stderr("detail", text)
 
-    def _aside(self, kind: str, text: str, before: str = "") -> None:
-        """A line on standard error; if that is gone too, nobody is left to tell."""
+    def _to_stderr(self, kind: str, text: str, before: str = "") -> None:
+        """A line on standard error; a failure is ignored, since there is nowhere to report it."""
         with contextlib.suppress(OSError, ValueError):
             text = printable(text)
             print(canonical_json.line({kind: text}) if self.as_json else before + text, file=sys.stderr, flush=True)
 
 
 def step_line(step: int, result: Any, records: int, counters: Mapping[str, int], seconds: float) -> dict[str, Any]:
-    """The log's object for a finished step; ``result`` is a loop.StepResult, ``seconds`` its wall time."""
+    """The log's object for a finished step; ``result`` is a loop.step.StepResult, ``seconds`` its wall time."""
     return {
         "step": step,
         "loss": number(result.loss),
@@ -80,7 +81,7 @@ def step_line(step: int, result: Any, records: int, counters: Mapping[str, int],
 
 
 def pass_line(step: int, name: str, result: Any, seconds: float) -> dict[str, Any]:
-    """The log's object for a pass after ``step`` finished steps; ``result`` is a loop.PassResult."""
+    """The log's object for a pass after ``step`` finished steps; ``result`` is a loop.step.PassResult."""
     return {
         "step": step,
         "pass": name,
@@ -115,46 +116,46 @@ def _short(value: Any) -> str:
 
 
 class Progress:
-    """A bar on standard error when that is a terminal and lines are for people; otherwise nothing. Where there is none,
-    or it is lost, the log's lines are printed."""
+    """A bar on standard error if that is a terminal and output is text; otherwise none. Without a bar, or if it fails,
+    the log's lines are printed."""
 
     def __init__(self, console: Console, done: int, steps: int, clock: Clock) -> None:
         self._bar: Any = None
         if not (console.quiet or console.as_json) and _terminal():
             with contextlib.suppress(Exception):  # whatever becomes of a bar, the run goes on
                 self._bar = _bar(done, steps)
-                self._bar._time = lambda: time.time() - clock.away  # what its rate and time left are worked out by
+                self._bar._time = lambda: time.time() - clock.away  # tqdm computes the rate and the time left from it
 
     @property
     def shown(self) -> bool:
         return self._bar is not None
 
     def step(self, loss: Any) -> None:
-        with self._kept() as bar:
+        with self._bar_or_silence() as bar:
             bar.set_postfix_str(f"loss {_short(loss)}", refresh=False)
             bar.update()
 
     def clear(self) -> None:
-        """Take the bar off the line before something is printed."""
-        with self._kept() as bar:
+        """Remove the bar from its line before something is printed."""
+        with self._bar_or_silence() as bar:
             bar.clear()
 
     def close(self) -> None:
-        with self._kept() as bar:
+        with self._bar_or_silence() as bar:
             bar.close()
         self._bar = None
 
     @contextlib.contextmanager
-    def _kept(self) -> Iterator[Any]:
-        """The bar, which is given up where it fails."""
+    def _bar_or_silence(self) -> Iterator[Any]:
+        """The bar; it is dropped if it fails."""
         try:
-            yield _Silent() if self._bar is None else self._bar
+            yield _NoBar() if self._bar is None else self._bar
         except Exception:  # noqa: BLE001  (whatever becomes of a bar, the run goes on)
             self._bar = None
 
 
-class _Silent:
-    """Of a bar what is called, for nothing."""
+class _NoBar:
+    """A bar that does nothing (null object)."""
 
     def set_postfix_str(self, text: str, refresh: bool) -> None: ...
 
@@ -166,40 +167,40 @@ class _Silent:
 
 
 def _bar(done: int, steps: int) -> Any:
-    """tqdm's bar as it is made here: what variables TQDM_* say would silence it, or stop the import."""
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("TQDM_")}
+    """tqdm's bar, made without the environment variables TQDM_*, which could disable it or make the import fail."""
+    tqdm_variables = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("TQDM_")}
     try:
         from tqdm import tqdm
     finally:
-        os.environ.update(kept)
-    known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # some terminals do not say how wide they are
-    columns = None if known else 80
+        os.environ.update(tqdm_variables)
+    width_known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # some terminals do not say how wide they are
+    columns = None if width_known else 80
     return tqdm(
-        total=steps, initial=done, unit="step", file=sys.stderr, dynamic_ncols=known, ncols=columns, disable=False
+        total=steps, initial=done, unit="step", file=sys.stderr, dynamic_ncols=width_known, ncols=columns, disable=False
     )
 
 
 @contextlib.contextmanager
 def reading(console: Console, loader: str) -> Iterator[Callable[[int], None]]:
-    """What is told of bytes as they are read, and shows how many there were: on a terminal, for people."""
-    live, total, said = not console.quiet and not console.as_json and _terminal(), 0, time.monotonic()
+    """A function to call with the number of bytes read, which shows the total: on a terminal, with text output."""
+    is_live, total, last_shown = not console.quiet and not console.as_json and _terminal(), 0, time.monotonic()
 
     def tick(size: int) -> None:
-        nonlocal total, said
+        nonlocal total, last_shown
         total, now = total + size, time.monotonic()
-        if live and now - said > EVERY:
-            said = now
+        if is_live and now - last_shown > PROGRESS_PERIOD:
+            last_shown = now
             show(f"\rloader {loader}: {total / 2**20:.0f} MiB read")
 
     def show(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             print(text, end="", file=sys.stderr, flush=True)
 
-    began = said
+    start = last_shown
     try:
         yield tick
     finally:
-        if said != began:
+        if last_shown != start:
             show("\r\033[K")
 
 

@@ -1,4 +1,7 @@
-"""``sexpgpu-run``: options, then a session; every error one line and its status. Heavy modules come late."""
+"""The command ``sexpgpu-run``: parses options and runs a session; each error is one line and an exit status.
+
+Heavy modules are imported late.
+"""
 
 from __future__ import annotations
 
@@ -39,43 +42,43 @@ def _main(argv: Sequence[str], device: Callable[..., Any] | None) -> int:
     as_json = "--output-format=json" in argv or ("--output-format", "json") in pairwise(argv)
     try:
         options = parse(argv)
-    except SystemExit as done:  # --help and --version have been printed
-        return _flush(int(done.code or 0), as_json)
+    except SystemExit as exit_request:  # --help and --version have been printed
+        return _flush(int(exit_request.code or 0), as_json)
     except RunError as error:
         return _tell(error, as_json)
     return _flush(_guarded(options, device), as_json)
 
 
 def _guarded(options: Options, device: Callable[..., Any] | None) -> int:
-    """Run the session; what it raises becomes one line."""
+    """Run the session; an exception becomes one line."""
     from .signals import Stop, Stopped
 
     try:
         with Stop(options.as_json) as stop:
             return _session(options, device, stop)
     except Stopped as stopped:
-        said = f"stopped by {stopped} before the first step: nothing was to be saved"
-        _to_stderr(canonical_json.line({"warning": said}) if options.as_json else said)
+        message = f"stopped by {stopped} before the first step: nothing was to be saved"
+        _to_stderr(canonical_json.line({"warning": message}) if options.as_json else message)
         return stopped.exit
     except Exception as error:
         if os.environ.get("SEXPGPU_DEBUG") == "1":
             traceback.print_exc()
-        known = as_run_error(error)
-        status = _tell(known, options.as_json) if known else _internal(error, options.as_json)
-        if known and known.code is DEVICE_LOST:
+        run_error = as_run_error(error)
+        status = _tell(run_error, options.as_json) if run_error else _internal(error, options.as_json)
+        if run_error and run_error.code is DEVICE_LOST:
             _end(status, options.as_json)
         return status
 
 
 def _end(status: int, as_json: bool) -> NoReturn:
-    """End the process as it is: giving back what a GPU holds that has failed would abort it, with another status."""
+    """Exit without cleanup: freeing the resources of a failed GPU would abort the process with another status."""
     os._exit(_flush(status, as_json))
 
 
 def _session(options: Options, device: Callable[..., Any] | None, stop: Any) -> int:
-    if gone := entry.lost((options.artifact, options.out, options.data, options.fork)):
+    if lost_path := entry.lost((options.artifact, options.out, options.data, options.fork)):
         what = "the current folder has been deleted, and a path that begins there names nothing"
-        raise RunError(IO_READ, what, gone, "give an absolute path")
+        raise RunError(IO_READ, what, lost_path, "give an absolute path")
     from . import session
     from .reporting import Console
 
@@ -105,8 +108,8 @@ def _tell(error: RunError, as_json: bool) -> int:
 
 def _internal(error: Exception, as_json: bool) -> int:
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    what = f"internal error: {type(error).__name__}: {error}{place}"
+    location = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    what = f"internal error: {type(error).__name__}: {error}{location}"
     hint = "please report it (SEXPGPU_DEBUG=1 shows the traceback)"
     data = {"error": {"code": "", "message": what, "hint": hint, "where": ""}}
     _to_stderr(canonical_json.line(data) if as_json else printable(f"{what}; {hint}"))
@@ -114,12 +117,12 @@ def _internal(error: Exception, as_json: bool) -> int:
 
 
 def _to_stderr(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody is left to tell; the exit status still says it
+    with contextlib.suppress(OSError, ValueError):  # there is nowhere to report it; the exit status still does
         print(text, file=sys.stderr, flush=True)
 
 
 def _flush(status: int, as_json: bool) -> int:
-    """``status``, unless what was printed could not be: 141 for a closed pipe, E-IO-010 for a full device."""
+    """``status``, unless flushing the output fails: 141 for a closed pipe, E-IO-010 for a full device."""
     if sys.stdout is None:  # it came closed
         return status
     try:

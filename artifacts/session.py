@@ -1,4 +1,4 @@
-"""One call of ``sexpgpu-run``: open the artifact, its data and a device, and run the training session."""
+"""One call of ``sexpgpu-run``: opens the artifact, its data and a device, and runs the training session."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from attrs import evolve
 
 from . import reporting
 from .base import directory_lock
-from .base.atomic_files import given_up, make_directory
+from .base.atomic_files import make_directory, removed_on_failure
 from .base.errors import ART_REQUIRED, CLI_DIAGNOSTIC, RunError
 from .checkpoint import identity, store
 from .checkpoint import identity_forms as forms
-from .data.loaders import Records, Training, fingerprint, held, open_records
+from .data.loaders import Records, Training, fingerprint, memory_needed, open_records
 from .device import memory_check
 from .device import threads as cores
 from .device.interface import Choice, Device, choose
@@ -32,23 +32,28 @@ def opened(artifact: tarball.Artifact, threads: int | None, target: str | None =
 
 
 def run(options: Options, console: reporting.Console, stop: Stop, make_device: MakeDevice | None = None) -> int:
-    """The exit status of a run that ended, or was stopped, in good order; RunError otherwise.
+    """The exit status of a run that finished or was stopped cleanly; RunError otherwise.
 
-    make_device: in place of the device that the machine has for the artifact
+    make_device: makes the device, in the place of the one chosen for this machine
     """
     with tarball.open(options.artifact) as artifact:
         check_artifact(artifact, options)
         choice = None if make_device else _choose(artifact, options)
-        _check_room(artifact, options, choice, held(artifact, options.data))
-        made = make_directory(options.out)
-        with directory_lock.held(options.out, console.warn) as locked, given_up(made, directory_lock.NAME):
+        _check_memory(artifact, options, choice, memory_needed(artifact, options.data))
+        new_directories = make_directory(options.out)
+        with (
+            directory_lock.hold(options.out, console.warn) as locked,
+            removed_on_failure(new_directories, directory_lock.NAME),
+        ):
             records = {name: _open(artifact, name, options, console) for name in artifact.manifest.loaders_used()}
-            _check_room(artifact, options, choice)  # once more: the data is in memory now
-            if choice and choice.words:
-                console.line(f"device {choice.words}", {"device": choice.target.device, "words": choice.words})
+            _check_memory(artifact, options, choice)  # once more: the data is in memory now
+            if choice and choice.description:
+                console.line(
+                    f"device {choice.description}", {"device": choice.target.device, "words": choice.description}
+                )
             device = _device(artifact, options, choice, make_device)
             if choice and choice.target.device == "cpu":
-                console.detail(cores.words(options.threads))
+                console.detail(cores.description(options.threads))
             training = Training(artifact.manifest, records)
             loop = Loop(artifact.manifest, device, training, records, stop.look)
             session = Session(
@@ -82,11 +87,11 @@ def _device(
     return make_device(artifact, options.threads)
 
 
-def _check_room(artifact: tarball.Artifact, options: Options, choice: Choice | None, data: int = 0) -> None:
+def _check_memory(artifact: tarball.Artifact, options: Options, choice: Choice | None, data: int = 0) -> None:
     if choice is None:
         memory_check.check(artifact.manifest, options.threads, artifact.path, data=data)
     else:
-        choice.row.room(artifact.manifest, options.threads, choice, artifact.path, data)
+        choice.row.check_memory(artifact.manifest, options.threads, choice, artifact.path, data)
 
 
 def check_artifact(artifact: tarball.Artifact, options: Options) -> None:
@@ -96,14 +101,14 @@ def check_artifact(artifact: tarball.Artifact, options: Options) -> None:
             ART_REQUIRED, f"its digest is sha256:{artifact.hash}, required is sha256:{options.digest}", artifact.path
         )
     artifact.verify()
-    kept = artifact.manifest.step.diagnostics
+    available = artifact.manifest.step.diagnostics
     for name in options.diagnostics:
-        if name not in kept:
+        if name not in available:
             raise RunError(
                 CLI_DIAGNOSTIC,
                 f"there is no diagnostic {name} in the artifact",
                 artifact.path,
-                f"it keeps {', '.join(kept) or 'none'}; build it with: sexpgpu build --diagnostic {name}",
+                f"it keeps {', '.join(available) or 'none'}; build it with: sexpgpu build --diagnostic {name}",
             )
 
 

@@ -1,4 +1,8 @@
-"""Signals set a flag that the loop looks at before every trip, microbatch and batch. A second one ends the process."""
+"""Signal handling: a signal sets a flag that the loop checks; a second one exits.
+
+The flag is checked before every trip, microbatch and batch of a pass, while data are awaited, and before every launch
+of a CUDA graph. An update is never broken off.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from surroundings.end_signals import HANDLED, TIMERS
 from .base import canonical_json
 from .base.clock import Clock
 
-GRACE = 10  # seconds of processor, at most, from SIGXCPU to the limit that kills
+MAX_GRACE = 10  # seconds of processor time, at most, between SIGXCPU and the hard limit, which kills
 
 
 class Stopped(Exception):
@@ -27,10 +31,13 @@ class Stopped(Exception):
 
 
 class Stop:
-    """Has a signal come? Within ``with``, the handled signals only set the flag; a signal that the process was started
-    to ignore (nohup, a background job) stays ignored. While ``at_once`` is true, as it is until there is state to keep,
-    the signal raises Stopped where the program stands. ``longest``: seconds between two looks at most, so
-    how long a signal would have waited; ``clock``: what it and all times of a run are measured by."""
+    """Whether a signal has come. Within ``with``, handled signals only set the flag; a signal that the process was
+    started to ignore (nohup, a background job) stays ignored.
+
+    at_once: while true, as it is until there is state to save, a signal raises Stopped immediately
+    longest: the longest time between two checks in seconds: how long a signal would have waited
+    clock:   measures that and all times of a run
+    """
 
     def __init__(self, as_json: bool = False) -> None:
         self.number = 0
@@ -61,9 +68,9 @@ class Stop:
             raise Stopped(number)
 
     def _end(self, number: int) -> None:
-        said = "stopped at once; the last checkpoint is kept"
+        message = "stopped at once; the last checkpoint is kept"
         with contextlib.suppress(OSError):
-            os.write(2, ((canonical_json.line({"warning": said}) if self._as_json else said) + "\n").encode())
+            os.write(2, ((canonical_json.line({"warning": message}) if self._as_json else message) + "\n").encode())
         os._exit(128 + number)
 
     def __enter__(self) -> Stop:
@@ -84,10 +91,11 @@ class Stop:
 
 
 def lower_limit() -> tuple[int, int] | None:
-    """Where the limit of processor time has one value, as ``ulimit -t`` sets it, the system kills without SIGXCPU: this
-    process then gives itself a lower one that asks. The limits before, where they are others now."""
+    """If soft and hard limit of processor time are equal, as ``ulimit -t`` sets them, the system kills the process
+    without SIGXCPU. This sets a lower soft limit, so that the signal comes first. Returns the old limits if they were
+    changed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if hard in (resource.RLIM_INFINITY, 0, 1) or 0 <= soft < hard:
         return None
-    resource.setrlimit(resource.RLIMIT_CPU, (hard - min(GRACE, max(1, hard // 10)), hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (hard - min(MAX_GRACE, max(1, hard // 10)), hard))
     return soft, hard

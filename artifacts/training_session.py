@@ -1,4 +1,4 @@
-"""A training run from the place where it starts: begin, train, save, and say what came of it."""
+"""A training run: choose where to start, train, save checkpoints, report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .signals import Stop, Stopped
 
 @frozen
 class Stamp:
-    """Whose checkpoints these are, before a place to start is chosen."""
+    """The identity that this run's checkpoints get."""
 
     artifact: str
     identity: dict[str, str]
@@ -44,36 +44,36 @@ class Session:
     store: store.Store
     saved: int = -1
     loss: float | None = None
-    results: dict[str, PassResult] = {}  # noqa: RUF012 (attrs copies nothing: replaced, never changed)
+    results: dict[str, PassResult] = {}  # noqa: RUF012 (attrs shares the default: it is replaced, never mutated)
 
     @property
     def steps(self) -> int:
         return self.options.steps or self.manifest.run.steps
 
     def run(self, locked: bool) -> int:
-        began = self.stop.clock.now()
-        now = self.begin(locked)
-        self._announce(now)
+        start = self.stop.clock.now()
+        state = self.begin(locked)
+        self._announce(state)
         log = Log(self.options.out, self.console)
         if self.saved < 0:
             log.begin()
         else:
-            log.resume(now.cursor.step)
-        done = log.passes_at(now.cursor.step)
-        progress = reporting.Progress(self.console, min(now.cursor.step, self.steps), self.steps, self.stop.clock)
+            log.resume(state.cursor.step)
+        logged_passes = log.passes_at(state.cursor.step)
+        progress = reporting.Progress(self.console, min(state.cursor.step, self.steps), self.steps, self.stop.clock)
         self.stop.at_once = False
         try:
-            self._train(now, log, progress, done)
+            self._train(state, log, progress, logged_passes)
         except Stopped as stopped:
             progress.close()
-            return self._stopped(now, stopped)
+            return self._stopped(state, stopped)
         except RunError as error:
             progress.close()
-            raise self._failed(now, error) from error
+            raise self._failed(state, error) from error
         finally:
             progress.close()
             log.close()
-        self._finish(now, self.stop.clock.now() - began)
+        self._finish(state, self.stop.clock.now() - start)
         for text in self.loop.device.notes():
             self.console.detail(text)
         return 0
@@ -93,21 +93,22 @@ class Session:
                 "continue them with --resume, or choose another --out",
             )
         loaded = self._resumed(bool(present))
-        now = self._restore(loaded) if loaded else self._started()
+        state = self._restore(loaded) if loaded else self._started()
         self.store.prepare(nbytes, locked)
         if locked:
             atomic_files.sweep(self.options.out)
         forms.keep(self.options.out, self.forms, self.console.warn, begins=loaded is None)
-        for name in self.store.strangers():
+        for name in self.store.foreign_names():
             self.console.detail(f"not a checkpoint, left alone: {self.store.folder}/{name}")
-        return now
+        return state
 
     def _started(self) -> State:
-        """The state before the first step. Nothing is written before it is known to be sound."""
-        now = self.loop.initial()
+        """The state before the first step. It is computed before anything is written, so that an error leaves
+        nothing."""
+        state = self.loop.initial()
         if self.options.fork:
-            self._fork(now, self.options.fork)
-        return now
+            self._fork(state, self.options.fork)
+        return state
 
     def _resumed(self, present: bool) -> contents.Loaded | None:
         if not self.options.resume or (self.options.resume == "auto" and not present):
@@ -129,39 +130,40 @@ class Session:
             {name: tensor(array) for name, array in loaded.optim.items()},
         )
 
-    def _fork(self, now: State, folder: str) -> None:
-        """Replace the values of the parameters of ``now`` by those of another run: new tensors would be beside them."""
+    def _fork(self, state: State, folder: str) -> None:
+        """Overwrite the parameters of ``state`` with those of another run, in place: new tensors would take memory
+        twice."""
         loaded = store.find(folder, self.options.strict, self.console.warn)
         contents.check_fit(loaded.params, self.manifest.parameters, loaded.path)
         for name, array in loaded.params.items():
-            self.loop.device.write(now.params[name], array)
+            self.loop.device.write(state.params[name], array)
         self.stamp = evolve(self.stamp, origin=loaded.params_sha256)
         self.console.line(f"forked from {loaded.path}", {"forked": loaded.path})
 
     # Training
 
-    def _train(self, now: State, log: Log, progress: reporting.Progress, done: set[str]) -> None:
+    def _train(self, state: State, log: Log, progress: reporting.Progress, logged_passes: set[str]) -> None:
         """Steps, passes and checkpoints until the last step, or the end of the data."""
-        if now.cursor.step:
-            self._passes(now, log, progress, done)
-        first = now.cursor.step + 1
-        while now.cursor.step < self.steps:
-            if not self.loop.left(now.cursor):
+        if state.cursor.step:
+            self._passes(state, log, progress, logged_passes)
+        first = state.cursor.step + 1
+        while state.cursor.step < self.steps:
+            if not self.loop.has_data_for_step(state.cursor):
                 progress.clear()
                 self.console.line(
-                    f"the data ends after step {now.cursor.step}: its :epochs are over",
-                    {"step": now.cursor.step, "data": "end"},
+                    f"the data ends after step {state.cursor.step}: its :epochs are over",
+                    {"step": state.cursor.step, "data": "end"},
                 )
                 break
-            began = self.stop.clock.now()
-            result = self.loop.step(now)
-            self._log_step(now.cursor, result, log, progress, self.stop.clock.now() - began)
-            if now.cursor.step == first:
-                self.loop.device.settled()
-            self._passes(now, log, progress, set())
-            if self._due(now.cursor.step, self.manifest.run.checkpoint_every):
-                self.save(now)
-        self._last_passes(now, log, progress)
+            start = self.stop.clock.now()
+            result = self.loop.step(state)
+            self._log_step(state.cursor, result, log, progress, self.stop.clock.now() - start)
+            if state.cursor.step == first:
+                self.loop.device.step_finished()
+            self._passes(state, log, progress, set())
+            if self._due(state.cursor.step, self.manifest.run.checkpoint_every):
+                self.save(state)
+        self._last_passes(state, log, progress)
 
     def _due(self, step: int, every: int | None) -> bool:
         return every is not None and step % every == 0
@@ -179,28 +181,30 @@ class Session:
             self.console.line(reporting.step_text(line, self.steps), line)
         self._diagnose(f"step {cursor.step}", cursor.step, result.diagnostics, progress)
 
-    def _passes(self, now: State, log: Log, progress: reporting.Progress, done: set[str]) -> None:
-        """The passes that are due at this step and not among ``done``."""
-        for one in self.manifest.step.passes:
-            if self._due(now.cursor.step, one.every) and one.name not in done:
-                self._pass(now, one, log, progress)
+    def _passes(self, state: State, log: Log, progress: reporting.Progress, logged_passes: set[str]) -> None:
+        """Run the passes that are due at this step and not in ``logged_passes``."""
+        for eval_pass in self.manifest.step.passes:
+            if self._due(state.cursor.step, eval_pass.every) and eval_pass.name not in logged_passes:
+                self._pass(state, eval_pass, log, progress)
 
-    def _last_passes(self, now: State, log: Log, progress: reporting.Progress) -> None:
-        """After the last step every pass has its value, if it is not of this very step already."""
-        done = log.passes_at(now.cursor.step)
-        for one in self.manifest.step.passes:
-            if not self._due(now.cursor.step, one.every) and one.name not in done:
-                self._pass(now, one, log, progress)
+    def _last_passes(self, state: State, log: Log, progress: reporting.Progress) -> None:
+        """After the last step, run every pass that has not run at this step."""
+        logged_passes = log.passes_at(state.cursor.step)
+        for eval_pass in self.manifest.step.passes:
+            if not self._due(state.cursor.step, eval_pass.every) and eval_pass.name not in logged_passes:
+                self._pass(state, eval_pass, log, progress)
 
-    def _pass(self, now: State, one: Pass, log: Log, progress: reporting.Progress) -> None:
-        began = self.stop.clock.now()
-        result = self.loop.evaluate(now, one)
-        line = reporting.pass_line(now.cursor.step, one.name, result, self.stop.clock.now() - began)
-        self.results = {**self.results, one.name: evolve(result, diagnostics={})}
+    def _pass(self, state: State, eval_pass: Pass, log: Log, progress: reporting.Progress) -> None:
+        start = self.stop.clock.now()
+        result = self.loop.evaluate(state, eval_pass)
+        line = reporting.pass_line(state.cursor.step, eval_pass.name, result, self.stop.clock.now() - start)
+        self.results = {**self.results, eval_pass.name: evolve(result, diagnostics={})}
         log.add(line)
         progress.clear()
         self.console.line(reporting.pass_text(line), line)
-        self._diagnose(f"pass {one.name} at step {now.cursor.step}", now.cursor.step, result.diagnostics, progress)
+        self._diagnose(
+            f"pass {eval_pass.name} at step {state.cursor.step}", state.cursor.step, result.diagnostics, progress
+        )
 
     def _diagnose(self, where: str, step: int, tensors: dict, progress: reporting.Progress) -> None:
         for name in self.options.diagnostics:
@@ -210,9 +214,9 @@ class Session:
                 texts = [f"diagnostic {name}, {where}: {array.dtype}{list(array.shape)}", *str(array).split("\n")]
                 self.console.lines(texts, {"diagnostic": name, "step": step, "values": array.tolist()}, always=True)
 
-    def save(self, now: State) -> None:
+    def save(self, state: State) -> None:
         """A checkpoint of the last finished step, if it has none yet."""
-        if self.saved == now.cursor.step:
+        if self.saved == state.cursor.step:
             return
         stamp, seed = self.stamp, self.manifest.run.seed
         entry = contents.Entry(
@@ -222,26 +226,26 @@ class Session:
             seed=seed,
             identity=stamp.identity,
             data={loader: tuple(map(tuple, pairs)) for loader, pairs in stamp.data.items()},
-            cursor=now.cursor,
+            cursor=state.cursor,
         )
-        path = self.store.save(entry, *self.loop.arrays(now))
-        self.saved = now.cursor.step
+        path = self.store.save(entry, *self.loop.arrays(state))
+        self.saved = state.cursor.step
         self.console.detail(f"saved {path}")
 
     # How it ends
 
-    def _stopped(self, now: State, stopped: Stopped) -> int:
-        self.save(now)
-        path = self.store.path(now.cursor.step)
-        self.console.warn(f"stopped by {stopped} after step {now.cursor.step}; saved {path}; continue with --resume")
+    def _stopped(self, state: State, stopped: Stopped) -> int:
+        self.save(state)
+        path = self.store.path(state.cursor.step)
+        self.console.warn(f"stopped by {stopped} after step {state.cursor.step}; saved {path}; continue with --resume")
         return stopped.exit
 
-    def _failed(self, now: State, error: RunError) -> RunError:
+    def _failed(self, state: State, error: RunError) -> RunError:
         """``error``, its hint naming the checkpoint to go on from: of the last finished step where that state is sound,
         else the last one that was saved."""
         if error.code.name.startswith(("E-NUM", "E-DATA")):
-            self.save(now)
-            hint = f"the state after step {now.cursor.step} is saved in {self.store.path(now.cursor.step)}"
+            self.save(state)
+            hint = f"the state after step {state.cursor.step} is saved in {self.store.path(state.cursor.step)}"
         elif error.code.name.startswith("E-DEVICE"):
             last = f"the last checkpoint is {self.store.path(self.saved)}"
             hint = last if self.saved >= 0 else "there is no checkpoint yet"
@@ -250,22 +254,23 @@ class Session:
         error.hint = "; ".join(filter(None, (error.hint, hint)))
         return error
 
-    def _announce(self, now: State) -> None:
+    def _announce(self, state: State) -> None:
         run = self.manifest.run
-        where = f"from step {now.cursor.step} to {self.steps}" if now.cursor.step else f"{self.steps} steps"
+        where = f"from step {state.cursor.step} to {self.steps}" if state.cursor.step else f"{self.steps} steps"
         artifact = f"sha256:{self.stamp.artifact}"
-        data = {"run": run.name, "step": now.cursor.step, "steps": self.steps, "artifact": artifact}
+        data = {"run": run.name, "step": state.cursor.step, "steps": self.steps, "artifact": artifact}
         self.console.line(f"run {run.name}: {where}, artifact {artifact}", data)
-        for one in self.manifest.step.passes:
-            records = self.records[one.loader]
-            left = records.count % records.loader.batch
-            if left and one.batches is None:
-                text = f"pass {one.name} leaves out the last {left} of {records.count} records: they fill no batch"
-                self.console.line(text, {"left_out": left, "of": one.name, "records": records.count})
+        for eval_pass in self.manifest.step.passes:
+            records = self.records[eval_pass.loader]
+            left_out = records.count % records.loader.batch
+            if left_out and eval_pass.batches is None:
+                last = f"the last {left_out} of {records.count} records"
+                text = f"pass {eval_pass.name} leaves out {last}: they fill no batch"
+                self.console.line(text, {"left_out": left_out, "of": eval_pass.name, "records": records.count})
 
-    def _finish(self, now: State, seconds: float) -> None:
-        self.save(now)
-        path = self.store.path(now.cursor.step)
+    def _finish(self, state: State, seconds: float) -> None:
+        self.save(state)
+        path = self.store.path(state.cursor.step)
         entry, _ = contents.read_entry(path)
         digest = next(f.sha256 for f in entry.files if f.path == contents.PARAMS)
         passes = {
@@ -274,12 +279,12 @@ class Session:
         }
         loss = None if self.loss is None else reporting.number(self.loss)
         text = [
-            f"done: step {now.cursor.step}"
+            f"done: step {state.cursor.step}"
             + ("" if self.loss is None else f", loss {self.loss:.6g}")
             + f", {seconds:.1f} s, a signal would have waited {self.stop.longest * 1e3:.1f} ms at most"
         ]
         text += [f"pass {name}: " + "  ".join(f"{k} {v}" for k, v in values.items()) for name, values in passes.items()]
         text += [f"checkpoint {path}", f"params sha256:{digest}"]
-        data = {"done": True, "step": now.cursor.step, "loss": loss, "passes": passes, "checkpoint": path}
+        data = {"done": True, "step": state.cursor.step, "loss": loss, "passes": passes, "checkpoint": path}
         data |= {"params": f"sha256:{digest}", "seconds": round(seconds, 6), "latency": round(self.stop.longest, 6)}
         self.console.lines(text, data)

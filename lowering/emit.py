@@ -22,7 +22,7 @@ from sexpgpu.ops import OPS
 from sexpgpu.ops.strided_views import Views
 from sexpgpu.ops.types import DTYPES, TensorType
 
-from .kernels.namespace import MADE, OURS, Namespace, Programs, Strided, dtype_text
+from .kernels.namespace import DTYPE_NAMES, UNBOUND_EXPRS, Namespace, Programs, Strided, dtype_text
 from .kernels.split_concat import Cut, cuts
 from .scalar_operands import as_data
 
@@ -163,8 +163,8 @@ class _Emitter:
         """A variable or constant for ``expr``. An output is bound as one where it is made, and is never an alias: TVM
         turns a reshape that is an intermediate into a view, and the view of an input must not be returned."""
         if value is None or value not in self.outputs:
-            return self.names.emit(expr) if isinstance(expr, MADE) else expr
-        if not isinstance(expr, MADE):
+            return self.names.emit(expr) if isinstance(expr, UNBOUND_EXPRS) else expr
+        if not isinstance(expr, UNBOUND_EXPRS):
             expr = self.names.program("copy", value.type, expr)
         return self.builder.emit_output(expr)
 
@@ -194,6 +194,6 @@ def _fits(arg: Value, value: Value) -> bool:
 
 def _check(op: str, type: TensorType, expr: relax.Expr) -> None:
     """The row's ``type`` and ``relax`` columns must agree; a difference is a fault of the row."""
-    have = TensorType(tuple(int(n) for n in expr.ty.shape), OURS[dtype_text(expr.ty)])
+    have = TensorType(tuple(int(n) for n in expr.ty.shape), DTYPE_NAMES[dtype_text(expr.ty)])
     if have != type:
         raise AssertionError(f"row {op!r}: relax gives {have}, the type rule {type}")

@@ -12,12 +12,12 @@ from tvm import relax, tirx
 from tvm.relax import transform as rt
 
 from .passes.buffer_donation import Pair, in_place
-from .passes.drop_argument_checks import trusted
-from .passes.horizontal_fusion import together
+from .passes.drop_argument_checks import drop_argument_checks
+from .passes.horizontal_fusion import fuse_horizontally
 from .passes.legalize import legalize
-from .passes.memory_usage import Call, constants, planned
-from .passes.reshape_views import views
-from .passes.storage_planning import storages
+from .passes.memory_usage import Call, call_memory, constants
+from .passes.reshape_views import reshapes_to_views
+from .passes.storage_planning import plan_storage
 
 
 @frozen
@@ -62,17 +62,17 @@ def _tvm(name: str) -> Pass:
     return name, lambda module, state: made(module)
 
 
-def _together(module: tvm.IRModule, state: _State) -> tvm.IRModule:
-    return together(module, state.wanted)
+def _horizontal_fusion(module: tvm.IRModule, state: _State) -> tvm.IRModule:
+    return fuse_horizontally(module, state.wanted)
 
 
-def _in_place(module: tvm.IRModule, state: _State) -> tvm.IRModule:
+def _donate_buffers(module: tvm.IRModule, state: _State) -> tvm.IRModule:
     module, state.done = in_place(module, state.wanted)
     return module
 
 
-def _count(module: tvm.IRModule, state: _State) -> tvm.IRModule:
-    state.calls, state.planned = kernel_calls(module), planned(module)
+def _count_calls(module: tvm.IRModule, state: _State) -> tvm.IRModule:
+    state.calls, state.planned = kernel_calls(module), call_memory(module)
     return module
 
 
@@ -82,23 +82,23 @@ def _count(module: tvm.IRModule, state: _State) -> tvm.IRModule:
 PASSES: tuple[Pass, ...] = (
     ("LegalizeOps", lambda module, state: legalize(module)),
     _tvm("AnnotateTIROpPattern"),
-    ("Together", _together),
+    ("HorizontalFusion", _horizontal_fusion),
     _tvm("FuseOps"),
     _tvm("FuseTIR"),  # equal programs become one here, so that equal layers share kernels
     _tvm("DeadCodeElimination"),
-    ("RewriteDataflowReshape", lambda module, state: views(module)),  # a reshape of an intermediate is a view
+    ("RewriteDataflowReshape", lambda module, state: reshapes_to_views(module)),  # of an intermediate: a view, no copy
     _tvm("ToNonDataflow"),
     _tvm("RemovePurityChecking"),
     _tvm("CallTIRRewrite"),  # kernels write into what they are given
     _tvm("CanonicalizeBindings"),  # what a kernel of several outputs made is named, not taken out of a tuple
-    ("InPlace", _in_place),
+    ("DonateBuffers", _donate_buffers),
     _tvm("DeadCodeElimination"),
-    ("Storages", lambda module, state: storages(module)),
-    ("Count", _count),
+    ("PlanStorage", lambda module, state: plan_storage(module)),
+    ("CountCalls", _count_calls),
     _tvm("LowerAllocTensor"),
     _tvm("LowerRuntimeBuiltin"),
     _tvm("ComputePrimValue"),
-    ("TrustArguments", lambda module, state: trusted(module)),
+    ("DropArgumentChecks", lambda module, state: drop_argument_checks(module)),
     _tvm("VMShapeLower"),
     _tvm("AttachGlobalSymbol"),
 )

@@ -22,15 +22,15 @@ class Rule(Protocol):
 class Rates:
     """Rates of a nominal machine of the target, the same on every builder, so that no artifact's bytes depend on it.
 
-    ``flops``    multiplications and additions a second, of one thread, in our best products
-    ``bytes``    a second that a kernel of one thread reads and writes, of tensors in the cache
+    ``flops``    multiplications and additions a second, of a thread, in our best products
+    ``bytes``    a second that a kernel of a thread reads and writes, of tensors in the cache
     ``threads``  how many share a kernel
-    ``launch``   seconds of a kernel that does nothing, on one thread
+    ``launch``   seconds of a kernel that does nothing, on a single thread
     ``fork``     seconds more where threads share it
     ``call``     seconds of a call of a phase without kernels, and of what the runner's loop does around it
     ``port``     seconds more for each input and output
     ``cache``    bytes that a phase may keep alive and still find at that rate
-    ``far``      bytes a second, of one thread, of what it does not
+    ``far``      bytes a second, of a thread, of what it does not
     ``halves``   as ``flops``, of products of bf16 and f16 on matrix units; 0 where there are none
     """
 
@@ -48,8 +48,8 @@ class Rates:
 
 @attrs.frozen
 class Gpu:
-    """One kind of GPU. Schedules may look at ``level``, ``threads``, ``shared`` and ``warp`` only, which all GPUs of a
-    level have in common: one library serves them all.
+    """A kind of GPU. Schedules may look at ``level``, ``threads``, ``shared`` and ``warp`` only, which all GPUs of a
+    level have in common: a library serves them all.
 
     ``level``            the schedule set, by the name of its least target: cuda-sm_80 (asynchronous copies to shared
                          memory, matrix products of bfloat16) or cuda-sm_75 (neither)
@@ -79,12 +79,12 @@ class Gpu:
 
 @attrs.frozen(eq=False)  # compared by identity, as it is a key of memoized plans
 class Target:
-    """One kind of machine.
+    """A kind of machine.
 
     ``tvm``        the dictionary for ``tvm.target.Target``: code generator, triple and level, all fixed
     ``machine``    what ``platform.machine()`` says there
     ``cpu_flags``  words that must stand in /proc/cpuinfo before the library may be loaded
-    ``lanes``      f32 values in one vector register; 1 of a GPU, whose threads are its lanes
+    ``lanes``      f32 values in a vector register; 1 of a GPU, whose threads are its lanes
     ``registers``  vector registers; of a GPU, those of a thread
     ``rules``      schedule rules, in the order in which they are tried
     ``rates``      what sexpgpu/planning/cost_model.py reckons with

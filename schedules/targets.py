@@ -19,7 +19,7 @@ FLAGS_V4 = (*FLAGS_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"
 
 
 # v3: of the kernels and steps in docs/performance.md; cache and far such that training's part of the steps comes out.
-# v4: one thread's best products do 116e9 on a Zen 4, which starts one multiply-add of 512 bits a cycle, and 159e9 on a
+# v4: a thread's best products do 116e9 on a Zen 4, which starts a multiply-add of 512 bits a cycle, and 159e9 on a
 # Sapphire Rapids, which starts two. The row is their geometric mean, at most a sixth off on either; its other figures
 # are those of v3. aarch64: the data sheet's 8 operations a cycle at 1.5 GHz, the rest scaled with the clock, and not
 # measured.
@@ -96,7 +96,7 @@ TARGETS: dict[str, Target] = {target.name: target for target in (*_gpus(), *_CPU
 
 @attrs.frozen
 class Library:
-    """One library of an artifact: ``target`` is whose schedules it has, ``of`` the targets that it is for."""
+    """A library of an artifact: ``target`` is whose schedules it has, ``of`` the targets that it is for."""
 
     target: Target
     of: tuple[Target, ...]
@@ -120,7 +120,7 @@ def default(machine: str = platform.machine()) -> tuple[Target, ...]:
 
 
 def libraries(targets: tuple[Target, ...]) -> tuple[Library, ...]:
-    """The libraries of an artifact for ``targets``, the one to prefer first: GPUs of a level share one."""
+    """The libraries of an artifact for ``targets``, the preferred first: GPUs of a level share a library."""
     sets = dict.fromkeys(t.gpu.level if t.gpu is not None else t.name for t in targets)
     return tuple(
         Library(TARGETS[name], tuple(t for t in targets if name == (t.gpu.level if t.gpu else t.name))) for name in sets

@@ -1,1 +1,1 @@
-"""What every room of the runner uses: errors, durable files, JSON, safetensors, the clock."""
+"""What all packages of the runner use: errors, durable files, JSON, safetensors, the clock."""

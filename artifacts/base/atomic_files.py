@@ -1,4 +1,4 @@
-"""Durable files: written under a temporary name, synced, renamed."""
+"""Durable, atomic files: written under a temporary name, synced, renamed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK = 4 * 2**20
 _TEMPORARY = re.compile(r"\.tmp-[0-9]+-[0-9a-f]{8}")
 
 _TEMPORARY = re.compile(r"\.tmp-([0-9]+)-[0-9a-f]{8}")
-LONGEST = 3800  # bytes of a run directory's path: Linux takes 4096, and the run's files go below it
+MAX_PATH = 3800  # bytes of a run directory's path: Linux takes 4096, and the run's files go below it
 
 
 def write_new(path: str, parts: Iterable[bytes]) -> tuple[int, str]:
@@ -64,13 +64,13 @@ def sync_directory(path: str) -> None:
 
 
 def replace(path: str, parts: Iterable[bytes]) -> None:
-    """``path`` holds ``parts`` afterwards, or is as before (RunError E-IO): never something between. What killed
-    processes left of their attempts in the same folder is removed."""
+    """Write ``parts`` to ``path`` atomically: on failure (RunError E-IO) it is as before. Temporary files of killed
+    processes in the same folder are removed."""
     folder = os.path.dirname(path) or "."
     temporary.sweep(folder, _TEMPORARY)
     name, fd = "", -1
     try:
-        name, fd = _held(folder)
+        name, fd = _create_locked(folder)
         _write(fd, parts)
         os.replace(name, path)
         sync_directory(folder)
@@ -87,19 +87,20 @@ def replace(path: str, parts: Iterable[bytes]) -> None:
             os.close(fd)
 
 
-def _held(folder: str) -> tuple[str, int]:
-    """A new file in ``folder``, held as this process's own."""
+def _create_locked(folder: str) -> tuple[str, int]:
+    """A new temporary file in ``folder``, locked by this process: (path, descriptor)."""
     while True:
         name = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}")
         fd = _create(name)
         temporary.take(fd)
         if os.fstat(fd).st_nlink:
             return name, fd
-        os.close(fd)  # another process has swept it away before it was held
+        os.close(fd)  # another process's sweep removed it before it was locked
 
 
 def sweep(folder: str) -> None:
-    """Remove what a killed ``replace`` left in ``folder``, which no other process of ours is to write to now."""
+    """Remove the leftovers of a killed ``replace`` in ``folder``; the caller makes sure that no other process of ours
+    is writing there."""
     with contextlib.suppress(OSError):
         for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
             path = os.path.join(folder, name)
@@ -108,12 +109,12 @@ def sweep(folder: str) -> None:
 
 
 def make_directory(path: str) -> list[str]:
-    """The directory ``path`` exists afterwards; else RunError E-IO, and no part of a hopeless path either. Answers what
-    was not there before: ``path`` and folders around it, the innermost first."""
-    if len(os.fsencode(os.path.abspath(path))) > LONGEST:
-        raise RunError(IO_WRITE, f"the path is longer than {LONGEST} bytes", path)
+    """Make the directory ``path`` and its parents; on RunError E-IO a path that cannot exist is not made in part.
+    Returns the directories that are new, the innermost first."""
+    if len(os.fsencode(os.path.abspath(path))) > MAX_PATH:
+        raise RunError(IO_WRITE, f"the path is longer than {MAX_PATH} bytes", path)
     try:
-        new = _absent(path)
+        new = _missing_directories(path)
         os.makedirs(path, exist_ok=True)
         return new
     except FileExistsError:
@@ -126,36 +127,36 @@ def make_directory(path: str) -> list[str]:
         raise RunError(IO_WRITE, str(error), path) from None
 
 
-def _absent(path: str) -> list[str]:
-    around, found = os.path.realpath(path), []  # as the system goes: .. behind a link is not what its text says
-    while not os.path.lexists(around):
-        found.append(around)
-        around = os.path.dirname(around)
-    return found
+def _missing_directories(path: str) -> list[str]:
+    directory, missing = os.path.realpath(path), []  # realpath, since .. after a link is not the textual parent
+    while not os.path.lexists(directory):
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    return missing
 
 
 @contextlib.contextmanager
-def given_up(made: Sequence[str], known: str) -> Iterator[None]:
-    """Directories that were just ``made`` are gone again where what follows fails before there is more in the innermost
-    of them than the file ``known``."""
+def removed_on_failure(created: Sequence[str], expected: str) -> Iterator[None]:
+    """Remove the directories ``created`` again if the body fails while the innermost of them holds nothing but the file
+    ``expected``."""
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
-            if made and os.listdir(made[0]) == [known]:
-                os.unlink(os.path.join(made[0], known))
-            for path in made:
+            if created and os.listdir(created[0]) == [expected]:
+                os.unlink(os.path.join(created[0], expected))
+            for path in created:
                 os.rmdir(path)
         raise
 
 
-def remove_flat(path: str, known: frozenset[str]) -> None:
-    """Remove the directory ``path`` and the ``known`` names in it; with anything else inside it stays. OSError where it
-    is a symbolic link: what that leads to is another's."""
+def remove_flat(path: str, expected: frozenset[str]) -> None:
+    """Remove the directory ``path`` and the ``expected`` names in it; with other names in it, it stays. OSError if it
+    is a symbolic link, whose target belongs to others."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for name in os.listdir(fd):
-            if name in known:
+            if name in expected:
                 os.unlink(name, dir_fd=fd)
     finally:
         os.close(fd)
@@ -164,12 +165,12 @@ def remove_flat(path: str, known: frozenset[str]) -> None:
 
 
 def token() -> str:
-    """What makes a name new."""
+    """A random suffix for a new name."""
     return secrets.token_hex(4)
 
 
 def put_aside(path: str) -> str:
-    """What is at ``path``, be it a link, has another name afterwards: that name."""
+    """Rename the file or link at ``path``; returns its new name."""
     aside = f"{path}.old-{token()}"
     os.rename(path, aside)
     sync_directory(os.path.dirname(path) or ".")
@@ -177,7 +178,7 @@ def put_aside(path: str) -> str:
 
 
 def _open_plain(path: str, flags: int) -> BinaryIO:
-    """The plain file ``path`` for reading, which nothing waits for; OSError where it is none."""
+    """The plain file ``path``, opened for reading without blocking; OSError if it is not a plain file."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -186,11 +187,11 @@ def _open_plain(path: str, flags: int) -> BinaryIO:
 
 
 def read_plain(path: str, limit: int) -> bytes:
-    """At most ``limit`` + 1 bytes of the plain file ``path``; OSError where it is none, a symbolic link to one
-    included: what is no file of ours is not followed."""
+    """At most ``limit`` + 1 bytes of the plain file ``path``; OSError if it is not one. Symbolic links are not
+    followed."""
     with _open_plain(path, os.O_NOFOLLOW) as file:
         size = os.fstat(file.fileno()).st_size
-        return file.read(min(limit, size) + 1)  # as much memory is taken before it is read
+        return file.read(min(limit, size) + 1)  # read() allocates its argument at once
 
 
 def open_plain(path: str) -> BinaryIO:
@@ -204,11 +205,11 @@ def open_plain(path: str) -> BinaryIO:
         raise
 
 
-def plain_bytes(path: str, most: int) -> bytes | None:
-    """The first ``most`` bytes of the plain file at ``path``; None where nothing is there. RunError, OSError."""
+def plain_bytes(path: str, limit: int) -> bytes | None:
+    """The first ``limit`` bytes of the plain file at ``path``; None where nothing is there. RunError, OSError."""
     try:
         with open_plain(path) as file:
-            return file.read(most)
+            return file.read(limit)
     except FileNotFoundError:
         return None
 

@@ -1,5 +1,7 @@
-"""JSON. Canonical: one text for one value; integers, strings, booleans, null, lists and objects, never a float. And a
-line of it for whoever reads what a run says."""
+"""Canonical JSON, which has one text for each value, and the JSON lines of a run's output.
+
+Values are integers, strings, booleans, null, lists and objects, never floats.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Malformed(ValueError):
-    """The bytes are not JSON of our kind; the message is the user's."""
+    """The bytes are not JSON of this kind; the message is for the user."""
 
 
 def dumps(value: Any) -> bytes:

@@ -1,8 +1,9 @@
-"""A clock that stands while the process is suspended (SIGSTOP, SIGTSTP): what took long was then somebody else's will.
+"""A clock that stops while the process is suspended (SIGSTOP, SIGTSTP), so that times and rates leave that out.
 
-Nothing tells when a suspension began, and only SIGCONT that it is over. So what has passed since the clock was last
-read is taken for it, less the processor's time of this thread, which a suspended one has not. A machine's own sleep is
-in no time: the system's clock that this one reads stands then too.
+Nothing tells when a suspension began; SIGCONT tells that it is over. So the suspension is taken to be the time since
+the clock was last read, less this thread's processor time, which does not grow while suspended. A machine's sleep
+counts for
+nothing: the system clock that this one reads stops then too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ TICK = 0.25  # seconds between readings, where a thread reads it
 
 
 class Clock:
-    """``now`` in seconds from an arbitrary start, and ``away``: those that were not counted. It stands only within
-    ``with``, in the main thread, which alone sees signals. ``ticks``: a thread reads it too, for work that does not."""
+    """``now``: seconds from an arbitrary start; ``away``: seconds of suspension, not counted. Suspensions are seen only
+    within ``with``, in the main thread, which gets the signals. ``ticks``: a thread reads the clock too, for work that
+    does not."""
 
     def __init__(self, ticks: bool = False) -> None:
         self.away = 0.0
@@ -34,8 +36,8 @@ class Clock:
         return read - self.away
 
     def own(self, read: float) -> float:
-        """``now`` by ``read``, what time.perf_counter says: for whoever asks a thousand times a second, as it does not
-        ask for the processor's time."""
+        """``now``, given ``read`` from time.perf_counter: cheap enough for a thousand calls a second, since it does not
+        read the processor time."""
         self._read = read
         return read - self.away
 

@@ -1,4 +1,4 @@
-"""One process a run directory: an advisory lock that the system drops with the process, however it ends."""
+"""One process per run directory: an advisory lock (flock) that the system releases when the process ends."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextlib.contextmanager
-def held(folder: str, warn: Callable[[str], None]) -> Iterator[bool]:
+def hold(folder: str, warn: Callable[[str], None]) -> Iterator[bool]:
     """Hold the lock of ``folder``: True; False, with a warning, where there are no locks. E-LOCK-001 when taken."""
     path = os.path.join(folder, NAME)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # what it leads to is another's, and would be written over
+        if error.errno == errno.ELOOP:  # its target belongs to others, and would be overwritten
             raise RunError(IO_WRITE, "it is a symbolic link", path, "remove the link") from None
         raise of_os_error(error, path) from None
     try:
-        yield _take(fd, path, warn)
+        yield _acquire(fd, path, warn)
     finally:
         os.close(fd)
 
 
-def _take(fd: int, path: str, warn: Callable[[str], None]) -> bool:
+def _acquire(fd: int, path: str, warn: Callable[[str], None]) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RunError(LOCK_HELD, f"the directory is in use by {_holder(fd)}", os.path.dirname(path)) from None
+        raise RunError(LOCK_HELD, f"the directory is in use by {_describe_holder(fd)}", os.path.dirname(path)) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise of_os_error(error, path) from None
         warn("this file system has no locks: do not start a second run in this directory")
         return False
-    if os.fstat(fd).st_nlink == 0:  # its holder gave the directory up, between our opening it and our locking it
+    if os.fstat(fd).st_nlink == 0:  # its holder removed the directory after we opened the file and before we locked it
         raise RunError(LOCK_HELD, "the directory was in use by another process", os.path.dirname(path))
-    if os.fstat(fd).st_size == 0 or _signed(fd):  # else it is somebody's file: locked, and left as it is
-        _sign(fd, path)
+    if os.fstat(fd).st_size == 0 or _read_holder(fd):  # else it is a foreign file: locked, but not changed
+        _write_holder(fd, path)
     return True
 
 
-def _sign(fd: int, path: str) -> None:
-    """Say who holds the lock, for the message of whoever comes next."""
+def _write_holder(fd: int, path: str) -> None:
+    """Write who holds the lock, for the error message of the next process."""
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     text = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": since}) + "\n"
     try:
@@ -60,8 +60,8 @@ def _sign(fd: int, path: str) -> None:
         raise of_os_error(error, path) from None
 
 
-def _signed(fd: int) -> tuple[str, str, str] | None:
-    """The process, host and time of whoever signed last; None where that is no signature of ours."""
+def _read_holder(fd: int) -> tuple[str, str, str] | None:
+    """The process, host and time of the last holder; None if the file's content is not ours."""
     try:
         entry = json.loads(os.pread(fd, 4096, 0))
         return shown(entry["pid"]), shown(entry["host"]), shown(entry["since"])
@@ -69,6 +69,6 @@ def _signed(fd: int) -> tuple[str, str, str] | None:
         return None
 
 
-def _holder(fd: int) -> str:
-    found = _signed(fd)
-    return "process {} on {} since {}".format(*found) if found else "another process"
+def _describe_holder(fd: int) -> str:
+    holder = _read_holder(fd)
+    return "process {} on {} since {}".format(*holder) if holder else "another process"

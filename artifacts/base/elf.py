@@ -1,6 +1,6 @@
-"""The few facts of an ELF shared object that a build and a runner check. 64-bit little-endian files only.
+"""Reads the few properties of an ELF shared object that a build and a runner check. 64-bit little-endian files only.
 
-Nothing of ours is imported here, so that what makes a library and what loads one read it alike.
+It imports nothing of ours, so that the build and the runner read a library in the same way.
 
 Layout: System V ABI, "Object Files"; machine numbers from the registry of the same.
 """
@@ -27,7 +27,7 @@ class NotElf(ValueError):
 
 
 class Cut(NotElf):
-    """An ELF file that ends before something that its headers place in it."""
+    """A truncated ELF file: it ends before something that its headers place in it."""
 
 
 @frozen
@@ -78,23 +78,24 @@ def read(data: bytes) -> Shared:
 
 
 def check_whole(data: bytes) -> None:
-    """Raises Cut unless all that the headers place in the file is in it: what is not ends the process that loads it."""
+    """Raises Cut unless everything that the headers place in the file is in it: loading a truncated library would end
+    the process."""
     _header(data)
     for what, count in _tables(data):
-        _inside(data, f"its {what} header table", *count)
+        _check_in_file(data, f"its {what} header table", *count)
     for n, segment in enumerate(_segments(data)):
-        _inside(data, f"segment {n}", segment.offset, segment.size)
+        _check_in_file(data, f"segment {n}", segment.offset, segment.size)
     for n, section in enumerate(_sections(data)):
         if section.kind not in (0, NO_BITS):
-            _inside(data, f"section {n}", section.offset, section.size)
+            _check_in_file(data, f"section {n}", section.offset, section.size)
 
 
 def constant(data: bytes, symbol: str, size: int) -> bytes | None:
-    """The ``size`` bytes at the dynamic ``symbol`` of the shared object ``data``, which is whole; None without it."""
+    """The ``size`` bytes at the dynamic ``symbol`` of the complete shared object ``data``; None without the symbol."""
     try:
-        found = [s for s in _symbols(data, list(_sections(data))) if s.name == symbol and s.section]
-        for segment in _segments(data) if found else ():
-            at = found[0].address - segment.address
+        symbols = [s for s in _symbols(data, list(_sections(data))) if s.name == symbol and s.section]
+        for segment in _segments(data) if symbols else ():
+            at = symbols[0].address - segment.address
             if segment.kind == LOAD and 0 <= at <= segment.size - size:
                 return data[segment.offset + at : segment.offset + at + size]
     except (struct.error, IndexError, ValueError):
@@ -103,7 +104,7 @@ def constant(data: bytes, symbol: str, size: int) -> bytes | None:
 
 
 def name(data: bytes) -> str:
-    """What the shared object ``data``, which is whole, calls itself; "" where it does not."""
+    """The SONAME of the complete shared object ``data``; "" without one."""
     try:
         return "".join(_dynamic(data, list(_sections(data)), SONAME))
     except (struct.error, IndexError, ValueError):
@@ -131,7 +132,7 @@ def _tables(data: bytes) -> Iterator[tuple[str, tuple[int, int]]]:
         yield what, (start, size * count)
 
 
-def _inside(data: bytes, what: str, start: int, size: int) -> None:
+def _check_in_file(data: bytes, what: str, start: int, size: int) -> None:
     if start + size > len(data):
         raise Cut(f"it ends at byte {len(data)}, and {what} at byte {start + size}")
 

@@ -1,4 +1,4 @@
-"""CODES: every diagnostic code of the artifact and its runner, and the error that carries one to the user.
+"""The table of all error codes of the artifact and its runner, and the exception that carries one to the user.
 
 The compiler has its own table with the same fields; ``docs/errors.md`` is generated from both.
 """
@@ -28,13 +28,13 @@ def code(name: str, summary: str, fix: str, exit: int) -> Code:
     """Declare a code; ``name`` may be declared once."""
     if name in CODES:
         raise ValueError(f"{name} is declared twice")
-    CODES[name] = made = Code(name, summary, fix, exit)
-    return made
+    CODES[name] = declared = Code(name, summary, fix, exit)
+    return declared
 
 
 class RunError(Exception):
-    """Something the user can mend: what is wrong, where, and what to do, by default the code's ``fix``. Everything else
-    that is raised is our bug."""
+    """An error that the user can fix: what is wrong, where, and what to do (by default the code's ``fix``). Any other
+    exception is our bug."""
 
     def __init__(self, code: Code, what: str, where: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -257,5 +257,5 @@ _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 def of_os_error(error: OSError, where: str = "", otherwise: Code = IO_WRITE) -> RunError:
     """The coded error for a failed system call: no room, a limit of the process, or ``otherwise``."""
     kind = IO_SPACE if error.errno in _SPACE else ENV_LIMIT if error.errno in _LIMITS else otherwise
-    place = where or (str(error.filename) if error.filename else "")
-    return RunError(kind, error.strerror or str(error) or type(error).__name__, place)
+    location = where or (str(error.filename) if error.filename else "")
+    return RunError(kind, error.strerror or str(error) or type(error).__name__, location)

@@ -1,4 +1,4 @@
-"""JSON values to frozen attrs classes and back, by the classes' own annotations. No extra, missing or odd key."""
+"""Converts JSON values to frozen attrs classes and back, by the classes' annotations; keys must match exactly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""dtypes, aligned arrays, and safetensors: written piece by piece; read by our own header checks first, then by the
-official library."""
+"""dtypes, aligned arrays, and safetensors files.
+
+Files are written piece by piece. They are read by our own checks of the header first, then by the official library.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ DTYPES: dict[str, tuple[str, str, int]] = {
     "i64": ("int64", "I64", 8),
     "bool": ("bool", "BOOL", 1),
 }
-OF_NUMPY = {numpy: ours for ours, (numpy, _, _) in DTYPES.items()}
-OF_SAFETENSORS = {theirs: ours for ours, (_, theirs, _) in DTYPES.items()}
+OF_NUMPY = {numpy: name for name, (numpy, _, _) in DTYPES.items()}
+OF_SAFETENSORS = {file_name: name for name, (_, file_name, _) in DTYPES.items()}
 # The least and the greatest value of each integer dtype.
 INTEGERS = {
     "i8": (-(2**7), 2**7 - 1),
@@ -46,12 +48,13 @@ NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 
 
 def name_allowed(name: str) -> bool:
-    """Whether a tensor may be called so: parts of letters, digits and ``_ . -`` with slashes between, none is .."""
+    """Whether ``name`` may be a tensor's name: parts of letters, digits and ``_ . -`` with slashes between, none is
+    .."""
     return NAME.fullmatch(name) is not None and ".." not in name.split("/")
 
 
 class BadTensors(ValueError):
-    """The bytes are not a safetensors file that we take; the message is the user's."""
+    """The bytes are not a safetensors file that is accepted; the message is for the user."""
 
 
 def dtype(name: str) -> np.dtype:
@@ -207,7 +210,7 @@ def entry_shape(name: str, entry: Any) -> tuple[int, ...]:
 
 
 def end_of(header: Mapping[str, Any]) -> int:
-    """Where the last tensor of ``header`` ends, among those whose entries say so."""
+    """The end of the last tensor of ``header``, among those with valid offsets."""
     spans: list[Any] = [entry.get("data_offsets") for entry in header.values() if isinstance(entry, dict)]
     return max((at[1] for at in spans if _naturals(at) and len(at) == 2), default=0)
 

@@ -1,4 +1,4 @@
-"""A checkpoint: what is in it, and how it is read. ``store`` decides when one is written, chosen and removed.
+"""The contents of a checkpoint, and how it is read. ``store`` decides when one is written, chosen and removed.
 
 step-000000100/manifest.json         the cursor, whose run it is, and the size and sha256 of the other files
                params.safetensors    every parameter, by name
@@ -33,7 +33,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Torn(Exception):
-    """The checkpoint is not whole; the message says where."""
+    """The checkpoint is incomplete or damaged; the message says where."""
 
 
 @frozen

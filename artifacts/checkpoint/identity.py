@@ -1,4 +1,4 @@
-"""Which run a checkpoint belongs to: component by component, so that a refusal names what changed."""
+"""Which run a checkpoint belongs to, component by component, so that a refusal names what changed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..base.json_classes import plain
 from ..format.manifest import Manifest
 
 Fingerprint = Mapping[str, Sequence[Sequence[str]]]
-Changed = Callable[[str], str]  # a component -> what of it has changed, in words, or ""
+Changed = Callable[[str], str]  # component -> a text that says what changed, or ""
 
 
 def components(manifest: Manifest, data: Fingerprint) -> dict[str, str]:
-    """The artifact's components, the data's being of the loaders' forms and of the bytes of the files read."""
+    """The artifact's components; the data's covers the loaders' forms and the bytes of the files read."""
     out = dict(plain(manifest.run.identity))
     out["data"] = with_files(out["data"], data)
     return out
 
 
 def with_files(declared: str, data: Fingerprint) -> str:
-    """The data's component: of what the loaders declare, and of the bytes of the files read."""
+    """The data's component: a digest of the loaders' declarations and the bytes of the files read."""
     digests = {loader: [digest for _, digest in files] for loader, files in data.items()}
     return digest_of({"declared": declared, "files": digests})
 
@@ -38,22 +38,22 @@ def run_id(identity: Mapping[str, str], seed: int, origin: str) -> str:
     return digest_of({"identity": dict(identity), "seed": seed, "origin": origin})[:16]
 
 
-def compare(theirs: Mapping[str, str], ours: Mapping[str, str], where: str, changed: Changed = lambda _: "") -> None:
+def compare(checkpoint: Mapping[str, str], run: Mapping[str, str], where: str, changed: Changed = lambda _: "") -> None:
     """E-CKPT-003 naming the first component that differs: with the form that ``changed`` finds, or both digests."""
-    for name, value in ours.items():
-        if theirs.get(name) != value:
-            raise mismatch(name, theirs.get(name, "absent"), value, where, changed(name))
+    for name, value in run.items():
+        if checkpoint.get(name) != value:
+            raise mismatch(name, checkpoint.get(name, "absent"), value, where, changed(name))
 
 
-def compare_data(theirs: Fingerprint, ours: Fingerprint, where: str) -> None:
+def compare_data(checkpoint: Fingerprint, run: Fingerprint, where: str) -> None:
     """E-CKPT-003 naming the first data file whose bytes differ."""
-    for loader, files in ours.items():
-        before = theirs.get(loader, [])
-        for old, new in zip(before, files, strict=False):
+    for loader, files in run.items():
+        old_files = checkpoint.get(loader, [])
+        for old, new in zip(old_files, files, strict=False):
             if old[1] != new[1]:
                 raise mismatch(f"data (loader {loader}, file {new[0]})", old[1], new[1], where)
-        if len(before) != len(files):
-            raise mismatch(f"data (loader {loader})", f"{len(before)} files", f"{len(files)} files", where)
+        if len(old_files) != len(files):
+            raise mismatch(f"data (loader {loader})", f"{len(old_files)} files", f"{len(files)} files", where)
 
 
 def mismatch(name: str, old: object, new: object, where: str, changed: str = "") -> RunError:

@@ -1,7 +1,8 @@
-"""The forms of the run file that decide a run, as text with their places: what a refused resumption shows.
+"""The run file's forms that decide a run, as text with source locations, to explain a refused resumption.
 
-An artifact carries them in ``identity.json``, the forms of one component after the other, and a run directory keeps
-those of the run that it holds. Words only: the digests of the components decide.
+An artifact holds them in ``identity.json``, component by component, and a run directory keeps those of its run. They
+are
+for messages only: the digests of the components decide.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..format import tarball
 from .identity import Fingerprint, with_files
 
 NAME = "identity.json"
-ROOM = 60  # characters of a form shown
+MAX_SHOWN = 60  # characters of a form in a message
 
 
 @frozen
@@ -50,7 +51,7 @@ class Forms:
 
 
 def read(data: bytes) -> Forms | None:
-    """The forms of an ``identity.json``; None where it is not one."""
+    """The forms of an ``identity.json``; None if the bytes are not one."""
     try:
         return build(Forms, canonical_json.loads_canonical(data))
     except canonical_json.Malformed:
@@ -59,7 +60,7 @@ def read(data: bytes) -> Forms | None:
 
 def of_artifact(artifact: tarball.Artifact) -> bytes:
     """The artifact's ``identity.json``; empty where it has none."""
-    return artifact.read(NAME) if NAME in artifact.places else b""
+    return artifact.read(NAME) if NAME in artifact.members else b""
 
 
 def of_directory(folder: str) -> bytes:
@@ -71,8 +72,8 @@ def of_directory(folder: str) -> bytes:
 
 
 def keep(folder: str, data: bytes, warn: Callable[[str], None], begins: bool) -> None:
-    """Put the forms of the run into its directory; a failure costs words only. What is there of another run, as it is
-    where this one ``begins``, or of nobody's, is put aside."""
+    """Write the run's forms into its directory; a failure is only a warning. A file of another run, as any file is if
+    this run ``begins``, or one that is not ours is renamed."""
     path = os.path.join(folder, NAME)
     old = of_directory(folder)
     if not data or old == data:
@@ -96,25 +97,25 @@ class Changes:
     data: Fingerprint
 
     def __call__(self, component: str) -> str:
-        theirs, ours = read(self.old), read(self.new)
-        if not theirs or not ours:
+        old_forms, new_forms = read(self.old), read(self.new)
+        if not old_forms or not new_forms:
             return ""
-        digest = theirs.digest(component)
+        digest = old_forms.digest(component)
         digest = with_files(digest, self.data) if component == "data" else digest
-        return difference(theirs, ours, component) if digest == self.identity.get(component) else ""
+        return difference(old_forms, new_forms, component) if digest == self.identity.get(component) else ""
 
 
-def difference(theirs: Forms, ours: Forms, component: str) -> str:
+def difference(old_forms: Forms, new_forms: Forms, component: str) -> str:
     """The first form of the component that is not the same in both, with both places and texts; "" without one."""
-    changed = differences(theirs, ours, component, ("the checkpoint", "this run"))
+    changed = differences(old_forms, new_forms, component, ("the checkpoint", "this run"))
     more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
     return f"{changed[0][0]}{more}" if changed else ""
 
 
-def differences(theirs: Forms, ours: Forms, component: str, sides: tuple[str, str]) -> list[list[str]]:
+def differences(old_forms: Forms, new_forms: Forms, component: str, sides: tuple[str, str]) -> list[list[str]]:
     """For each form of the component that is not the same in both, a text for each line of it that differs, with both
     places and texts; ``sides``: what the texts call the two."""
-    old, new = (_by_form(side.of(component)) for side in (theirs, ours))
+    old, new = (_by_form(side.of(component)) for side in (old_forms, new_forms))
     changed = [name for name in {**new, **old} if _texts(old.get(name, [])) != _texts(new.get(name, []))]
     return [list(_words(component, name, old.get(name), new.get(name), sides)) for name in changed]
 
@@ -146,15 +147,15 @@ def _texts(forms: Sequence[Form]) -> list[str]:
 
 
 def _paired(old: Sequence[Form], new: Sequence[Form]) -> list[tuple[Form, Form]]:
-    """Lines side by side; where one side is longer, its last stands beside the other's last."""
+    """Lines paired by position; the surplus lines of one side are paired with the other's last line."""
     count = max(len(old), len(new))
     return [(old[min(i, len(old) - 1)], new[min(i, len(new) - 1)]) for i in range(count)]
 
 
 def around(text: str, other: str) -> str:
     """``text``, or the part of it around the first character that ``other`` does not have."""
-    if len(text) <= ROOM:
+    if len(text) <= MAX_SHOWN:
         return text
     at = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
-    start = max(0, min(at - ROOM // 3, len(text) - ROOM))
-    return f"{'...' * (start > 0)}{text[start : start + ROOM]}{'...' * (start + ROOM < len(text))}"
+    start = max(0, min(at - MAX_SHOWN // 3, len(text) - MAX_SHOWN))
+    return f"{'...' * (start > 0)}{text[start : start + MAX_SHOWN]}{'...' * (start + MAX_SHOWN < len(text))}"

@@ -1,9 +1,10 @@
-"""The checkpoints of a run directory: published whole or not at all, never overwritten, pruned once the next is safe.
+"""The checkpoints of a run directory: published atomically, never overwritten, pruned once the next is durable.
 
-A checkpoint is built under a temporary name, its files and directory synced, renamed, and the parent synced. Whatever
-the moment of a crash, the names ``step-NNNNNNNNN`` are whole checkpoints, and a temporary name never parses as one.
+A checkpoint is written under a temporary name, its files and directory are synced, it is renamed, and the parent is
+synced. Whatever the moment of a crash, names ``step-NNNNNNNNN`` are complete checkpoints, and a temporary name never
+parses as one.
 
-A symbolic link is never followed here, neither to read a checkpoint nor to remove one: what it leads to is another's.
+Symbolic links are never followed here, neither to read a checkpoint nor to remove one: the target belongs to others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .contents import FILES, INFO, MANIFEST, Arrays, Entry, Loaded, Torn, check_
 
 RESUME = "check --out, or start without --resume"
 FOLDER = "checkpoints"
-SLACK = 2**20  # bytes beside the tensors: manifest, info, directories
+METADATA_BYTES = 2**20  # beside the tensors: manifest, info, directories
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _TEMPORARY = re.compile(r"\.tmp-[0-9]{9,18}-[0-9]+-[0-9a-f]{8}")
 
@@ -48,21 +49,21 @@ class Store:
 
     def steps(self) -> list[int]:
         """Steps that have a published directory, or a link in the place of one, oldest first."""
-        found = []
+        published = []
         for name in self._names():
             match = _STEP.fullmatch(name)
             if match and name == step_name(int(match[1])) and self._is_place(name):
-                found.append(int(match[1]))
-        return sorted(found)
+                published.append(int(match[1]))
+        return sorted(published)
 
     def _is_place(self, name: str) -> bool:
         path = os.path.join(self.folder, name)
         return os.path.islink(path) or os.path.isdir(path)
 
-    def strangers(self) -> list[str]:
-        """Names that are neither checkpoints nor temporary: they are left alone."""
-        ours = {step_name(step) for step in self.steps()}
-        others = (name for name in self._names() if name not in ours)
+    def foreign_names(self) -> list[str]:
+        """Names that are neither checkpoints nor temporary: they are not touched."""
+        published = {step_name(step) for step in self.steps()}
+        others = (name for name in self._names() if name not in published)
         return sorted(name for name in others if not _TEMPORARY.fullmatch(name) or not self._is_own(name))
 
     def _is_own(self, name: str) -> bool:
@@ -89,7 +90,7 @@ class Store:
             os.rmdir(probe)
         except OSError as error:
             raise of_os_error(error, self.folder) from None
-        self.check_room(nbytes)
+        self.check_space(nbytes)
 
     def check_place(self) -> None:
         """E-IO-010 where the folder is a symbolic link: the lock is on the run's directory, and not on what another run
@@ -97,16 +98,18 @@ class Store:
         if os.path.islink(self.folder):
             raise RunError(IO_WRITE, "it is a symbolic link", self.folder, "let --out name the folder that it leads to")
 
-    def check_room(self, nbytes: int) -> None:
+    def check_space(self, nbytes: int) -> None:
         free = atomic_files.free_bytes(self.folder)
-        if free < nbytes + SLACK:
-            raise RunError(IO_SPACE, f"a checkpoint needs {nbytes + SLACK} bytes, {free} are free", self.folder)
+        if free < nbytes + METADATA_BYTES:
+            raise RunError(
+                IO_SPACE, f"a checkpoint needs {nbytes + METADATA_BYTES} bytes, {free} are free", self.folder
+            )
 
     def _temporary(self, step: int) -> str:
         return os.path.join(self.folder, f".tmp-{step:09d}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def _sweep(self) -> None:
-        """Remove what a killed process of ours left: under the lock no other is at work here."""
+        """Remove the leftovers of killed processes; this process holds the lock, so no other one is writing here."""
         for name in filter(_TEMPORARY.fullmatch, self._names()):
             path = os.path.join(self.folder, name)
             with contextlib.suppress(OSError):
@@ -120,9 +123,9 @@ class Store:
         listed, contents = pack(entry, params, optim)
         manifest = listed.to_bytes()
         path = self.path(entry.cursor.step)
-        if self._is_there(entry, manifest):
+        if self._is_published(entry, manifest):
             return path
-        self.check_room(sum(file.size for file in listed.files))
+        self.check_space(sum(file.size for file in listed.files))
         temporary = self._temporary(entry.cursor.step)
         try:
             os.mkdir(temporary)
@@ -138,7 +141,7 @@ class Store:
         self._prune(entry)
         return path
 
-    def _is_there(self, entry: Entry, manifest: bytes) -> bool:
+    def _is_published(self, entry: Entry, manifest: bytes) -> bool:
         """Whether this very checkpoint is published. A torn one is moved aside; another whole one is E-CKPT-005."""
         path = self.path(entry.cursor.step)
         if not os.path.lexists(path):
@@ -158,11 +161,11 @@ class Store:
 
     def _prune(self, entry: Entry) -> None:
         """Keep the newest ``keep`` checkpoints of this run up to the one just saved; never touch another run's."""
-        mine = [step for step in self.steps() if step <= entry.cursor.step and self._run_id(step) == entry.run_id]
-        for step in mine[: -max(2, self.keep)]:
+        own_steps = [step for step in self.steps() if step <= entry.cursor.step and self._run_id(step) == entry.run_id]
+        for step in own_steps[: -max(2, self.keep)]:
             doomed = self._temporary(step)
             try:
-                os.rename(self.path(step), doomed)  # from here on no reader takes it for a checkpoint
+                os.rename(self.path(step), doomed)  # from here on no reader sees it as a checkpoint
                 atomic_files.remove_flat(doomed, FILES)
             except OSError as error:
                 self.warn(f"{self.path(step)} cannot be removed: {error.strerror}")
@@ -210,7 +213,7 @@ class Store:
 
 
 def _info() -> bytes:
-    """Who wrote the checkpoint: for people, under no digest."""
+    """Who wrote the checkpoint: for people, not covered by a digest."""
     info: dict[str, Any] = {"host": os.uname().nodename, "pid": os.getpid(), "time": int(time.time())}
     return (json.dumps(info, sort_keys=True) + "\n").encode()
 

@@ -1,7 +1,8 @@
-"""Files of records: .npz, a directory of .npy, .safetensors, .jsonl. One source gives one array a field, record first.
+"""Readers of record files: .npz, a directory of .npy, .safetensors, .jsonl. A source gives one array a field.
 
-Only what the loader's fields name is read. No pickle ever is. What is wrong is a RunError with the file and, where
-there is one, the record and byte. What a source will take of memory is known before it is read (``held``).
+The first axis is the record. Only the loader's fields are read, and never a pickle. A fault is a RunError with the file
+and, where there is one, the record and byte. The memory that a source will take is computed before it is read
+(``memory_needed``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .numpy_files import check_type
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 CHUNK = 2**20
-HEADERS = 20  # bytes of Python's objects for a byte of a header that is JSON, at most
+HEADER_GROWTH = 20  # bytes of Python objects for one byte of a JSON header, at most
 Columns = dict[str, np.ndarray]
 
 
@@ -67,7 +68,7 @@ def blobs(folder: str, source: str, fields: Sequence[Field]) -> list[Blob]:
         raise RunError(DATA_READ, "the directory holds no .npy files", path)
     for field in fields:
         if f"{field.name}.npy" not in names:
-            raise _absent(path, field, [n.removesuffix(".npy") for n in names if not n.startswith(".")])
+            raise _missing_field(path, field, [n.removesuffix(".npy") for n in names if not n.startswith(".")])
     return [_blob(os.path.join(path, f"{name}.npy")) for name in sorted(field.name for field in fields)]
 
 
@@ -85,9 +86,9 @@ def _blob(path: str) -> Blob:
     return Blob(path, size, lambda: open(path, "rb"), path)
 
 
-def inside(artifact: Artifact, member: str) -> Blob:
+def member_blob(artifact: Artifact, member: str) -> Blob:
     """A member of the artifact as a file."""
-    file = artifact.places[member][1]
+    file = artifact.members[member][1]
     return Blob(member, file.size, lambda: artifact.file(member), digest=file.sha256)
 
 
@@ -97,29 +98,29 @@ def read(files: Sequence[Blob], fields: Sequence[Field], tick: Callable[[int], N
     name = files[0].name
     kind = _kind(name)
     try:
-        seen = [_look(blob) for blob in files]
+        scanned = [_digest_and_lines(blob) for blob in files]
         with _reading(name, kind.name):
-            columns = kind.read(files, fields, seen[0][1], tick)
+            columns = kind.read(files, fields, scanned[0][1], tick)
     except MemoryError:
         raise RunError(DATA_READ, "it declares more data than memory holds", name) from None
     except OSError as error:
         raise of_os_error(error, name, DATA_READ) from None
-    digests = tuple((os.path.basename(blob.name), digest) for blob, (digest, _) in zip(files, seen, strict=True))
+    digests = tuple((os.path.basename(blob.name), digest) for blob, (digest, _) in zip(files, scanned, strict=True))
     shard = Shard(os.path.dirname(name) if name.endswith(".npy") else name, columns, digests)
     _check_counts(shard)
     return shard
 
 
-def held(files: Sequence[Blob], fields: Sequence[Field]) -> int:
-    """Bytes of memory that ``read`` will take at most. 0 where it will refuse the files."""
+def memory_needed(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    """Upper bound of the bytes of memory that ``read`` will take. 0 for files that it will refuse."""
     try:
-        return _kind(files[0].name).held(files, fields)
-    except Exception:  # told of when the files are read
+        return _kind(files[0].name).memory_needed(files, fields)
+    except Exception:  # reported when the files are read
         return 0
 
 
-def _look(blob: Blob) -> tuple[str, int]:
-    """sha256, in hex, and the number of line ends of a file."""
+def _digest_and_lines(blob: Blob) -> tuple[str, int]:
+    """sha256, in hex, and the number of newlines of a file."""
     digest, lines = hashlib.sha256(), 0
     with blob.open() as file:
         while chunk := file.read(CHUNK):
@@ -137,14 +138,14 @@ def _check_counts(shard: Shard) -> None:
             raise RunError(DATA_FIELD, f"{first} has {shard.count} records, {field} has {len(column)}", shard.name)
 
 
-def _absent(where: str, field: Field, have: Sequence[str]) -> RunError:
+def _missing_field(where: str, field: Field, have: Sequence[str]) -> RunError:
     names = shown(", ".join(sorted(have)[:10]), 100) or "none"
     return RunError(DATA_FIELD, f"there is no field {field.name}", where, f"it has {names}")
 
 
 @contextlib.contextmanager
 def _reading(where: str, what: str) -> Iterator[None]:
-    """Whatever a library raises over bad bytes is the data's fault: E-DATA-010. A failed system call is not."""
+    """An error that a library raises over bad bytes becomes E-DATA-010; a failed system call does not."""
     try:
         yield
     except (RunError, MemoryError):
@@ -162,27 +163,28 @@ def _reading(where: str, what: str) -> Iterator[None]:
 def _members(
     blob: Blob, fields: Sequence[Field], use: Callable[[Field, IO[bytes], numpy_files.Header, int], Any]
 ) -> list[Any]:
-    """What ``use`` makes of each field's member, opened behind its header, and the bytes to set aside for it."""
+    """The result of ``use`` for each field's member, opened behind its header; its last argument is the buffer's
+    size."""
     out = []
     with blob.open() as file, zipfile.ZipFile(file) as archive:
         for field in fields:
             info = numpy_files.member(archive, field)
             if info is None:
-                raise _absent(blob.name, field, [name.removesuffix(".npy") for name in archive.namelist()])
+                raise _missing_field(blob.name, field, [name.removesuffix(".npy") for name in archive.namelist()])
             with archive.open(info) as data:
                 header = numpy_files.read_header(data, blob.name, field)
-                out.append(use(field, data, header, numpy_files.room(header, info, blob.size)))
+                out.append(use(field, data, header, numpy_files.buffer_bytes(header, info, blob.size)))
     return out
 
 
 def _read_npz(files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]) -> Columns:
     (blob,) = files
-    found = _members(blob, fields, lambda field, data, *how: numpy_files.read(data, blob.name, field, *how))
-    return {field.name: array for field, array in zip(fields, found, strict=True)}
+    arrays = _members(blob, fields, lambda field, data, *how: numpy_files.read(data, blob.name, field, *how))
+    return {field.name: array for field, array in zip(fields, arrays, strict=True)}
 
 
-def _held_npz(files: Sequence[Blob], fields: Sequence[Field]) -> int:
-    return sum(_members(files[0], fields, lambda field, data, header, room: room))
+def _needed_npz(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+    return sum(_members(files[0], fields, lambda field, data, header, capacity: capacity))
 
 
 # .npy: the files FIELD.npy of a directory; mapped into memory when they are on disk
@@ -192,19 +194,19 @@ def _read_npy(files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: 
     out, by_name = {}, {os.path.basename(blob.name).removesuffix(".npy"): blob for blob in files}
     for field in fields:
         if field.name not in by_name:
-            raise _absent(os.path.dirname(files[0].name), field, list(by_name))
+            raise _missing_field(os.path.dirname(files[0].name), field, list(by_name))
         blob = by_name[field.name]
         with _reading(blob.name, ".npy"), blob.open() as file:
             header = numpy_files.read_header(file, blob.name, field)
             if blob.path:
                 out[field.name] = numpy_files.mapped(file, blob.name, field, header)
             else:
-                room = min(header.nbytes, blob.size)
-                out[field.name] = numpy_files.read(file, blob.name, field, header, room)
+                capacity = min(header.nbytes, blob.size)
+                out[field.name] = numpy_files.read(file, blob.name, field, header, capacity)
     return out
 
 
-def _held_npy(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+def _needed_npy(files: Sequence[Blob], fields: Sequence[Field]) -> int:
     wanted = {f"{field.name}.npy" for field in fields}
     return sum(blob.size for blob in files if not blob.path and os.path.basename(blob.name) in wanted)
 
@@ -213,7 +215,7 @@ def _held_npy(files: Sequence[Blob], fields: Sequence[Field]) -> int:
 
 
 def _header(file: IO[bytes], blob: Blob) -> tuple[dict[str, Any], int]:
-    """The tensors' entries, and where their data begins, which must be as long as they say."""
+    """The tensors' entries, and the start of their data, whose length must be what they say."""
     size = safetensors_io.header_size(file.read(8), blob.size)
     header, start = safetensors_io.parse_header(file.read(size)), 8 + size
     end, have = safetensors_io.end_of(header), blob.size - start
@@ -233,7 +235,7 @@ def _read_safetensors(
             header, start = _header(file, blob)
             for field in fields:
                 if field.name not in header:
-                    raise _absent(blob.name, field, list(header))
+                    raise _missing_field(blob.name, field, list(header))
                 entry = header[field.name]
                 shape = safetensors_io.entry_shape(field.name, entry)
                 dtype = safetensors_io.OF_SAFETENSORS.get(entry["dtype"], shown(entry["dtype"], 20))
@@ -247,11 +249,11 @@ def _read_safetensors(
     return out
 
 
-def _held_safetensors(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+def _needed_safetensors(files: Sequence[Blob], fields: Sequence[Field]) -> int:
     with files[0].open() as file:
         header, start = _header(file, files[0])
     spans = (safetensors_io.span(field.name, header[field.name]) for field in fields if field.name in header)
-    return HEADERS * start + sum(stop - begin for begin, stop, _ in spans)
+    return HEADER_GROWTH * start + sum(stop - begin for begin, stop, _ in spans)
 
 
 # .jsonl: one JSON object a line, its keys the fields, its values numbers or nested lists of numbers
@@ -260,10 +262,10 @@ def _held_safetensors(files: Sequence[Blob], fields: Sequence[Field]) -> int:
 def _read_jsonl(files: Sequence[Blob], fields: Sequence[Field], lines: int, tick: Callable[[int], None]) -> Columns:
     (blob,) = files
     with blob.open() as file:
-        return jsonl.read_lines(file, blob.name, fields, jsonl.bound(lines, blob.size, fields), tick)
+        return jsonl.read_lines(file, blob.name, fields, jsonl.max_records(lines, blob.size, fields), tick)
 
 
-def _held_jsonl(files: Sequence[Blob], fields: Sequence[Field]) -> int:
+def _needed_jsonl(files: Sequence[Blob], fields: Sequence[Field]) -> int:
     (blob,) = files
     lines, longest, line = 0, 0, 0
     with blob.open() as file:
@@ -273,25 +275,27 @@ def _held_jsonl(files: Sequence[Blob], fields: Sequence[Field]) -> int:
             longest = max(longest, line + chunk.find(b"\n") if ends else line + len(chunk))
             line = len(chunk) - chunk.rfind(b"\n") - 1 if ends else line + len(chunk)
     record = sum(np.dtype(safetensors_io.dtype(f.dtype)).itemsize * int(np.prod(f.shape, dtype=object)) for f in fields)
-    together = jsonl.CHUNK + min(max(longest, jsonl.CHUNK), jsonl.MAX_LINE)
-    return jsonl.bound(lines, blob.size, fields) * record + jsonl.GROWTH * min(together, blob.size)
+    decoded_at_once = jsonl.CHUNK + min(max(longest, jsonl.CHUNK), jsonl.MAX_LINE)
+    return jsonl.max_records(lines, blob.size, fields) * record + jsonl.OBJECT_BYTES_PER_BYTE * min(
+        decoded_at_once, blob.size
+    )
 
 
 @frozen
 class Kind:
-    """A kind of file: ``read`` and ``held`` take the files of one source and the fields; ``read`` the number of its
-    line ends, too, and ``tick``."""
+    """A kind of file: ``read`` and ``memory_needed`` take the files of one source and the fields; ``read`` the number
+    of its line ends, too, and ``tick``."""
 
     name: str
     read: Callable[[Sequence[Blob], Sequence[Field], int, Callable[[int], None]], Columns]
-    held: Callable[[Sequence[Blob], Sequence[Field]], int]
+    memory_needed: Callable[[Sequence[Blob], Sequence[Field]], int]
 
 
 _ALL = (
-    Kind(".npz", _read_npz, _held_npz),
-    Kind(".npy", _read_npy, _held_npy),
-    Kind(".safetensors", _read_safetensors, _held_safetensors),
-    Kind(".jsonl", _read_jsonl, _held_jsonl),
+    Kind(".npz", _read_npz, _needed_npz),
+    Kind(".npy", _read_npy, _needed_npy),
+    Kind(".safetensors", _read_safetensors, _needed_safetensors),
+    Kind(".jsonl", _read_jsonl, _needed_jsonl),
 )
 KINDS = {kind.name: kind for kind in _ALL}
 

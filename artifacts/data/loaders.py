@@ -1,4 +1,4 @@
-"""Loaders: shards -> batches. Training runs on through the epochs of the keyed order; a pass reads in order."""
+"""Loaders: shards -> batches. Training reads epochs in shuffled order; a pass reads records in file order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..format.tarball import Artifact
 from . import file_formats
 from .shuffle import Order
 
-AHEAD = 8  # batches made ready before they are asked for, at most
-BURST = 4  # of them made at a time
-SCAN = 2**22  # elements looked at together
+MAX_READY = 8  # batches prefetched, at most
+REFILL = 4  # batches requested from the prefetch thread at a time
+SCAN_ELEMENTS = 2**22  # elements checked in one NumPy call
 
 Batch = dict[str, np.ndarray]
 
@@ -53,7 +53,7 @@ class Records:
         out = {}
         for field in self.loader.fields:
             out[field.name] = self._gather(field, numbers, owners)
-            check_values(field, out[field.name], lambda i: self._place(int(numbers[i])))
+            check_values(field, out[field.name], lambda i: self._location(int(numbers[i])))
         return out
 
     def _gather(self, field: Field, numbers: np.ndarray, owners: np.ndarray) -> np.ndarray:
@@ -63,7 +63,7 @@ class Records:
             out[rows] = self.shards[owner].columns[field.name][numbers[rows] - self.starts[owner]]
         return out
 
-    def _place(self, number: int) -> str:
+    def _location(self, number: int) -> str:
         """The file and record of record ``number``, as a message names it."""
         owner = int(np.searchsorted(self.starts, number, side="right")) - 1
         return f"{self.shards[owner].name}: record {number - int(self.starts[owner])}"
@@ -72,13 +72,13 @@ class Records:
 def open_records(
     loader: Loader, folder: str, artifact: Artifact | None, tick: Callable[[int], None] = lambda size: None
 ) -> Records:
-    """The records of ``loader``, from the artifact or from ``folder``; every value looked at once. ``tick`` is told of
-    bytes as they are read, where that takes long."""
+    """The records of ``loader``, from the artifact or from ``folder``, every value checked. ``tick`` gets the number of
+    bytes read, where reading takes long."""
     if loader.kind == "indices":
-        return Records(loader, (), np.zeros(1, np.int64), _enough(loader, loader.count or 0))
+        return Records(loader, (), np.zeros(1, np.int64), _checked_count(loader, loader.count or 0))
     shards = tuple(file_formats.read(group, loader.fields, tick) for group in files(loader, folder, artifact))
     starts = np.cumsum([0, *(shard.count for shard in shards)])
-    _enough(loader, int(starts[-1]))
+    _checked_count(loader, int(starts[-1]))
     for shard in shards:
         _scan(shard, loader.fields)
     return Records(loader, shards, starts[:-1], int(starts[-1]))
@@ -95,69 +95,70 @@ def files(loader: Loader, folder: str, artifact: Artifact | None) -> list[list[f
         if is_field and os.path.basename(member) not in wanted:
             continue
         key = os.path.dirname(member) + "/" if is_field else member
-        groups.setdefault(key, []).append(file_formats.inside(artifact, member))
+        groups.setdefault(key, []).append(file_formats.member_blob(artifact, member))
     return list(groups.values())
 
 
-def held(artifact: Artifact, folder: str) -> int:
-    """Bytes of memory that the data of a run will take, counted before they are read. What is not there, or cannot be
-    read, takes none: it is told of when it is opened."""
+def memory_needed(artifact: Artifact, folder: str) -> int:
+    """Bytes of memory that the data of a run will take, computed before they are read. A missing or unreadable file
+    counts
+    as none: it is reported when it is opened."""
     total = 0
     for loader in map(artifact.manifest.loader, artifact.manifest.loaders_used()):
         with contextlib.suppress(RunError):
-            total += sum(file_formats.held(group, loader.fields) for group in files(loader, folder, artifact))
+            total += sum(file_formats.memory_needed(group, loader.fields) for group in files(loader, folder, artifact))
     return total
 
 
-def _enough(loader: Loader, count: int) -> int:
+def _checked_count(loader: Loader, count: int) -> int:
     if count < loader.batch:
         raise RunError(DATA_FEW, f"a batch needs {loader.batch} records, the data has {count}", f"loader {loader.name}")
     return count
 
 
 def _scan(shard: file_formats.Shard, fields: Sequence[Field]) -> None:
-    """Look at every value of ``shard`` in bounded memory."""
+    """Check every value of ``shard``, in bounded memory."""
     for field in fields:
         column = shard.columns[field.name]
-        rows = max(1, SCAN // max(1, int(np.prod(field.shape, dtype=np.int64))))
+        rows = max(1, SCAN_ELEMENTS // max(1, int(np.prod(field.shape, dtype=np.int64))))
         for at in range(0, len(column), rows):
             check_values(field, column[at : at + rows], lambda i, at=at: f"{shard.name}: record {at + i}")
 
 
-def check_values(field: Field, values: np.ndarray, place: Callable[[int], str]) -> None:
-    """E-DATA unless floats are finite and integers within the field's bounds; ``place`` names the i-th record."""
+def check_values(field: Field, values: np.ndarray, locate: Callable[[int], str]) -> None:
+    """E-DATA unless floats are finite and integers within the field's bounds; ``locate`` names the i-th record."""
     if field.dtype in safetensors_io.FLOATS:
         bad, code, what = ~np.isfinite(values), DATA_FINITE, "which is not finite"
-        refuse_any(bad, code, field, values, what, place)
+        refuse_any(bad, code, field, values, what, locate)
         return
     if field.low is not None or field.high is not None:
-        check_range(field, values, field.low, field.high, place)
+        check_range(field, values, field.low, field.high, locate)
     for part in field.parts:
         within = (slice(None), *map(slice, part.start, part.stop))
-        check_range(field, values[within], part.low, part.high, place)
+        check_range(field, values[within], part.low, part.high, locate)
 
 
 def check_range(
-    field: Field, values: np.ndarray, low: int | None, high: int | None, place: Callable[[int], str]
+    field: Field, values: np.ndarray, low: int | None, high: int | None, locate: Callable[[int], str]
 ) -> None:
     """E-DATA unless low <= ``values`` < high, where these are given."""
-    least, most = int(values.min(initial=low or 0)), int(values.max(initial=low or 0))
-    if (low is None or least >= low) and (high is None or most < high):
+    smallest, largest = int(values.min(initial=low or 0)), int(values.max(initial=low or 0))
+    if (low is None or smallest >= low) and (high is None or largest < high):
         return
     bad = np.zeros(values.shape, bool)
     bad |= False if low is None else values < low
     bad |= False if high is None else values >= high
     what = f"which is not in {'' if low is None else low}..{'' if high is None else high - 1}"
-    refuse_any(bad, DATA_RANGE, field, values, what, place)
+    refuse_any(bad, DATA_RANGE, field, values, what, locate)
 
 
 def refuse_any(
-    bad: np.ndarray, code: Code, field: Field, values: np.ndarray, what: str, place: Callable[[int], str]
+    bad: np.ndarray, code: Code, field: Field, values: np.ndarray, what: str, locate: Callable[[int], str]
 ) -> None:
     """The fault ``code`` of the first of ``values`` that is ``bad``."""
     if bad.any():
         first = np.unravel_index(int(np.argmax(bad)), bad.shape)
-        raise RunError(code, f"field {field.name} holds {values[first]}, {what}", place(int(first[0])))
+        raise RunError(code, f"field {field.name} holds {values[first]}, {what}", locate(int(first[0])))
 
 
 def fingerprint(records: Sequence[Records]) -> dict[str, list[list[str]]]:
@@ -165,7 +166,7 @@ def fingerprint(records: Sequence[Records]) -> dict[str, list[list[str]]]:
     return {each.loader.name: [list(pair) for pair in each.digests] for each in records}
 
 
-def in_order(records: Records, limit: int | None) -> Iterator[Batch]:
+def batches_in_order(records: Records, limit: int | None) -> Iterator[Batch]:
     """The full batches of a pass, first record first; at most ``limit``."""
     size = records.loader.batch
     for i in range(min(records.batches, limit or records.batches)):
@@ -173,31 +174,31 @@ def in_order(records: Records, limit: int | None) -> Iterator[Batch]:
 
 
 class Feed:
-    """Training batches from a position on, made ready by a thread of its own, whose errors surface in ``next``.
+    """Training batches from a position on, prefetched by a thread, whose errors are raised by ``next``.
 
-    The thread is asked for several at a time: it takes the interpreter from the loop while it works, and each change
-    between the two costs more than a small batch.
+    Several are requested at a time: the thread holds the interpreter lock while it works, and each switch between it
+    and the loop costs more than a small batch.
     """
 
     def __init__(self, records: Records, order: Order, position: int) -> None:
         self._records, self._order, self._position = records, order, position
-        self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
-        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._taken, self._closed = 0, False
+        self._ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._consumed, self._closed = 0, False
         self._thread = threading.Thread(target=self._work, name=f"data-{records.loader.name}", daemon=True)
-        self._asked.put(AHEAD)
+        self._requests.put(MAX_READY)
         self._thread.start()
 
     def _work(self) -> None:
         try:
             while not self._closed:
-                for _ in range(self._asked.get()):
+                for _ in range(self._requests.get()):
                     if not self._closed:
-                        self._made.put(self._one())
+                        self._ready.put(self._next_batch())
         except BaseException as error:
-            self._made.put(error)
+            self._ready.put(error)
 
-    def _one(self) -> Batch:
+    def _next_batch(self) -> Batch:
         size = self._records.loader.batch
         batch = self._records.batch(self._order.records(self._position, size))
         self._position += size
@@ -207,27 +208,27 @@ class Feed:
         """The next batch; ``look`` is called while waiting, and may raise to stop."""
         while True:
             try:
-                item = self._made.get(timeout=0.1)
+                item = self._ready.get(timeout=0.1)
             except queue.Empty:
                 look()
                 continue
             if isinstance(item, BaseException):
-                self._made.put(item)  # for whoever asks again
+                self._ready.put(item)  # for the next call
                 raise item
-            self._taken += 1
-            if self._taken == BURST:
-                self._taken = 0
-                self._asked.put(BURST)
+            self._consumed += 1
+            if self._consumed == REFILL:
+                self._consumed = 0
+                self._requests.put(REFILL)
             return item
 
     def close(self) -> None:
         self._closed = True
-        self._asked.put(0)
+        self._requests.put(0)
         self._thread.join()
 
 
 class Training:
-    """The training streams: one feed a loader, opened at the position where the run stands."""
+    """The training streams: one feed a loader, opened at the run's position."""
 
     def __init__(self, manifest: Manifest, records: dict[str, Records]) -> None:
         self._seed, self._records = manifest.run.seed, records
@@ -241,7 +242,7 @@ class Training:
             self._feeds[loader] = Feed(records, order, position)
         return self._feeds[loader].next(look)
 
-    def left(self, loader: str, position: int) -> int | None:
+    def records_left(self, loader: str, position: int) -> int | None:
         """Records left in the stream of ``loader``; None when its epochs have no end."""
         records = self._records[loader]
         return None if records.loader.epochs is None else records.count * records.loader.epochs - position

@@ -1,5 +1,7 @@
-"""Arrays in NumPy's own format: the members of a .npz, and .npy files. What a header says is compared with what can be
-there before anything is made of it, and no pickle is read."""
+"""Arrays in NumPy's own format: the members of a .npz, and .npy files.
+
+A header is compared with the size of the file before memory is allocated for it, and no pickle is read.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from ..base.errors import DATA_FIELD, DATA_KIND, DATA_READ, RunError, shown
 from ..format.manifest import Field
 
 CHUNK = 2**20
-DEFLATED = 1032  # bytes that a byte of deflated data gives at most
+MAX_DEFLATE_RATIO = 1032  # bytes that one byte of deflated data can expand to, at most
 
 
 @frozen
@@ -73,29 +75,29 @@ def read_header(file: IO[bytes], where: str, field: Field) -> Header:
 
 def member(archive: zipfile.ZipFile, field: Field) -> zipfile.ZipInfo | None:
     """The field's array in a .npz; None where it has none. ValueError where it has two."""
-    found = [info for info in archive.infolist() if info.filename == f"{field.name}.npy"]
-    if len(found) > 1:
+    members = [info for info in archive.infolist() if info.filename == f"{field.name}.npy"]
+    if len(members) > 1:
         raise ValueError(f"the member {field.name}.npy stands twice")
-    return found[0] if found else None
+    return members[0] if members else None
 
 
-def room(header: Header, info: zipfile.ZipInfo, size: int) -> int:
-    """Bytes to set aside for a member of an archive of ``size`` bytes: its own, or what can be behind it where its
-    header says more."""
-    factor = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: DEFLATED}.get(info.compress_type)
-    packed = min(info.compress_size, size)
-    return header.nbytes if factor is None else min(header.nbytes, factor * packed)
+def buffer_bytes(header: Header, info: zipfile.ZipInfo, size: int) -> int:
+    """Bytes to allocate for a member of an archive of ``size`` bytes: those of its header, but no more than its
+    compressed data can expand to."""
+    max_ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: MAX_DEFLATE_RATIO}.get(info.compress_type)
+    stored = min(info.compress_size, size)
+    return header.nbytes if max_ratio is None else min(header.nbytes, max_ratio * stored)
 
 
-def read(file: IO[bytes], where: str, field: Field, header: Header, room: int) -> np.ndarray:
-    """The array behind ``header``, read whole into ``room`` bytes."""
-    data, at = np.empty(room, np.uint8), 0
-    while at < room and (got := file.readinto(data[at : at + CHUNK])):  # type: ignore[attr-defined]
+def read(file: IO[bytes], where: str, field: Field, header: Header, capacity: int) -> np.ndarray:
+    """The array behind ``header``, read whole into ``capacity`` bytes."""
+    data, at = np.empty(capacity, np.uint8), 0
+    while at < capacity and (got := file.readinto(data[at : at + CHUNK])):  # type: ignore[attr-defined]
         at += got
     if at == header.nbytes and file.read(1):
         at += 1
     if at != header.nbytes:
-        raise cut(where, field, at, header)
+        raise wrong_size(where, field, at, header)
     return header.array(data)
 
 
@@ -103,14 +105,14 @@ def mapped(file: IO[bytes], where: str, field: Field, header: Header) -> np.ndar
     """The array of a .npy ``file`` on disk, mapped into memory."""
     have = os.fstat(file.fileno()).st_size - header.start
     if have != header.nbytes:
-        raise cut(where, field, have, header)
+        raise wrong_size(where, field, have, header)
     if not have:
         return np.empty(header.shape, header.dtype)
     order = "F" if header.column_major else "C"
     return np.memmap(file, header.dtype, "r", header.start, header.shape, order)  # type: ignore[call-overload]
 
 
-def cut(where: str, field: Field, have: int, header: Header) -> RunError:
+def wrong_size(where: str, field: Field, have: int, header: Header) -> RunError:
     """E-DATA-010 for ``have`` bytes in place of those of ``header``."""
     if have > header.nbytes:
         return RunError(DATA_READ, f"{field.name} has bytes after its last record", where)

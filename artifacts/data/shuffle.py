@@ -1,4 +1,4 @@
-"""The order of records: a keyed permutation in O(1) memory, a pure function of (seed, loader, epoch, position).
+"""The shuffled order of records: a keyed permutation in O(1) memory, a function of (seed, loader, epoch, position).
 
 A balanced Feistel network over 2**(2h) >= n numbers, with cycle walking: a number that lands outside [0, n) is sent
 through again. Rounds are keyed by sha256 and mix with the finaliser of splitmix64 (Steele, Lea and Flood, 2014).
@@ -14,7 +14,7 @@ import numpy as np
 from attrs import frozen
 
 ROUNDS = 8
-WINDOW = 4096  # places that are worked out together
+WINDOW = 4096  # positions that are computed together
 
 
 @frozen
@@ -29,44 +29,44 @@ class Order:
     def records(self, start: int, count: int) -> np.ndarray:
         """The record numbers at positions ``start`` to ``start + count - 1``; i64."""
         out = np.empty(count, np.int64)
-        done = 0
-        while done < count:
-            epoch, at = divmod(start + done, self.n)
-            first = at - at % WINDOW
-            take = min(count - done, min(self.n, first + WINDOW) - at)
+        filled = 0
+        while filled < count:
+            epoch, index = divmod(start + filled, self.n)
+            first = index - index % WINDOW
+            length = min(count - filled, min(self.n, first + WINDOW) - index)
             if self.shuffle:
-                out[done : done + take] = window(self, epoch, first)[at - first : at - first + take]
+                out[filled : filled + length] = window(self, epoch, first)[index - first : index - first + length]
             else:
-                out[done : done + take] = np.arange(at, at + take)
-            done += take
+                out[filled : filled + length] = np.arange(index, index + length)
+            filled += length
         return out
 
-    def permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
-        """Where the permutation of ``epoch`` sends each of ``places`` (u64, below n)."""
+    def permute(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+        """Where the permutation of ``epoch`` sends each of ``indices`` (u64, below n)."""
         if self.n == 1:
-            return places
+            return indices
         keys = round_keys(f"sexpgpu-order\0{self.seed}\0{self.loader}\0{epoch}".encode())
         half = max(2, ((self.n - 1).bit_length() + 1) // 2)
-        send = _send(keys, half)
-        out = send(places)
+        permute_once = _permutation(keys, half)
+        out = permute_once(indices)
         outside = np.nonzero(out >= self.n)[0]
         while outside.size:
-            out[outside] = send(out[outside])
+            out[outside] = permute_once(out[outside])
             outside = outside[out[outside] >= self.n]
         return out
 
 
 @lru_cache(maxsize=8)
 def window(order: Order, epoch: int, first: int) -> np.ndarray:
-    """What stands at the places ``first`` to ``first + WINDOW - 1`` of ``epoch``, or to its end; u64, read-only. Some
-    hundred calls of NumPy, whatever their number: done for each batch, they take longer than a small step."""
+    """The records at positions ``first`` to ``first + WINDOW - 1`` of ``epoch``, or to its end; u64, read-only. It
+    takes about a hundred NumPy calls whatever the window's size, longer than a small step: so not once a batch."""
     out = order.permute(np.arange(first, min(first + WINDOW, order.n), dtype=np.uint64), epoch)
     out.flags.writeable = False
     return out
 
 
-def _send(keys: list[np.uint64], half: int) -> Callable[[np.ndarray], np.ndarray]:
-    """``feistel`` by its keys; by a table of all its values where these are few."""
+def _permutation(keys: list[np.uint64], half: int) -> Callable[[np.ndarray], np.ndarray]:
+    """``feistel`` with ``keys``, as a lookup table if the domain is small."""
     if 1 << 2 * half > 4 * WINDOW:
         return lambda x: feistel(x, keys, half)
     table = feistel(np.arange(1 << 2 * half, dtype=np.uint64), keys, half)

@@ -1,8 +1,9 @@
-"""How many of the runtime's threads work, by how busy the machine is, decided anew several times a second.
+"""Adapts the number of working threads to the load of the machine, several times a second.
 
-A kernel on several threads is over when the last of them is: one whose core has other work too holds up all the others,
-at every kernel. So where they are held up, as many work as there are cores without other work: at most those that the
-run began with, and at least half of them, since a machine that others fill is not theirs alone. No bit depends on it.
+A kernel on several threads ends when its last thread does: one thread whose core has other work delays all the others,
+at every kernel. So when threads are delayed, as many work as there are cores without other work: at most the number
+that the run began with, and at least half of it, since other processes may not take the whole machine. No bit depends
+on it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Callable, Mapping
 
 from attrs import define, frozen
 
-PERIOD = 0.25  # seconds between decisions: some 25 ticks of the kernel's own accounts
-CALM = 30  # times a second that a thread may be sent off its core, and one more for each thread, before there is a look
-HELD = 0.1  # of the time that a thread wants to run and may not, from which on it holds up the others
-FEWER, MORE = 0.5, 0.75  # of a core that is lacking for a thread to rest, or there for one to work again
-TWICE = 2  # decisions in a row for more threads: what is idle for a moment is not yet free
+PERIOD = 0.25  # seconds between decisions: some 25 ticks of the kernel's accounting
+# Times a second that a thread may be sent off its core, and one more for each thread, before there is a look.
+MAX_SWITCHES = 30
+MAX_WAIT_SHARE = 0.1  # share of the time that a thread is runnable but not running, from which on it delays the others
+REST_BELOW, ADD_ABOVE = 0.5, 0.75  # of a core: missing for a thread to rest, free for one to work again
+STABLE_DECISIONS = 2  # decisions in a row before more threads work: a core that is idle for a moment is not free yet
 STAT, TASKS = "/proc/stat", "/proc/self/task"
 
 
@@ -39,7 +41,7 @@ class Reading:
 
 
 def read(path: str = STAT, tasks: str = TASKS) -> Reading | None:
-    """The accounts now; None where the system does not tell."""
+    """The accounts now; None if the system does not provide them."""
     cores, ticks, busy = os.sched_getaffinity(0), os.sysconf("SC_CLK_TCK"), 0
     try:
         with open(path, encoding="ascii") as file:
@@ -65,41 +67,41 @@ def _wait_of(path: str) -> float:
 
 
 def switches() -> int:
-    """How often a thread of this process was sent off its core by others."""
+    """Involuntary context switches of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def free_cores(before: Reading, now: Reading, cores: int) -> float:
-    """Cores without other work between the two readings."""
+    """Cores that had no other work between the two readings."""
     spent = now.at - before.at
     others = (now.busy - before.busy - (now.own - before.own)) / spent
     return cores - max(0.0, others)
 
 
-def held_up(before: Reading, now: Reading) -> bool:
-    """Did some thread wait for its core so long that it held up the others?"""
+def is_held_up(before: Reading, now: Reading) -> bool:
+    """Whether some thread waited for its core so long that it delayed the others."""
     longest = max((wait - before.waits.get(task, wait) for task, wait in now.waits.items()), default=0.0)
-    return longest > HELD * (now.at - before.at)
+    return longest > MAX_WAIT_SHARE * (now.at - before.at)
 
 
 @define
-class Crew:
-    """``working`` of ``most`` threads, as ``tell`` has told the runtime. ``look`` between two calls into it, from the
-    thread that makes them: it costs the reading of a clock, and where nobody else wants a core a call of the system
-    several times a second."""
+class ActiveThreads:
+    """``active`` of ``max_threads`` threads work; ``tell`` passes the number to the runtime. ``look`` is called between
+    two
+    calls into it, from the same thread: it costs a reading of the clock, and a system call several times a second."""
 
-    most: int
+    max_threads: int
     tell: Callable[[int], object]
-    working: int = 0
-    fewest: int = 0
+    active: int = 0
+    min_active: int = 0
     _next: float = 0.0
     _switches: int = 0
     _before: Reading | None = None  # the reading of the last decision, where this one can go on from it
     _more: int = 0  # decisions in a row that were for more threads
 
     def __attrs_post_init__(self) -> None:
-        self.working = self.fewest = self.most
-        self._next = time.perf_counter() + PERIOD if self.most > 1 else float("inf")
+        self.active = self.min_active = self.max_threads
+        self._next = time.perf_counter() + PERIOD if self.max_threads > 1 else float("inf")
         self._switches = switches()
 
     def look(self) -> None:
@@ -112,24 +114,24 @@ class Crew:
                 self._before = None
 
     def _wanted(self, spent: float) -> bool:
-        """Is there something to decide? With all threads at work only where others want their cores."""
+        """Whether there is something to decide: some threads rest, or other processes want their cores."""
         before, self._switches = self._switches, switches()
-        return self.working < self.most or self._switches - before > (CALM + self.most) * spent
+        return self.active < self.max_threads or self._switches - before > (MAX_SWITCHES + self.max_threads) * spent
 
     def _decide(self, now: Reading | None) -> None:
         before, self._before = self._before, now
         if before is None or now is None:
             return
         free = free_cores(before, now, len(os.sched_getaffinity(0)))
-        count = self._count(free, held_up(before, now))
-        if count != self.working:
+        count = self._count(free, is_held_up(before, now))
+        if count != self.active:
             self.tell(count)
-            self.working, self.fewest, self._more = count, min(self.fewest, count), 0
+            self.active, self.min_active, self._more = count, min(self.min_active, count), 0
 
-    def _count(self, free: float, held: bool) -> int:
-        if held and free < self.working - FEWER:
+    def _count(self, free: float, held_up: bool) -> int:
+        if held_up and free < self.active - REST_BELOW:
             self._more = 0
-            return max(-(-self.most // 2), min(self.working, int(free + 1 - FEWER)))
-        more = min(self.most, int(free + 1 - MORE))
-        self._more = self._more + 1 if more > self.working else 0
-        return more if self._more >= TWICE else self.working
+            return max(-(-self.max_threads // 2), min(self.active, int(free + 1 - REST_BELOW)))
+        more = min(self.max_threads, int(free + 1 - ADD_ABOVE))
+        self._more = self._more + 1 if more > self.active else 0
+        return more if self._more >= STABLE_DECISIONS else self.active

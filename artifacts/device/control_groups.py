@@ -1,5 +1,7 @@
-"""The control groups that this process is in, of both versions, wherever they are mounted, and the processor's time
-that they grant. A group may do no more than each of those around it."""
+"""The control groups (cgroup v1 and v2) of this process, wherever they are mounted, and their CPU quota.
+
+A group is limited by each of its ancestors too.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def folders(controller: str, proc: str = PROC, usual: str = USUAL) -> Iterator[t
             continue
         version = 1 if controllers else 2
         kind = {1: "cgroup", 2: "cgroup2"}[version]
-        places = [(root, at) for root, at, fs, more in mounts if fs == kind and (version == 2 or controller in more)]
-        for root, at in places or [("/", usual if version == 2 else f"{usual}/{controller}")]:
+        roots = [(root, at) for root, at, fs, more in mounts if fs == kind and (version == 2 or controller in more)]
+        for root, at in roots or [("/", usual if version == 2 else f"{usual}/{controller}")]:
             parts = _below(group, root)
             yield from ((version, "/".join((at, *parts[:depth]))) for depth in range(len(parts) + 1))
 
@@ -29,8 +31,8 @@ def folders(controller: str, proc: str = PROC, usual: str = USUAL) -> Iterator[t
 def _mounts(path: str) -> Iterator[tuple[str, str, str, list[str]]]:
     """(root within the file system, mount point, its kind, its options) of each mount, as proc(5) writes them."""
     for line in lines(path):
-        left, _, right = line.partition(" - ")
-        if len(words := left.split(" ")) > 4 and len(more := right.split(" ")) > 2:
+        mount, _, filesystem = line.partition(" - ")
+        if len(words := mount.split(" ")) > 4 and len(more := filesystem.split(" ")) > 2:
             yield _plain(words[3]), _plain(words[4]), more[0], more[2].split(",")
 
 
@@ -43,22 +45,22 @@ def _plain(word: str) -> str:
 def _below(group: str, root: str) -> list[str]:
     """The names from the group ``root`` down to ``group``; none where that is not within it, as in a container whose
     mount begins at its own group."""
-    inside = root == "/" or group == root or group.startswith(f"{root}/")
+    is_below = root == "/" or group == root or group.startswith(f"{root}/")
     parts = [part for part in group.removeprefix(root if root != "/" else "").split("/") if part]
-    return parts if inside and ".." not in parts else []
+    return parts if is_below and ".." not in parts else []
 
 
 def quota(proc: str = PROC, usual: str = USUAL) -> tuple[float, str] | None:
     """The smallest quota of processor time, in cores, and the folder of its group; None where there is none."""
-    found = []
+    quotas = []
     for version, folder in folders("cpu", proc, usual):
         if version == 2:
             words = " ".join(lines(f"{folder}/cpu.max")).split()
         else:
             words = [*lines(f"{folder}/cpu.cfs_quota_us"), *lines(f"{folder}/cpu.cfs_period_us")]
         if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):  # not "max", not -1
-            found.append((int(words[0]) / int(words[1]), folder))
-    return min(found, default=None)
+            quotas.append((int(words[0]) / int(words[1]), folder))
+    return min(quotas, default=None)
 
 
 def lines(path: str) -> list[str]:

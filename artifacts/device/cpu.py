@@ -1,6 +1,6 @@
-"""The CPU row: checks the machine, then loads the artifact's own runtime and library.
+"""The CPU device: checks the machine, then loads the artifact's own runtime and library.
 
-``fit``, ``room`` and ``open_device`` are what ``device.Row`` asks of the module of a kind of device.
+``fit``, ``check_memory`` and ``open_device`` are the functions that ``interface.Row`` calls.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..format.tarball import Artifact
 from . import huge_pages
 from . import memory_check as memory
 from . import threads as cores
-from .active_threads import Crew
-from .interface import Choice, Device, Row, named
+from .active_threads import ActiveThreads
+from .interface import Choice, Device, Row, targets_named
 from .library import LibraryDevice
 
 CPUINFO = "/proc/cpuinfo"
 CONFIGURE = "runtime.config_threadpool"  # (which cores threads prefer, how many of them work)
-ANY_CORE = 1  # in its words, those of the fast kind; with TVM_BIND_THREADS=0 it binds none
+ANY_CORE = 1  # its constant for the fast cores; with TVM_BIND_THREADS=0 it binds no thread
 
 
 def cpu_flags(path: str = CPUINFO) -> frozenset[str]:
-    """What every processor of this machine offers, in the words of /proc/cpuinfo; empty when that is unknown."""
+    """The features that every processor of this machine has, as named in /proc/cpuinfo; empty if unknown."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line for line in file if line.startswith(("flags", "Features"))]
@@ -45,7 +45,7 @@ def choose(manifest: Manifest, machine: str, flags: frozenset[str], where: str =
 
     E-TARGET-010 with want and have; E-TARGET-011 for a name that is not in the artifact.
     """
-    return fitting([t for t in named(manifest, name, where) if t.device == "cpu"], machine, flags, where)
+    return fitting([t for t in targets_named(manifest, name, where) if t.device == "cpu"], machine, flags, where)
 
 
 def fitting(offered: Sequence[Target], machine: str, flags: frozenset[str], where: str) -> Target:
@@ -53,11 +53,11 @@ def fitting(offered: Sequence[Target], machine: str, flags: frozenset[str], wher
     for target in offered:
         if target.machine == machine and flags >= set(target.cpu_flags):
             return target
-    least = min(offered, key=lambda t: len(_lacking(t, flags)))
-    if least.machine != machine:
-        raise RunError(TARGET_MACHINE, f"built for {least.machine}, this machine is {machine}", where)
-    lacking = " ".join(_lacking(least, flags))
-    raise RunError(TARGET_MACHINE, f"built for {least.name}; this processor lacks {lacking}", where)
+    nearest = min(offered, key=lambda t: len(_lacking(t, flags)))
+    if nearest.machine != machine:
+        raise RunError(TARGET_MACHINE, f"built for {nearest.machine}, this machine is {machine}", where)
+    lacking = " ".join(_lacking(nearest, flags))
+    raise RunError(TARGET_MACHINE, f"built for {nearest.name}; this processor lacks {lacking}", where)
 
 
 def _lacking(target: Target, flags: frozenset[str]) -> list[str]:
@@ -68,7 +68,7 @@ def fit(row: Row, targets: Sequence[Target], number: int, where: str) -> Choice:
     return Choice(fitting(targets, platform.machine(), cpu_flags(), where), row, number)
 
 
-def room(manifest: Manifest, threads: int | None, choice: Choice, where: str, data: int) -> None:
+def check_memory(manifest: Manifest, threads: int | None, choice: Choice, where: str, data: int) -> None:
     """E-MEM-010 unless the machine has the memory that the run takes; ``data``: bytes still to be read into it."""
     memory.check(manifest, threads, where, data=data)
 
@@ -85,19 +85,19 @@ class CpuDevice(LibraryDevice):
 
     def __init__(self, artifact: Artifact, threads: int | None = None, target: str | None = None) -> None:
         chosen = choose(artifact.manifest, platform.machine(), cpu_flags(), artifact.path, target)
-        most = cores.set_threads(threads)
+        max_threads = cores.set_threads(threads)
         super().__init__(artifact, chosen, "cpu", 0)
         configure = self._ffi.get_global_func(CONFIGURE)
-        self._crew = Crew(most, lambda count: configure(ANY_CORE, count))
-        self.between = self._crew.look
+        self._active_threads = ActiveThreads(max_threads, lambda count: configure(ANY_CORE, count))
+        self.before_call = self._active_threads.look
 
-    def settled(self) -> None:
-        huge_pages.join()
+    def step_finished(self) -> None:
+        huge_pages.collapse()
 
     def notes(self) -> list[str]:
-        crew = self._crew
-        few = crew.fewest < crew.most
-        return [f"threads: beside other work {crew.fewest} of {crew.most} at the fewest"] if few else []
+        crew = self._active_threads
+        reduced = crew.min_active < crew.max_threads
+        return [f"threads: beside other work {crew.min_active} of {crew.max_threads} at the fewest"] if reduced else []
 
     def tensor(self, array: np.ndarray) -> Any:
         out = self._empty(array)
@@ -115,8 +115,8 @@ class CpuDevice(LibraryDevice):
         memory.keep = handle  # type: ignore[attr-defined]
         return np.frombuffer(memory, kind).reshape(shape)  # type: ignore[call-overload]
 
-    def trips(self, count: int, fed: Sequence[tuple[int, int]]) -> Iterator[Any]:
-        """One tensor, written anew: a call is over when it returns."""
+    def trip_numbers(self, count: int, carried: Sequence[tuple[int, int]]) -> Iterator[Any]:
+        """One tensor, overwritten each time: a call has finished when it returns."""
         number = self.tensor(np.array(0, np.int64))
         value = ctypes.c_int64.from_address(number.data_ptr())
         for n in range(count):

@@ -1,7 +1,9 @@
-"""The CUDA row: checks driver, GPU and memory through libcuda alone, then loads CUDA's runtime, TVM's part for it and
-the library, whose kernels were compiled when the artifact was built: nothing is compiled here.
+"""The CUDA device: checks driver, GPU and memory through libcuda alone, then loads the CUDA runtime and the library.
 
-``fit``, ``room`` and ``open_device`` are what ``device.Row`` asks of the module of a kind of device.
+TVM's runtime for CUDA is loaded with it. The kernels were compiled when the artifact was built: nothing is compiled
+here.
+
+``fit``, ``check_memory`` and ``open_device`` are the functions that ``interface.Row`` calls.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ from .interface import Call, Choice, Device, Handle, Row
 from .library import CPU, POOLED, LibraryDevice, first_line, load_shared
 
 CUDA = 2  # DLPack's device type
-SERVE = "tvm_callback_cuda_compile"  # what TVM's part for CUDA calls with the text that stands for a kernel's source
+COMPILE_CALLBACK = "tvm_callback_cuda_compile"  # TVM's CUDA runtime calls it with a module's source
 KEY = re.compile(r"sexpgpu-kernels:([0-9a-f]{64})")
-# Bytes of the GPU beside the run's tensors and the context: the library's modules, what its threads keep beside their
-# registers, graphs, and what allocations are rounded up to. An estimate: no GPU was there to measure.
+# Bytes of device memory beside the run's tensors and the context: the library's modules, local memory of threads,
+# graphs, rounding of allocations. An estimate: no GPU was there to measure.
 OVERHEAD = 256 * 2**20
-# Of that, bytes that have to be left before a phase runs for the first time, and takes its memory. A kernel that gets
-# no workspace ends the process: the runtime's error cannot pass the code that asked for it.
-SPARE = 64 * 2**20
+# Bytes of OVERHEAD that must be free before a phase runs for the first time and allocates. A kernel that cannot
+# allocate its workspace ends the process: the runtime's exception cannot pass the kernel's host code.
+MIN_FREE = 64 * 2**20
 
 
 @frozen
-class Has:
+class GpuDetails:
     """The GPU that was found, and which of the target's kernels it runs."""
 
     gpu: Gpu
@@ -50,17 +52,17 @@ def fit(row: Row, targets: Sequence[Target], number: int, where: str) -> Choice:
     """The first target with a cubin for the GPU, else with PTX for it; E-DEVICE-010 to 012, E-TARGET-010 or 012."""
     fitting(targets, platform.machine(), cpu_flags(), where)
     gpu = cuda_driver.survey(number)
-    runs = [(t, arch) for t in targets if (arch := cuda_driver.served(t.archs, gpu.capability))]
+    runs = [(t, arch) for t in targets if (arch := cuda_driver.best_arch(t.archs, gpu.capability))]
     if not runs:
         have = " ".join(dict.fromkeys(arch for t in targets for arch in t.archs))
         hint = f"build it again with cuda-sm_{gpu.capability} added to --target"
         what = f"built for {have}, and this GPU, {gpu.name}, is sm_{gpu.capability}"
         raise RunError(TARGET_ARCH, what, where, hint)
     target, arch = min(runs, key=lambda run: run[1].startswith("compute"))
-    return Choice(target, row, number, Has(gpu, arch), f"cuda:{number}, {gpu.name}, kernels for {arch}")
+    return Choice(target, row, number, GpuDetails(gpu, arch), f"cuda:{number}, {gpu.name}, kernels for {arch}")
 
 
-def room(manifest: Manifest, threads: int | None, choice: Choice, where: str, data: int) -> None:
+def check_memory(manifest: Manifest, threads: int | None, choice: Choice, where: str, data: int) -> None:
     """E-MEM-010 unless the machine, and E-DEVICE-013 unless the GPU has the memory that the run takes."""
     memory_check.check_host(manifest, where, data=data)
     want, have = wanted(manifest, choice.target), cuda_driver.Driver().free(choice.number)
@@ -93,7 +95,7 @@ class CudaDevice(LibraryDevice, Replaying):
     """A library whose kernels run on GPU ``number``. All its work is in one stream: what is asked for is done in order,
     and ``numpy`` and ``read`` wait for it.
 
-    arch:   of the target's kernels those to load, as ``driver.served`` names them
+    arch:   of the target's kernels those to load, as ``cuda_driver.best_arch`` names them
     graphs: whether what is repeated is captured; None: as the target says
     """
 
@@ -101,9 +103,11 @@ class CudaDevice(LibraryDevice, Replaying):
         self, artifact: Artifact, target: Target, number: int = 0, arch: str = "", graphs: bool | None = None
     ) -> None:
         self._number = number
-        self._arch = arch or cuda_driver.served(target.archs, cuda_driver.survey(number).capability) or target.archs[0]
+        self._arch = (
+            arch or cuda_driver.best_arch(target.archs, cuda_driver.survey(number).capability) or target.archs[0]
+        )
         super().__init__(artifact, target, "cuda", number)
-        self._replaying(Graphs(self._stream) if (target.graphs if graphs is None else graphs) else None)
+        self._init_replay(Graphs(self._stream) if (target.graphs if graphs is None else graphs) else None)
 
     def _load_device(self, artifact: Artifact, target: Target) -> None:
         self._stream = cuda_runtime.Stream(cuda_runtime.load(artifact.path), self._number)
@@ -112,7 +116,7 @@ class CudaDevice(LibraryDevice, Replaying):
             assert member is not None
             signed = library_signature.runtime(artifact, member, library_signature.CUDA_RUNTIME)
             self._cuda = load_shared("runtime_cuda", signed)
-        self._ffi.register_global_func(SERVE, _server(artifact, self._arch), override=True)
+        self._ffi.register_global_func(COMPILE_CALLBACK, _kernel_server(artifact, self._arch), override=True)
         self._ffi.use_raw_stream(self._device, self._stream.handle).__enter__()  # and never left: a run has one stream
 
     def _load(self, artifact: Artifact, target: Target) -> Any:
@@ -120,7 +124,7 @@ class CudaDevice(LibraryDevice, Replaying):
         self._stream.wait_for_default()
         return machine
 
-    def _places(self) -> tuple[int, ...]:
+    def _vm_devices(self) -> tuple[int, ...]:
         return (CUDA, self._number, POOLED, CPU, 0, POOLED)
 
     def tensor(self, array: np.ndarray) -> Handle:
@@ -146,37 +150,37 @@ class CudaDevice(LibraryDevice, Replaying):
         return out
 
     def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
-        """Put together on the GPU, then one copy."""
-        starts, place = self._together([_nbytes(handle) for handle in handles])
-        if place is None:
+        """Packed into one buffer on the GPU, then one copy to the host."""
+        starts, packing_buffer = self._packing([_nbytes(handle) for handle in handles])
+        if packing_buffer is None:
             return [self.numpy(handle) for handle in handles]
         packed = np.empty(starts[-1], np.uint8)
         for handle, at in zip(handles, starts, strict=False):
-            self._stream.on_device(place.data_ptr() + at, handle.data_ptr(), _nbytes(handle))
-        self._stream.staging.read(place.data_ptr(), packed)
+            self._stream.on_device(packing_buffer.data_ptr() + at, handle.data_ptr(), _nbytes(handle))
+        self._stream.staging.read(packing_buffer.data_ptr(), packed)
         return [_array(packed[at:], *_kind(handle)) for handle, at in zip(handles, starts, strict=False)]
 
     def phase(self, name: str) -> Call:
-        plain = self._wary(name, super().phase(name))
+        plain = self._with_memory_check(name, super().phase(name))
         if self._graphs is None:
             return lambda inputs: self._stream.paced(lambda: plain(inputs))
-        return self._replayed(name, plain)
+        return self._capturable(name, plain)
 
-    def _wary(self, name: str, call: Call) -> Call:
-        """``call``, but E-DEVICE-015 at the first one if others have taken the memory that it was to have."""
-        ran: list[bool] = []
+    def _with_memory_check(self, name: str, call: Call) -> Call:
+        """``call``, but E-DEVICE-015 at the first call if other processes have taken the memory since the start."""
+        already_ran: list[bool] = []
 
-        def wary(inputs: Sequence[Handle]) -> tuple[Handle, ...]:
-            if not ran:
+        def checked(inputs: Sequence[Handle]) -> tuple[Handle, ...]:
+            if not already_ran:
                 have = self._stream.free()
-                if have < SPARE:
-                    free, spare = memory_check.size(have), memory_check.size(SPARE)
+                if have < MIN_FREE:
+                    free, spare = memory_check.size(have), memory_check.size(MIN_FREE)
                     what = f"phase {name} finds {free} of the GPU's memory free, not {spare}"
                     raise RunError(DEVICE_FULL, what, hint="others have taken what was free at the start")
-                ran.append(True)
+                already_ran.append(True)
             return call(inputs)
 
-        return wary
+        return checked
 
     def notes(self) -> list[str]:
         return self._graphs.lines() if self._graphs else []
@@ -199,14 +203,15 @@ def _nbytes(handle: Handle) -> int:
     return memory_check.nbytes(*_kind(handle))
 
 
-def _server(artifact: Artifact, arch: str) -> Callable[[str], bytes]:
-    """What gives TVM the kernels of ``arch`` for the text that the library has in the place of their source."""
+def _kernel_server(artifact: Artifact, arch: str) -> Callable[[str], bytes]:
+    """The callback that gives TVM the compiled kernels of ``arch`` for the key that the library holds as their
+    source."""
 
     def serve(source: str) -> bytes:
-        found = KEY.fullmatch(source.strip())
-        if found is None:
+        key = KEY.fullmatch(source.strip())
+        if key is None:
             raise RunError(ENV_LIBRARY, "the library holds source code of kernels", artifact.path)
-        name = f"kernels/{found.group(1)}.{arch}."
+        name = f"kernels/{key.group(1)}.{arch}."
         if arch.startswith("sm_"):
             return artifact.read(f"{name}cubin")
         return artifact.read(f"{name}ptx") + b"\0"  # the driver reads the text up to its first zero

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of this machine's GPUs, asked through libcuda before anything else is loaded."""
+"""Queries the machine's GPUs through libcuda, before anything else of CUDA is loaded."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Driver:
         self._start(self._library.cuInit(0))
 
     def _start(self, status: int) -> None:
-        code, hint = _meaning(status)
+        code, hint = _code_and_hint(status)
         if code is DEVICE_NONE:
-            raise _none(0)
+            raise _no_gpu(0)
         if code is DEVICE_BUSY:
             raise RunError(DEVICE_BUSY, f"the GPUs are not ready: {self._name(status)}", hint=hint)
         self._check(status, "does not start")
@@ -60,12 +60,12 @@ class Driver:
     def _name(self, status: int) -> str:
         text = ctypes.c_char_p()
         self._library.cuGetErrorName(status, ctypes.byref(text))
-        known = NUMBERED.get(status)  # by name, where the driver is older than the number
-        return (text.value or b"").decode() or (known.driver if known else f"error {status}")
+        entry = NUMBERED.get(status)  # by name, where the driver is older than the number
+        return (text.value or b"").decode() or (entry.driver if entry else f"error {status}")
 
     def _check(self, status: int, what: str) -> None:
         if status:
-            code, hint = _meaning(status)
+            code, hint = _code_and_hint(status)
             code = code if code in (DEVICE_BUSY, DEVICE_OLD) else DEVICE_DRIVER
             raise RunError(code, f"the NVIDIA driver {what}: {self._name(status)}", hint=hint)
 
@@ -75,7 +75,7 @@ class Driver:
         return out.value
 
     def version(self) -> int:
-        """The newest CUDA that it serves: 13000 for 13.0."""
+        """The newest CUDA version that it supports: 13000 for 13.0."""
         return self._int("cuDriverGetVersion")
 
     def count(self) -> int:
@@ -97,7 +97,7 @@ class Driver:
         """
         device, context = self._int("cuDeviceGet", number), ctypes.c_void_p()
         status = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-        code, hint = _meaning(status)
+        code, hint = _code_and_hint(status)
         if code is DEVICE_BUSY:
             raise RunError(DEVICE_BUSY, f"GPU {number} cannot be used: {self._name(status)}", hint=hint)
         if code is DEVICE_FULL:
@@ -118,13 +118,13 @@ def _load() -> Any:
         raise RunError(DEVICE_DRIVER, f"there is no NVIDIA driver: {error}", hint=hint) from None
 
 
-def _meaning(status: int) -> tuple[Code | None, str]:
+def _code_and_hint(status: int) -> tuple[Code | None, str]:
     """(code, hint) of an answer of the driver; None where it says no more than that the driver does not serve."""
-    found = NUMBERED.get(status)
-    return (found.code, found.hint) if found else (None, "")
+    entry = NUMBERED.get(status)
+    return (entry.code, entry.hint) if entry else (None, "")
 
 
-def _none(number: int, count: int = 0) -> RunError:
+def _no_gpu(number: int, count: int = 0) -> RunError:
     value = os.environ.get(VISIBLE)
     hint = "" if value is None else f'{VISIBLE} is "{shown(value)}"'
     if count:
@@ -137,22 +137,22 @@ def survey(number: int, driver: Driver | None = None) -> Gpu:
     driver = driver or Driver()
     have, count = driver.version(), driver.count()
     if have < NEEDS:
-        raise _old(have, "kernels need", NEEDS, f"install the driver {DRIVER} or newer")
+        raise _too_old(have, "kernels need", NEEDS, f"install the driver {DRIVER} or newer")
     if number >= count:
-        raise _none(number, count)
+        raise _no_gpu(number, count)
     return driver.gpu(number)
 
 
 def check_ptx(text: bytes, have: int, where: str) -> None:
     """E-DEVICE-012 unless a driver of version ``have`` compiles this PTX. PTX 9.n is that of CUDA 13.n, and no driver
     reads a newer one than its own ("PTX ISA", release history; "CUDA Compatibility", minor versions)."""
-    found = re.search(rb"^\.version (\d+)\.(\d+)", text, re.MULTILINE)
-    if found is not None and (need := 1000 * (int(found[1]) + 4) + 10 * int(found[2])) > have:
+    version = re.search(rb"^\.version (\d+)\.(\d+)", text, re.MULTILINE)
+    if version is not None and (need := 1000 * (int(version[1]) + 4) + 10 * int(version[2])) > have:
         hint = "install a driver for it, or build with a target that has this GPU's own kernels"
-        raise _old(have, "PTX for this GPU needs", need, hint, where)
+        raise _too_old(have, "PTX for this GPU needs", need, hint, where)
 
 
-def _old(have: int, what: str, need: int, hint: str, where: str = "") -> RunError:
+def _too_old(have: int, what: str, need: int, hint: str, where: str = "") -> RunError:
     text = f"the NVIDIA driver is for CUDA {_cuda(have)}, the {what} {_cuda(need)}"
     return RunError(DEVICE_OLD, text, where, hint)
 
@@ -161,13 +161,13 @@ def _cuda(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def served(archs: Iterable[str], capability: int) -> str | None:
-    """Of what kernels were compiled for, what a GPU runs best: a cubin of its own major number and the greatest minor
+def best_arch(archs: Iterable[str], capability: int) -> str | None:
+    """The best of ``archs`` for a GPU: a cubin of its own major number and the greatest minor
     number up to its own, else the newest PTX that is not newer than itself; None where there is neither.
 
     The rules are those of the CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
     """
-    known = [(kind, int(n)) for kind, n in (re.split(r"_(?=\d+$)", arch) for arch in archs)]
-    cubins = [n for kind, n in known if kind == "sm" and n // 10 == capability // 10 and n <= capability]
-    texts = [n for kind, n in known if kind == "compute" and n <= capability]
-    return f"sm_{max(cubins)}" if cubins else f"compute_{max(texts)}" if texts else None
+    parsed = [(kind, int(n)) for kind, n in (re.split(r"_(?=\d+$)", arch) for arch in archs)]
+    cubins = [n for kind, n in parsed if kind == "sm" and n // 10 == capability // 10 and n <= capability]
+    ptx = [n for kind, n in parsed if kind == "compute" and n <= capability]
+    return f"sm_{max(cubins)}" if cubins else f"compute_{max(ptx)}" if ptx else None

@@ -1,7 +1,7 @@
-"""What CUDA's error numbers mean for a run. Those of the driver and of its runtime library are alike, their names are
-not; both stand in cuda.h and driver_types.h, which a test compares with this table.
+"""The table of CUDA's error numbers and what each means for a run.
 
-A number that is not here ends all that the process does on the GPU: nothing that it may have left is trusted.
+Driver and runtime library share the numbers, but not the names; both are in cuda.h and driver_types.h, which a test
+compares with this table. A number that is not here counts as fatal: nothing that the GPU may hold is trusted.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""CUDA graphs: what the loop repeats is captured once and then replayed, call by call.
+"""CUDA graphs: the calls that the loop repeats are captured once and then replayed.
 
-A captured call has the addresses of its tensors in it. Those it is given stay where they are: batches, numbers and
-parameters have fixed places (``Replaying.place`` and ``keep``), and a capture serves only calls on the very tensors it
-was made with. Those it returns are held as long as it is. The memory between is the runtime's: it goes back to
-the runtime's pool after the capture, and each replay writes into it. That is sound because nothing else is in use then
-that was taken from the pool after a capture, and as long as the pool gives nothing back to the system, which it
-does only when it is out of memory, or to take a larger workspace, in a phase that has not run before: then all captures
-are made again.
+A captured call contains the addresses of its tensors. Its inputs keep their addresses: batches, numbers and parameters
+have fixed slots (``Replaying.place`` and ``keep``), and a capture serves only calls on the very tensors it was made
+with. Its results are held as long as the capture exists. Intermediates are the runtime's: after the capture they go
+back to its memory pool, and each replay writes into them. That is sound because nothing taken from the pool after a
+capture is in use during a replay, and because the pool returns nothing to the system, except when it is out of memory
+or takes a larger
+workspace, in a phase that has not run before: then all captures are made again.
 
-Trips take two graphs, however many trips there are: ``paired_graphs.py``.
+The trips of a generator take two graphs, however many trips there are: ``paired_graphs.py``.
 """
 
 from __future__ import annotations
@@ -21,24 +21,30 @@ from attrs import define, field, frozen
 
 from ..base.errors import DEVICE_CALL, DEVICE_FULL, RunError
 from .graph_recording import Layout, Missed, Number, Recording, Trips, Work
-from .interface import Body, Call, Env, Handle, Look, Made
+from .interface import Body, Call, Env, Handle, Look, Outputs
 
 MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
 
 
 @frozen(eq=False)
 class Tape:
-    """The calls of a body as graphs. ``given``: its tensors; ``made``: what it returns; ``calls``: in order, each a
-    graph or a loop; ``graphs``: all of these; ``nodes``: launches in them."""
+    """The calls of a body as graphs.
 
-    given: dict[tuple[str, str], Handle]
-    made: Made
+    inputs:  its tensors
+    outputs: its results
+    calls:   in order, each a graph or a loop
+    graphs:  all graphs of these
+    nodes:   kernel launches in them
+    """
+
+    inputs: dict[tuple[str, str], Handle]
+    outputs: Outputs
     calls: tuple[int | Trips, ...]
     graphs: tuple[int, ...]
     nodes: int
 
     def fits(self, env: Env) -> bool:
-        return all(env.get(key) is handle for key, handle in self.given.items())
+        return all(env.get(key) is handle for key, handle in self.inputs.items())
 
     def launches(self) -> Iterator[tuple[int, Number | None]]:
         """(graph, what number to write before it) of each call."""
@@ -51,46 +57,46 @@ class Tape:
 
 @define(eq=False)
 class Graphs:
-    """Captures by the key of what is repeated.
+    """Captures, by the key of the body that is repeated.
 
-    ran:  phases that have run
-    seen: keys of bodies that have run, call by call
-    off:  keys of bodies that cannot be captured -> why
-    took: keys of bodies that were captured -> (graphs, launches in them)
-    laid: keys of bodies -> what was learned of their loops
+    phases_run: phases that have run
+    bodies_run: keys of bodies that have run call by call
+    failures:   keys of bodies that cannot be captured -> the reason
+    captured:   keys of captured bodies -> (graphs, launches in them)
+    layouts:    keys of bodies -> the memory layout of their loops, as learned
     """
 
     stream: Work
-    ran: set[str] = field(factory=set)
-    seen: set[Hashable] = field(factory=set)
-    off: dict[Hashable, str] = field(factory=dict)
-    took: dict[Hashable, tuple[int, int]] = field(factory=dict)
-    laid: dict[Hashable, Layout] = field(factory=dict)
+    phases_run: set[str] = field(factory=set)
+    bodies_run: set[Hashable] = field(factory=set)
+    failures: dict[Hashable, str] = field(factory=dict)
+    captured: dict[Hashable, tuple[int, int]] = field(factory=dict)
+    layouts: dict[Hashable, Layout] = field(factory=dict)
     tapes: dict[Hashable, Tape] = field(factory=dict)
     recording: Recording | None = None
 
     def call(self, name: str, plain: Call, inputs: Sequence[Handle]) -> tuple[Handle, ...]:
-        """A phase's call: done, or during ``_record`` written down."""
+        """A phase's call: executed, or recorded during ``_record``."""
         if self.recording is not None:
             return self.recording.call(plain, inputs)
-        if name not in self.ran:
-            self.ran.add(name)
+        if name not in self.phases_run:
+            self.phases_run.add(name)
             self.forget()
-        made = self.stream.paced(lambda: plain(inputs))
-        self._watch()
-        return made
+        outputs = self.stream.paced(lambda: plain(inputs))
+        self._check_pool()
+        return outputs
 
-    def _watch(self) -> None:
-        """Drop all captures if the pool has given memory back, and gone on: their addresses may be others' now."""
+    def _check_pool(self) -> None:
+        """Drop all captures if the pool returned memory to the system and retried: their addresses may be reused."""
         if self.tapes and self.stream.last_error() == MEMORY_ALLOCATION:
             self.forget()
 
-    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
-        """``Device.repeat``: the first time the calls are done, the second time they are captured."""
+    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Outputs:
+        """``Device.repeat``: the first time the calls are executed, the second time they are captured."""
         tape = self.tapes.get(key)
         if tape is None or not tape.fits(env):
-            if key not in self.seen or key in self.off:
-                self.seen.add(key)
+            if key not in self.bodies_run or key in self.failures:
+                self.bodies_run.add(key)
                 return body()
             tape = self._record(key, dict(env), body)
             if tape is None:
@@ -101,32 +107,32 @@ class Graphs:
                 self.stream.launch(graph)
             else:
                 self.stream.launch(graph, number)
-        return tape.made
+        return tape.outputs
 
-    def _record(self, key: Hashable, given: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
-        """The tape of ``body``, of which nothing is done; None where it cannot be captured."""
+    def _record(self, key: Hashable, tensors: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
+        """The tape of ``body``, recorded without executing it; None if it cannot be captured."""
         self._drop(key)
         while True:
             with contextlib.suppress(Missed):
-                return self._captured(key, given, body)
+                return self._captured(key, tensors, body)
 
-    def _captured(self, key: Hashable, given: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
-        self.recording = made = Recording(self.stream, self.laid.setdefault(key, Layout()))
+    def _captured(self, key: Hashable, tensors: dict[tuple[str, str], Handle], body: Body) -> Tape | None:
+        self.recording = recording = Recording(self.stream, self.layouts.setdefault(key, Layout()))
         try:
             returned = body()
-            made.close()
+            recording.close()
         except BaseException as error:
-            made.abandon()
+            recording.abandon()
             if not isinstance(error, RunError) or error.code not in (DEVICE_CALL, DEVICE_FULL):
                 raise  # to be captured again, or a signal, or a device that is no more
-            self.off[key] = error.what
+            self.failures[key] = error.what
             self.forget()
             return None
         finally:
             self.recording = None
-        self._watch()
-        tape = Tape(given, returned, tuple(made.calls), tuple(made.graphs), made.nodes)
-        self.tapes[key], self.took[key] = tape, (len(tape.graphs), tape.nodes)
+        self._check_pool()
+        tape = Tape(tensors, returned, tuple(recording.calls), tuple(recording.graphs), recording.nodes)
+        self.tapes[key], self.captured[key] = tape, (len(tape.graphs), tape.nodes)
         return tape
 
     def forget(self) -> None:
@@ -142,10 +148,12 @@ class Graphs:
                 self.stream.destroy(graph)
 
     def lines(self) -> list[str]:
-        """What was captured, and what could not be, for people."""
-        taken = [f"{_words(key)}: {count} graphs of {nodes} launches" for key, (count, nodes) in self.took.items()]
-        return taken + [f"{_words(key)}: not captured, {why}" for key, why in self.off.items()]
+        """What was captured and what could not be, as text."""
+        captured = [
+            f"{_key_text(key)}: {count} graphs of {nodes} launches" for key, (count, nodes) in self.captured.items()
+        ]
+        return captured + [f"{_key_text(key)}: not captured, {reason}" for key, reason in self.failures.items()]
 
 
-def _words(key: Any) -> str:
+def _key_text(key: Any) -> str:
     return " ".join(str(part) for part in key if part not in ("", 1)) if isinstance(key, tuple) else str(key)

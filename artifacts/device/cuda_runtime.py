@@ -1,4 +1,4 @@
-"""CUDA's runtime library by ctypes: what the runner asks of it beside what TVM's own part does."""
+"""CUDA's runtime library through ctypes: the functions that the runner needs beside those that TVM's runtime calls."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Result = TypeVar("Result")
 NAME = "libcudart.so.13"
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 NON_BLOCKING = 1  # a stream that does not wait for the default one
-# An event that takes no time, and for which the host waits asleep: a core that spins is one less for the data.
-QUIET = 1 | 2  # cudaEventBlockingSync | cudaEventDisableTiming
-# Other calls of this thread stay allowed during a capture. Memory that a call still wants then is really allocated.
+# An event without timing, on which the host sleeps: a spinning core would be missing for the data thread.
+EVENT_FLAGS = 1 | 2  # cudaEventBlockingSync | cudaEventDisableTiming
+# Other calls of this thread stay allowed during a capture; memory that a call needs is really allocated.
 RELAXED = 2
-AHEAD = 2  # pieces of work, each a call of a phase, that may wait in a stream
+MAX_IN_FLIGHT = 2  # calls of phases that may be queued in the stream
 
-_ANY = re.compile(r"\b(cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_0-9]+)\b")
+_ERROR_NAME = re.compile(r"\b(cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_0-9]+)\b")
 
 
 def fault(what: str, text: str) -> RunError:
     """The coded error of a failure whose message is ``text``."""
-    found = _ANY.search(text)
-    code, hint = meaning(found.group() if found else "")
+    name = _ERROR_NAME.search(text)
+    code, hint = meaning(name.group() if name else "")
     return RunError(code, f"{what}: {text}", hint=hint)
 
 
@@ -84,13 +84,13 @@ class Stream:
         library.cudaGetErrorName.restype = ctypes.c_char_p
         library.cudaGetErrorString.restype = ctypes.c_char_p
         self.call("cudaSetDevice", number)
-        self.handle = self._made("cudaStreamCreateWithFlags", NON_BLOCKING)
-        self._events = [self.event() for _ in range(AHEAD)]  # after the last pieces of work
+        self.handle = self._create("cudaStreamCreateWithFlags", NON_BLOCKING)
+        self._events = [self.event() for _ in range(MAX_IN_FLIGHT)]  # after the last pieces of work
         self._pieces = 0
         self._end = self.event()
         self.staging = Staging(self)
 
-    def _made(self, function: str, *arguments: Any) -> int:
+    def _create(self, function: str, *arguments: Any) -> int:
         out = ctypes.c_void_p()
         self.call(function, ctypes.byref(out), *arguments)
         return out.value or 0
@@ -103,38 +103,38 @@ class Stream:
             raise fault(name, f"{word.decode()}: {text.decode()}")
 
     def paced(self, work: Callable[[], Result]) -> Result:
-        """``work`` puts a piece of work into the stream, once all but the last AHEAD - 1 pieces before it are done. So
-        the host is never far ahead of the GPU, and what it looks at between two pieces, such as a signal, it sees when
-        it counts; and the GPU still finds the next piece waiting."""
-        event = self._events[self._pieces % AHEAD]
-        if self._pieces >= AHEAD:
+        """Queue ``work``, once all but the last MAX_IN_FLIGHT - 1 pieces before it are done. So the host is never far
+        ahead of the GPU, and what it checks between two pieces, such as a signal, is seen in time; and the GPU always
+        finds the next piece queued."""
+        event = self._events[self._pieces % MAX_IN_FLIGHT]
+        if self._pieces >= MAX_IN_FLIGHT:
             self.wait_for(event)
-        done = work()
+        result = work()
         self.record(event)
         self._pieces += 1
-        return done
+        return result
 
     def event(self) -> int:
-        return self._made("cudaEventCreateWithFlags", QUIET)
+        return self._create("cudaEventCreateWithFlags", EVENT_FLAGS)
 
     def record(self, event: int) -> None:
-        """``event`` is from now on the end of what was asked for so far."""
+        """Record ``event`` at the end of the work queued so far."""
         self.call("cudaEventRecord", event, self.handle)
 
     def wait_for(self, event: int) -> None:
-        """Until what was asked for before ``event`` is done."""
+        """Wait until the work before ``event`` is done."""
         self.call("cudaEventSynchronize", event)
 
     def page_locked(self, nbytes: int) -> int:
-        """The address of memory of the host that the GPU reads and writes by itself, until the process ends."""
-        return self._made("cudaMallocHost", nbytes)
+        """The address of new page-locked host memory, which the GPU accesses directly; it is never freed."""
+        return self._create("cudaMallocHost", nbytes)
 
     def to_device(self, to: int, source: int, nbytes: int) -> None:
-        """Copy from page-locked memory, which is read when it is the copy's turn."""
+        """Queue a copy from page-locked memory, which is read when the copy runs."""
         self.call("cudaMemcpyAsync", to, source, nbytes, TO_DEVICE, self.handle)
 
     def to_host(self, to: int, source: int, nbytes: int) -> None:
-        """Copy to page-locked memory, which is written when it is the copy's turn."""
+        """Queue a copy to page-locked memory, which is written when the copy runs."""
         self.call("cudaMemcpyAsync", to, source, nbytes, TO_HOST, self.handle)
 
     def on_device(self, to: int, source: int, nbytes: int) -> None:
@@ -144,16 +144,16 @@ class Stream:
         self.call("cudaMemsetAsync", to, 0, nbytes, self.handle)
 
     def wait(self) -> None:
-        """Until all that was asked for is done."""
+        """Wait until all queued work is done."""
         self.record(self._end)
         self.wait_for(self._end)
 
     def wait_for_default(self) -> None:
-        """Until what TVM did in the default stream is done: the library's constants are copied there."""
+        """Wait for TVM's work in the default stream: the library's constants are copied there."""
         self.call("cudaStreamSynchronize", None)
 
     def free(self) -> int:
-        """Bytes of the GPU's memory that nobody has."""
+        """Bytes of the GPU's memory that are free."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         return free.value
@@ -163,19 +163,19 @@ class Stream:
         return self._library.cudaGetLastError()
 
     def begin(self) -> None:
-        """From now on work is not done but written down."""
+        """Begin a capture: work is recorded and not executed."""
         self.call("cudaStreamBeginCapture", self.handle, RELAXED)
 
     def end(self) -> tuple[int, int]:
-        """(executable graph, its nodes) of what was written down since ``begin``."""
-        graph, made, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        """End the capture: (executable graph, its nodes)."""
+        graph, executable, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
         self.call("cudaStreamEndCapture", self.handle, ctypes.byref(graph))
         try:
             self.call("cudaGraphGetNodes", graph, None, ctypes.byref(count))
-            self.call("cudaGraphInstantiate", ctypes.byref(made), graph, 0)
+            self.call("cudaGraphInstantiate", ctypes.byref(executable), graph, 0)
         finally:
             self.call("cudaGraphDestroy", graph)
-        return made.value or 0, count.value
+        return executable.value or 0, count.value
 
     def abandon(self) -> None:
         """End a capture that failed; there is no graph, and no error is left behind."""

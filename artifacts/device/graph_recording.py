@@ -1,4 +1,4 @@
-"""The calls of a body while they are captured into CUDA graphs."""
+"""Records the calls of a body while they are captured into CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """What captures ask of a stream: ``cudart.Stream`` is one."""
+    """The methods of a stream that captures use; ``cuda_runtime.Stream`` has them."""
 
     def begin(self) -> None: ...
     def end(self) -> tuple[int, int]: ...
@@ -31,10 +31,10 @@ class Work(Protocol):
 class Recording:
     """A body that is being captured. The last call's capture stays open until the next one, or the end.
 
-    layout: of its loop, if it has one
-    to:     the list that graphs are added to: ``calls``, or a loop's
-    again:  in a loop, what the next call returns, as it is an earlier one's and is not captured again
-    last:   in a loop, the tensors that the last call was given, and what it made
+    layout:      of its loop, if it has one
+    target:      the list that graphs are added to: ``calls``, or a loop's
+    next_result: in a loop, the result of the next call, which is an earlier call and is not captured again
+    last_call:   in a loop, the inputs and results of the last call
     """
 
     stream: Work
@@ -43,38 +43,38 @@ class Recording:
     graphs: list[int] = field(factory=list)
     nodes: int = 0
     is_open: bool = False
-    to: list[Any] = field(init=False)
-    again: tuple[Handle, ...] | None = None
-    last: tuple[list[Handle], tuple[Handle, ...]] = ([], ())
+    target: list[Any] = field(init=False)
+    next_result: tuple[Handle, ...] | None = None
+    last_call: tuple[list[Handle], tuple[Handle, ...]] = ([], ())
 
     def __attrs_post_init__(self) -> None:
-        self.to = self.calls
+        self.target = self.calls
 
     def call(self, plain: Call, inputs: Sequence[Handle]) -> tuple[Handle, ...]:
         self.close()
-        if self.again is not None:
-            made, self.again = self.again, None
-            return made
+        if self.next_result is not None:
+            outputs, self.next_result = self.next_result, None
+            return outputs
         self.stream.begin()
         self.is_open = True
-        made = plain(inputs)
-        if self.to is not self.calls:
-            self.last = list(inputs), made
-        return made
+        outputs = plain(inputs)
+        if self.target is not self.calls:
+            self.last_call = list(inputs), outputs
+        return outputs
 
     @contextlib.contextmanager
     def loop(self, trips: Trips) -> Iterator[None]:
         """Calls in here are those of ``trips``."""
         self.close()
         self.calls.append(trips)
-        self.to = trips.graphs
+        self.target = trips.graphs
         yield
         self.close()
-        self.to = self.calls
+        self.target = self.calls
 
-    def taken(self) -> tuple[list[Handle], tuple[Handle, ...]]:
-        """``last``, held by nobody else from now on."""
-        last, self.last = self.last, ([], ())
+    def take_last(self) -> tuple[list[Handle], tuple[Handle, ...]]:
+        """Take ``last_call`` out of the recording, which no longer holds its tensors."""
+        last, self.last_call = self.last_call, ([], ())
         return last
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Recording:
             self.is_open = False
             graph, nodes = self.stream.end()
             self.graphs.append(graph)
-            self.to.append(graph)
+            self.target.append(graph)
             self.nodes += nodes
 
     def abandon(self) -> None:
@@ -111,32 +111,32 @@ class Trips:
 
 
 class Missed(Exception):
-    """The second call did not write where the first one reads: to be captured again, as ``Layout`` now says."""
+    """The second call did not write where the first one reads: capture again with the changed ``Layout``."""
 
 
 @define(eq=False)
 class Layout:
-    """Where the state of a loop's two calls lies, as it was learned.
+    """The memory layout of the state of a loop's two alternating calls, as learned.
 
-    order:  places of it among a call's inputs, in the order in which a call asks for what it makes in their place
-    held:   those of them that are not given back between the calls
-    missed: how often the second call wrote elsewhere: after the first time the order is another, after the second what
-            missed is held, after the third all of it is, so that there is no fourth time
+    order:       the state's positions among a call's inputs, in the order in which a call allocates their successors
+    held_inputs: those that are not freed between the calls
+    miss_count:  how often the second call wrote elsewhere. After the first time the order is changed, after the second
+                 the missed inputs are held, after the third all of the state is held, so that there is no fourth time
     """
 
     order: list[int] = field(factory=list)
-    held: set[int] = field(factory=set)
-    missed: int = 0
+    held_inputs: set[int] = field(factory=set)
+    miss_count: int = 0
 
-    def learn(self, lay: Mapping[int, int], lies: Mapping[int, int]) -> None:
-        """Missed, unless all lies where it lay that is not held. Both: input -> address."""
-        missed = {i for i in self.order if i not in self.held and lies[i] != lay[i]}
+    def learn(self, read_at: Mapping[int, int], written_at: Mapping[int, int]) -> None:
+        """Raise Missed unless each input that is not held was written where it is read. Both: input -> address."""
+        missed = {i for i in self.order if i not in self.held_inputs and written_at[i] != read_at[i]}
         if not missed:
             return
-        self.missed += 1
-        if self.missed == 1:
-            asked = {lay[i]: n for n, i in enumerate(self.order)}  # which request each address answered
-            self.order.sort(key=lambda i: asked.get(lies[i], len(asked)))
+        self.miss_count += 1
+        if self.miss_count == 1:
+            request_of = {read_at[i]: n for n, i in enumerate(self.order)}  # which request each address answered
+            self.order.sort(key=lambda i: request_of.get(written_at[i], len(request_of)))
         else:
-            self.held |= missed if self.missed == 2 else set(self.order)
+            self.held_inputs |= missed if self.miss_count == 2 else set(self.order)
         raise Missed

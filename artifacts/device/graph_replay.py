@@ -1,6 +1,6 @@
-"""What a device does so that captures can be replayed: tensors that the loop writes have their places, and stay there.
+"""The part of a device that makes captures replayable: tensors that the loop writes have slots with fixed addresses.
 
-A GPU is one such device (cuda.py), its simulation another (memory_simulation.py): what is planned is what is done.
+A GPU is one such device (cuda.py), its simulation another (memory_simulation.py), so that the plan equals the run.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from .cuda_graphs import Graphs
-from .interface import Body, Call, Env, Handle, Look, Made, Plain
+from .interface import Body, Call, Env, Handle, Look, MovableTensors, Outputs
 from .paired_graphs import Alternating
 from .pinned_staging import ALIGNMENT, CHUNK
 
 TRIP = ("trip", "")  # the key of the number of a trip
 
 
-class Replaying(Plain):
-    """``_graphs``: captures; None: none are made. Whoever is one says how a tensor is made, written, copied, filled."""
+class Replaying(MovableTensors):
+    """``_graphs``: the captures; None: none are made. A subclass makes, writes, copies and fills tensors."""
 
     _graphs: Graphs | None
     _slots: dict[Hashable, Handle]
-    _packed: tuple[int, Handle]  # bytes in which ``read`` puts several tensors together: how many, and they
+    _packed: tuple[int, Handle]  # the packing buffer of ``read``: its bytes, and it
 
     def _empty(self, array: np.ndarray) -> Handle:
         raise NotImplementedError
@@ -34,10 +34,10 @@ class Replaying(Plain):
     def _fill(self, handles: Sequence[Handle]) -> tuple[Handle, ...]:
         raise NotImplementedError
 
-    def _replaying(self, graphs: Graphs | None) -> None:
+    def _init_replay(self, graphs: Graphs | None) -> None:
         self._graphs, self._slots, self._packed = graphs, {}, (0, None)
 
-    def _replayed(self, name: str, plain: Call) -> Call:
+    def _capturable(self, name: str, plain: Call) -> Call:
         """``plain``, a phase's function, as calls that may be captured."""
         graphs = self._graphs
         assert graphs is not None
@@ -50,9 +50,9 @@ class Replaying(Plain):
             self._slots[key] = self._empty(array)
         return self._slots[key]
 
-    def _together(self, sizes: Sequence[int]) -> tuple[list[int], Handle]:
-        """Where tensors of ``sizes`` bytes begin and end that are put together to be read, and the bytes that these are
-        put in; None where it is better to read one by one."""
+    def _packing(self, sizes: Sequence[int]) -> tuple[list[int], Handle]:
+        """The offsets of tensors of ``sizes`` bytes that are packed to be read, and the packing buffer; None instead of
+        it where reading one by one is better."""
         starts = list(itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
         if len(sizes) < 2 or starts[-1] > CHUNK:
             return starts, None
@@ -61,7 +61,7 @@ class Replaying(Plain):
         return starts, self._packed[1]
 
     def place(self, key: Hashable, array: np.ndarray) -> Handle:
-        """The same tensor each time, written anew: allocating on a GPU takes longer than a phase."""
+        """The same tensor each time, overwritten: allocating on a GPU takes longer than a phase."""
         slot = self._slot(key, array)
         self.write(slot, array)
         return slot
@@ -76,21 +76,21 @@ class Replaying(Plain):
         if self._graphs is None or not handles:
             self._fill(handles)
             return
-        fill = self._replayed("zero", self._fill)
+        fill = self._capturable("zero", self._fill)
 
-        def body() -> Made:
+        def body() -> Outputs:
             fill(handles)
             return {}
 
-        given = {("zero", str(n)): handle for n, handle in enumerate(handles)}
-        self._graphs.repeat(("zero",), given, lambda: None, body)
+        inputs = {("zero", str(n)): handle for n, handle in enumerate(handles)}
+        self._graphs.repeat(("zero",), inputs, lambda: None, body)
 
-    def trips(self, count: int, fed: Sequence[tuple[int, int]]) -> Iterator[Handle]:
+    def trip_numbers(self, count: int, carried: Sequence[tuple[int, int]]) -> Iterator[Handle]:
         recording = self._graphs.recording if self._graphs else None
         if recording is not None:
             slot = self._slot(TRIP, np.array(0, np.int64))
-            return Alternating(recording, fed, self._copy).numbers(slot, count)
+            return Alternating(recording, carried, self._copy).numbers(slot, count)
         return (self.place(TRIP, np.array(n, np.int64)) for n in range(count))
 
-    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Made:
+    def repeat(self, key: Hashable, env: Env, look: Look, body: Body) -> Outputs:
         return self._graphs.repeat(key, env, look, body) if self._graphs else body()

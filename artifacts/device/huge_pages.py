@@ -1,7 +1,8 @@
-"""Memory in pages of 2 MiB: kernels look up fewer addresses' pages, which takes several per cent of a step.
+"""Asks the kernel to collapse the run's memory into huge pages of 2 MiB: fewer TLB misses, several per cent of a step.
 
-Neither the C library nor the runtime asks for them, and what is asked for before it is written comes in pieces. So once
-a run has all its memory, the kernel is asked to put it together (Linux 6.1 or newer). No bit depends on it.
+Neither the C library nor the runtime asks for huge pages, and memory that is allocated before it is written comes in
+small pages. So once a run has all its memory, the kernel is asked to collapse it (Linux 6.1 or newer). No bit depends
+on it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Iterator
 
 SIZE = 2 * 2**20
 COLLAPSE = 25  # MADV_COLLAPSE of linux/mman.h, which Python's mmap does not name
-FULL = 0.75  # of an area's bytes that are in memory: less would take more memory than it saves time
+MIN_RESIDENT = 0.75  # share of an area that is resident; below it, memory grows for little time saved
 ENABLED = "/sys/kernel/mm/transparent_hugepage/enabled"
 AREAS = "/proc/self/smaps"
 
 
-def join() -> int:
-    """Ask for large pages for the process's own memory; bytes of the areas where the kernel agreed.
+def collapse() -> int:
+    """Ask for huge pages for the process's anonymous memory; returns the bytes of the areas where the kernel agreed.
 
-    Where it cannot, or the machine's owner has turned large pages off, nothing changes.
+    If it cannot, or huge pages are turned off on this machine, nothing changes.
     """
     try:
         with open(ENABLED, encoding="ascii") as file:
@@ -35,14 +36,14 @@ def join() -> int:
 
 
 def _areas(lines: Iterator[str]) -> Iterator[tuple[int, int]]:
-    """The whole large pages of each area in ``lines`` (of smaps) that is heap or without a name, and nearly full."""
+    """The whole huge pages of each area in ``lines`` (of smaps) that is heap or anonymous, and mostly resident."""
     start = end = 0
     for line in lines:
-        name, *rest = line.split()
+        name, *fields = line.split()
         if not name.endswith(":"):  # 7f00-7f20 rw-p 00000000 00:00 0 [heap]
-            start, end = (int(place, 16) for place in name.split("-"))
-            ours = rest[0] == "rw-p" and rest[4:] in ([], ["[heap]"])
-        elif name == "Rss:" and ours and int(rest[0]) * 1024 >= FULL * (end - start):
+            start, end = (int(address, 16) for address in name.split("-"))
+            is_anonymous = fields[0] == "rw-p" and fields[4:] in ([], ["[heap]"])
+        elif name == "Rss:" and is_anonymous and int(fields[0]) * 1024 >= MIN_RESIDENT * (end - start):
             first, last = -(-start // SIZE) * SIZE, end // SIZE * SIZE
             if first < last:
                 yield first, last

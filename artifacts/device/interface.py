@@ -1,4 +1,4 @@
-"""What the loop needs of a device, and the one table of the devices there are: CPU and CUDA are two rows of it."""
+"""The interface between the loop and a device, and the table of devices: CPU and CUDA are two rows of it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..format.manifest import Manifest, Target
 
 Handle = Any  # a tensor on the device; only the device looks inside
 Call = Callable[[Sequence[Handle]], tuple[Handle, ...]]
-Made = dict[tuple[str, str], Handle]
-Body = Callable[[], Made]
+Outputs = dict[tuple[str, str], Handle]
+Body = Callable[[], Outputs]
 Look = Callable[[], None]
 Env = Mapping[tuple[str, str], Handle]
 
@@ -37,7 +37,7 @@ class Device(Protocol):
         ...
 
     def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
-        """The values of several tensors, of some numbers each, as ``numpy`` gives them: all by one wait."""
+        """The values of several small tensors, as ``numpy`` gives them, with a single synchronization."""
         ...
 
     def zero(self, handles: Sequence[Handle]) -> None:
@@ -49,40 +49,43 @@ class Device(Protocol):
         ...
 
     def place(self, key: Hashable, array: np.ndarray) -> Handle:
-        """A tensor with the values of ``array``, in the place of the last one of that key, which is not used again."""
+        """A tensor with the values of ``array``. It may reuse the memory of the last one with that key, which the
+        caller no longer uses."""
         ...
 
     def keep(self, old: Handle, new: Handle) -> Handle:
-        """The values of ``new`` for a long time to come, in the place of ``old``, which is not used again."""
+        """A tensor with the values of ``new`` that lives on. It may reuse ``old``, which the caller no longer uses."""
         ...
 
-    def trips(self, count: int, fed: Sequence[tuple[int, int]]) -> Iterator[Handle]:
+    def trip_numbers(self, count: int, carried: Sequence[tuple[int, int]]) -> Iterator[Handle]:
         """For each of ``count`` calls of a phase its number, from 0, as an i64 scalar, which is not used again once the
-        next one is asked for. ``fed``: (output, input) of what a call makes for the next one; nobody else has it."""
+        next one is asked for. ``carried``: (output, input) of what a call makes for the next one; nobody else has
+        it."""
         ...
 
     def repeat(
         self, key: Hashable, env: Mapping[tuple[str, str], Handle], look: Callable[[], None], body: Body
-    ) -> Made:
+    ) -> Outputs:
         """What ``body`` makes: calls of phases on the tensors of ``env`` and nothing else, the same ones at each time
         for one ``key``, with ``look`` before each. What the last time for that key made is not used again."""
         ...
 
-    def settled(self) -> None:
-        """A step is over: all the memory that one takes has been asked for."""
+    def step_finished(self) -> None:
+        """Called after the first step, when all memory of a step has been allocated."""
         ...
 
-    def between(self) -> None:
-        """No call is under way, and one will be: there is a moment to prepare for it."""
+    def before_call(self) -> None:
+        """Called between calls, when none is running: the device may prepare for the next one."""
         ...
 
     def notes(self) -> list[str]:
-        """What there is to say of how the device ran, for people."""
+        """Lines about how the device ran, for people."""
         ...
 
 
-class Plain:
-    """Of a device what one does that has no fixed places for tensors."""
+class MovableTensors:
+    """Default methods of a device whose tensors may move, which is all but those with CUDA graphs: ``place`` makes a
+    new tensor, ``keep`` returns the new one."""
 
     def tensor(self, array: np.ndarray) -> Handle:
         raise NotImplementedError
@@ -96,7 +99,7 @@ class Plain:
     def read(self, handles: Sequence[Handle]) -> list[np.ndarray]:
         return [self.numpy(handle) for handle in handles]
 
-    def trips(self, count: int, fed: Sequence[tuple[int, int]]) -> Iterator[Handle]:
+    def trip_numbers(self, count: int, carried: Sequence[tuple[int, int]]) -> Iterator[Handle]:
         return (self.tensor(np.array(n, np.int64)) for n in range(count))
 
     def place(self, key: Hashable, array: np.ndarray) -> Handle:
@@ -107,20 +110,20 @@ class Plain:
 
     def repeat(
         self, key: Hashable, env: Mapping[tuple[str, str], Handle], look: Callable[[], None], body: Body
-    ) -> Made:
+    ) -> Outputs:
         return body()
 
-    def settled(self) -> None:
+    def step_finished(self) -> None:
         pass
 
-    def between(self) -> None:
+    def before_call(self) -> None:
         pass
 
     def notes(self) -> list[str]:
         return []
 
 
-class HostDevice(Plain):
+class HostDevice(MovableTensors):
     """Phases as Python functions over NumPy arrays: ``functions[phase](*arrays)`` returns all outputs in order.
 
     The function need not write in place: what the manifest pairs in place is copied into the input's memory here.
@@ -170,14 +173,14 @@ class Choice:
     row:    of which device it is
     number: which of the machine's devices of that kind
     has:    what the row found out about it
-    words:  which device and kernels, for people; "" where there is nothing to choose from
+    description:  which device and kernels, for people; "" where there is nothing to choose from
     """
 
     target: Target
     row: Row
     number: int = 0
     has: Any = None
-    words: str = ""
+    description: str = ""
 
 
 @frozen
@@ -201,8 +204,8 @@ class Row:
     def fit(self, targets: Sequence[Target], number: int, where: str) -> Choice:
         return self._of("fit")(self, targets, number, where)
 
-    def room(self, manifest: Manifest, threads: int | None, choice: Choice, where: str, data: int = 0) -> None:
-        self._of("room")(manifest, threads, choice, where, data)
+    def check_memory(self, manifest: Manifest, threads: int | None, choice: Choice, where: str, data: int = 0) -> None:
+        self._of("check_memory")(manifest, threads, choice, where, data)
 
     def open(self, artifact: Any, choice: Choice, threads: int | None) -> Device:
         return self._of("open_device")(artifact, choice, threads)
@@ -211,11 +214,11 @@ class Row:
 ROWS = {row.name: row for row in (Row("cuda", "cuda"), Row("cpu", "cpu"))}  # the one to prefer first
 # The GPUs that sexpgpu build --target has names for, and their compute capabilities: what a library is called follows
 # from its schedules, and a user knows what he built for.
-CARDS = {
+GPU_NAMES = {
     "nvidia-b200": 100, "nvidia-h200": 90, "nvidia-h100": 90, "nvidia-a100": 80, "nvidia-rtx4090": 89, "nvidia-l4": 89
 }  # fmt: skip
 # What is no reason to refuse a run where the artifact has a library for another device: this machine has no such GPU.
-ABSENT = (DEVICE_DRIVER, DEVICE_NONE, TARGET_ARCH)
+SKIPPED = (DEVICE_DRIVER, DEVICE_NONE, TARGET_ARCH)
 
 
 def choose(manifest: Manifest, where: str, target: str | None = None, device: str | None = None) -> Choice:
@@ -224,48 +227,48 @@ def choose(manifest: Manifest, where: str, target: str | None = None, device: st
     target: a name in the manifest, E-TARGET-011 for another one; None: any
     device: "cpu", "cuda" or "cuda:N"; None: the GPU where a library of the artifact can use it, else the CPU
     """
-    offered = named(manifest, target, where)
+    offered = targets_named(manifest, target, where)
     kind, _, number = (device or "").partition(":")
     if kind and not any(t.device == kind for t in offered):
         have = " ".join(f"{t.name} ({t.device})" for t in offered)
         raise RunError(TARGET_DEVICE, f"there is no library for {kind}", where, f"it has {have}")
-    passed: RunError | None = None
+    skipped_error: RunError | None = None
     for row in ROWS.values():
         targets = [t for t in offered if t.device == row.name and kind in ("", row.name)]
         if targets:
             try:
                 choice = row.fit(targets, int(number or 0), where)
             except RunError as error:
-                if error.code not in ABSENT or all(t.device == row.name for t in offered):
+                if error.code not in SKIPPED or all(t.device == row.name for t in offered):
                     raise
-                passed = error
+                skipped_error = error
                 continue
-            return choice if passed is None else _instead(choice, passed)
-    raise passed or AssertionError("the offered targets have a row")
+            return choice if skipped_error is None else _with_reason(choice, skipped_error)
+    raise skipped_error or AssertionError("the offered targets have a row")
 
 
-def _instead(choice: Choice, error: RunError) -> Choice:
+def _with_reason(choice: Choice, error: RunError) -> Choice:
     from attrs import evolve
 
-    return evolve(choice, words=f"{choice.target.name}, on the CPU, since {error.what} ({error.code.name})")
+    return evolve(choice, description=f"{choice.target.name}, on the CPU, since {error.what} ({error.code.name})")
 
 
-def named(manifest: Manifest, name: str | None, where: str) -> list[Target]:
+def targets_named(manifest: Manifest, name: str | None, where: str) -> list[Target]:
     """The target of ``name``, or all; E-TARGET-011 for a name that is not in the artifact. A library for GPUs goes by
     the names of those that it has kernels for, too."""
-    offered = [t for t in manifest.targets if name in (None, t.name, *cards(t))]
+    offered = [t for t in manifest.targets if name in (None, t.name, *gpu_names(t))]
     if not offered:
-        hint = f"it has {' '.join(_with_cards(t) for t in manifest.targets)}"
+        hint = f"it has {' '.join(_with_gpu_names(t) for t in manifest.targets)}"
         raise RunError(TARGET_NAME, f"there is no target {shown(str(name))} in the artifact", where, hint)
     return offered
 
 
-def cards(target: Target) -> list[str]:
+def gpu_names(target: Target) -> list[str]:
     """What --target calls the GPUs for which a library was built: cuda-sm_XX, and the cards of these capabilities."""
     exact = [arch for arch in target.archs if arch.startswith("sm_")]
-    return [*(name for name, n in CARDS.items() if f"sm_{n}" in exact), *(f"cuda-{arch}" for arch in exact)]
+    return [*(name for name, n in GPU_NAMES.items() if f"sm_{n}" in exact), *(f"cuda-{arch}" for arch in exact)]
 
 
-def _with_cards(target: Target) -> str:
-    more = [name for name in cards(target) if name != target.name]
-    return f"{target.name} ({' '.join(more)})" if more else target.name
+def _with_gpu_names(target: Target) -> str:
+    others = [name for name in gpu_names(target) if name != target.name]
+    return f"{target.name} ({' '.join(others)})" if others else target.name

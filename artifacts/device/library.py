@@ -1,5 +1,7 @@
-"""What compiled libraries have in common, whatever device their kernels run on: the artifact's own runtime and library
-are loaded from memory files that have no path to race for and leave nothing behind, and phases are called in them."""
+"""Devices that run a compiled library: loads the artifact's own runtime and library, and calls its phases.
+
+Both are loaded from anonymous memory files: no path can be raced for, and nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from ..base.errors import ART_VERSION, DEVICE_CALL, ENV_LIBRARY, ENV_LIMIT, ENV_
 from ..format import library_signature
 from ..format.manifest import Target
 from ..format.tarball import Artifact
-from .interface import Call, Plain
+from .interface import Call, MovableTensors
 
 POOLED = 2  # the runtime's pooled allocator, by its number in vm_initialization
 ALLOCATE = "runtime.TVMTensorAllocWithScope"
 CPU = 1  # DLPack's device type
-NO_MEMORY = "cannot allocate memory"  # in the C library's words, where it maps what it loads
+NO_MEMORY = "cannot allocate memory"  # the C library's message if it cannot map a library
 
 
 def memory_file(name: str, data: bytes) -> str:
@@ -40,7 +42,7 @@ def load_shared(name: str, data: bytes) -> ctypes.CDLL:
     return ctypes.CDLL(memory_file(name, data), ctypes.RTLD_GLOBAL)
 
 
-class LibraryDevice(Plain):
+class LibraryDevice(MovableTensors):
     """A compiled library. Tensors are the runtime's own, aligned to 64 bytes as its vector code needs.
 
     A process holds one runtime: the first device loads its artifact's, later ones use that.
@@ -69,7 +71,7 @@ class LibraryDevice(Plain):
             load = self._ffi.get_global_func("ffi.Module.load_from_file.so")
             self._module = load(memory_file("phases", library), "so")
             machine = self._module["vm_load_executable"]()
-            machine["vm_initialization"](*self._places())
+            machine["vm_initialization"](*self._vm_devices())
         except (OSError, RuntimeError, AttributeError, ValueError) as error:
             what = first_line(error)
             code = ENV_LIMIT if NO_MEMORY in what.lower() else ENV_LIBRARY
@@ -79,7 +81,7 @@ class LibraryDevice(Plain):
     def _load_device(self, artifact: Artifact, target: Target) -> None:
         """What the library needs beside the runtime."""
 
-    def _places(self) -> tuple[int, ...]:
+    def _vm_devices(self) -> tuple[int, ...]:
         """Device type, number and allocator of each device that the virtual machine uses; the host is the last."""
         return (CPU, 0, POOLED)
 
@@ -100,14 +102,14 @@ class LibraryDevice(Plain):
             raise RunError(ENV_LIBRARY, f"the library has no function {phase.function}") from None
 
         size, item = self._size, self._item
-        places: list[int] = []  # of the outputs that are returned: as many at each call
+        positions: list[int] = []  # of the returned outputs; the same for each call
 
         def call(inputs: Sequence[Any]) -> tuple[Any, ...]:
             try:
-                made = function(*inputs)
-                if not places:
-                    places.extend(range(size(made)))
-                return tuple([item(made, i) for i in places])  # made's own iterator takes ten times as long
+                outputs = function(*inputs)
+                if not positions:
+                    positions.extend(range(size(outputs)))
+                return tuple([item(outputs, i) for i in positions])  # made's own iterator takes ten times as long
             except MemoryError:
                 raise
             except Exception as error:

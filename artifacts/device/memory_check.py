@@ -1,4 +1,4 @@
-"""What a run takes of the machine's memory, and whether that is there: looked at before the first step."""
+"""Checks before the first step that the machine has the memory that a run takes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from attrs import frozen
 
 from ..base.errors import MEM_MACHINE, RunError
 from ..base.safetensors_io import DTYPES
-from ..data.loaders import AHEAD as READY
+from ..data.loaders import MAX_READY
 from ..format.manifest import Manifest
 from . import control_groups
 from . import threads as cores
 
-AHEAD = READY + 1  # batches of a training loader: those ready and one being made, beside those in use
+MAX_QUEUED_BATCHES = MAX_READY + 1  # batches of a training loader: those ready and one being made, beside those in use
 OVERHEAD = 64 * 2**20  # bytes of everything else: Python, NumPy, the runtime, the library; measured: 50 to 55 MiB
-GPU_HOST = 256 * 2**20  # bytes that a GPU's driver takes of the host: an estimate, no GPU was there to measure
+GPU_HOST_BYTES = 256 * 2**20  # host memory of the GPU's driver: an estimate, no GPU was there to measure
 MAPPED = "data in a directory of .npy files are mapped, and take no memory"
 HINT = "a smaller :batch with more :microbatches, or fewer --threads, takes less"
 
@@ -39,9 +39,9 @@ class Wanted:
 def wanted(manifest: Manifest, threads: int) -> Wanted:
     """The plan of a run on ``threads`` threads. The data of its loaders and OVERHEAD are beside it."""
     loaders = [manifest.loader(name) for name in manifest.training_loaders()]
-    used = 1 if manifest.degree == 1 else 2 * manifest.degree  # several are put one behind the other first
-    one = sum(entry.batch * nbytes(f.shape, f.dtype) for entry in loaders for f in entry.fields)
-    batches = (AHEAD + used) * one
+    in_use = 1 if manifest.degree == 1 else 2 * manifest.degree  # several are put one behind the other first
+    batch_bytes = sum(entry.batch * nbytes(f.shape, f.dtype) for entry in loaders for f in entry.fields)
+    batches = (MAX_QUEUED_BATCHES + in_use) * batch_bytes
     device, thread = manifest.memory.device_bytes, manifest.memory.thread_bytes
     return Wanted(device, threads * thread, batches, checkpoint_bytes(manifest))
 
@@ -71,7 +71,7 @@ def check(manifest: Manifest, threads: int | None, where: str, available: int | 
 def check_host(manifest: Manifest, where: str, available: int | None = None, data: int = 0) -> None:
     """``check`` for a run whose phases are on a GPU: batches, checkpoints and data are on the host all the same."""
     have, plan = free() if available is None else available, wanted(manifest, 0)
-    want = plan.batches + plan.checkpoint + OVERHEAD + GPU_HOST + data
+    want = plan.batches + plan.checkpoint + OVERHEAD + GPU_HOST_BYTES + data
     if have is not None and want > have:
         raise _short(want, have, where, "", data, "")
 
@@ -92,8 +92,8 @@ def largest_phase(manifest: Manifest) -> str:
 def free(proc: str = control_groups.PROC, usual: str = control_groups.USUAL) -> int | None:
     """Bytes that this process may still take: the machine's, or what its control groups leave it, whichever is less;
     None where the system tells neither."""
-    found = [*_machine(f"{proc}/meminfo"), *_groups(proc, usual)]
-    return min(found, default=None)
+    limits = [*_machine(f"{proc}/meminfo"), *_groups(proc, usual)]
+    return min(limits, default=None)
 
 
 def _machine(path: str) -> Iterator[int]:

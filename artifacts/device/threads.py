@@ -1,8 +1,8 @@
-"""How many threads the runtime computes with, and how they wait.
+"""The number of threads that the runtime computes with, and how they wait for work.
 
-Where they run is the scheduler's choice. The runtime's own placing ignores the cores that a process is confined to
-(taskset, cpusets), and a thread that may not leave a core waits there for whoever else is on it, and all the others for
-it at the end of each kernel.
+The scheduler chooses their cores. The runtime's own pinning ignores the cores that a process is confined to (taskset,
+cpusets), and a thread that is pinned to a core waits there for whatever else runs on it, and all others wait for it at
+the end of each kernel.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import os
 from ..base.errors import CLI_VALUE, RunError
 from . import control_groups
 
-# How often a thread that waits for work looks for it before it sleeps: some half a millisecond, longer than it takes to
-# the next kernel. The runtime's 300,000 keep a core from whoever else has work for it, such as the thread waited for.
-LOOKS = 1000
+# How often a waiting thread polls for work before it sleeps: about half a millisecond, longer than the time to the next
+# kernel. The runtime's default of 300,000 keeps a core from threads that have work, such as the one waited for.
+SPIN_COUNT = 1000
 
 
 def available(proc: str = control_groups.PROC, usual: str = control_groups.USUAL) -> int:
@@ -33,13 +33,13 @@ def set_threads(count: int | None) -> int:
     chosen = count or cores
     os.environ["TVM_NUM_THREADS"] = str(chosen)
     os.environ["TVM_BIND_THREADS"] = "0"
-    os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = str(LOOKS if chosen <= cores else 0)
+    os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = str(SPIN_COUNT if chosen <= cores else 0)
     return chosen
 
 
-def words(count: int | None) -> str:
+def description(count: int | None) -> str:
     """How many threads there will be, and why."""
     granted = control_groups.quota()
     more = f", and a quota of {granted[0]:g} of a core in {granted[1]}" if granted else ""
-    asked = "by --threads; " if count else ""
-    return f"threads: {count or available()} ({asked}this process may use {len(os.sched_getaffinity(0))} cores{more})"
+    reason = "by --threads; " if count else ""
+    return f"threads: {count or available()} ({reason}this process may use {len(os.sched_getaffinity(0))} cores{more})"

@@ -1,4 +1,4 @@
-"""Conditions on the parts of a manifest: what a number, a name and a type may be."""
+"""Checks of a manifest's numbers, names and types."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from ..base.canonical_json import Malformed
 from ..base.safetensors_io import DTYPES
 
 MAX_RANK, MAX_ELEMENTS = 8, 2**40
-MAX_COUNT = 2**31 - 1  # the language's, of whatever a run file counts, and of a tensor's axes
-LONGEST = 512  # characters of a name
+MAX_COUNT = 2**31 - 1  # the language's limit for counts in a run file, and for the length of an axis
+MAX_NAME_LENGTH = 512  # characters of a name
 
 
-def need(fact: bool, message: str) -> None:
-    """Malformed, with ``message``, unless ``fact``."""
-    if not fact:
+def need(condition: bool, message: str) -> None:
+    """Malformed, with ``message``, unless ``condition``."""
+    if not condition:
         raise Malformed(message)
 
 
-def need_count(at: str, value: int | None, most: int = MAX_COUNT, least: int = 1) -> None:
-    """Malformed unless ``value`` is None or from ``least`` to ``most``."""
-    need(value is None or least <= value <= most, f"{at} is {value}; it should be from {least} to {most}")
+def need_count(at: str, value: int | None, maximum: int = MAX_COUNT, minimum: int = 1) -> None:
+    """Malformed unless ``value`` is None or from ``minimum`` to ``maximum``."""
+    need(value is None or minimum <= value <= maximum, f"{at} is {value}; it should be from {minimum} to {maximum}")
 
 
 def need_name(at: str, name: str) -> None:
     """Malformed unless ``name`` is one that a line and a file's name can show; it may be empty."""
-    need(len(name) <= LONGEST and name.isprintable(), f"{at}: the name {name[:60]!r} is not allowed")
+    need(len(name) <= MAX_NAME_LENGTH and name.isprintable(), f"{at}: the name {name[:60]!r} is not allowed")
 
 
 def need_unique(what: str, names: Iterable[str]) -> None:
-    """Malformed where one of ``names`` stands twice."""
+    """Malformed if one of ``names`` occurs twice."""
     seen: set[str] = set()
     for name in names:
         need(name not in seen, f"{what} names {name} twice")

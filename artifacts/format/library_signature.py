@@ -1,8 +1,8 @@
-"""What a library was built for: a digest that stands in it, and that the manifest it is run by must give again.
+"""The signature of a library: a digest of the manifest that it was built for, stored in the library and checked.
 
-Kernels look at none of their arguments: an array that is shorter than they were compiled for is read and written past
-its end. So a manifest that says anything else of what they trust than the one that the library was linked for, by a
-mix-up of files or by hand, is refused before the library is loaded.
+Kernels check none of their arguments: they would read and write past the end of an array that is shorter than they were
+compiled for. So a manifest that differs in anything kernels rely on, by a mix-up of files or an edit by hand, is
+refused before the library is loaded.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ RUNTIME, CUDA_RUNTIME = "libtvm_runtime.so", "libtvm_runtime_cuda.so"
 SYMBOL = "_binary_signature_start"  # as the linker names what it takes from a file called ``signature``
 SIZE = 64  # bytes of a digest in hexadecimal digits
 
-# Of each part of a manifest what a kernel trusts, and the runner does not look at again. The memory plan, cadences, the
-# seed and what a run is called are not among it: the same library serves runs that differ in these.
+# The keys of each part of a manifest that kernels rely on and the runner does not check again. The memory plan,
+# cadences, the seed and the run's name are not among them: one library serves runs that differ in these.
 PHASE = ("name", "function", "stack", "inputs", "outputs", "in_place")
 LOADER = ("name", "kind", "count", "batch", "fields")
 TARGET = ("name", "machine", "cpu_flags", "device")
@@ -29,45 +29,45 @@ TOOLCHAIN = ("tvm", "tvm_ffi")
 
 
 def of(manifest: Manifest, target: Target) -> str:
-    """The digest that the library of ``target`` must have: of every port in order, of the tensors that phases take
-    from a checkpoint, of the ranges of fields, of the numbers that a trip or microbatch can be, of the machine."""
-    whole = plain(manifest)
+    """The digest that the library of ``target`` must hold: over all ports in order, the tensors of a checkpoint, the
+    ranges of fields, the numbers of trips and microbatches, and the machine."""
+    record = plain(manifest)
     trusted = {
-        "toolchain": _only(whole["toolchain"], TOOLCHAIN),
+        "toolchain": _select(record["toolchain"], TOOLCHAIN),
         "microbatches": manifest.run.microbatches,
-        "parameters": whole["parameters"],
-        "optimizer": whole["optimizer"],
-        "phases": [_only(phase, PHASE) for phase in whole["phases"]],
+        "parameters": record["parameters"],
+        "optimizer": record["optimizer"],
+        "phases": [_select(phase, PHASE) for phase in record["phases"]],
         "trips": manifest.step.trips,
         "generated": manifest.step.generated,
-        "passes": [_only(one, ("name", "loader", "generate")) for one in whole["step"]["passes"]],
+        "passes": [_select(entry, ("name", "loader", "generate")) for entry in record["step"]["passes"]],
         "stages": [stage.loader for stage in manifest.step.stages],
-        "loaders": [_only(loader, LOADER) for loader in whole["loaders"]],
-        "target": _only(plain(target), TARGET),
+        "loaders": [_select(loader, LOADER) for loader in record["loaders"]],
+        "target": _select(plain(target), TARGET),
     }
     return hashlib.sha256(canonical_json.dumps(plain(trusted))).hexdigest()
 
 
-def _only(record: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+def _select(record: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: record[key] for key in keys}
 
 
 def checked(artifact: Artifact, target: Target) -> bytes:
-    """The bytes of the target's library, once they are whole and are those that the manifest was made for.
+    """The bytes of the target's library, complete and with the manifest's signature.
 
-    E-ART-002 where they end too soon, E-ENV-011 where they are no library, E-ART-009 where they are another's.
+    E-ART-002 if they are truncated, E-ENV-011 if they are no library, E-ART-009 if it is another manifest's library.
     """
-    data = _whole(artifact, target.library)
-    found = elf.constant(data, SYMBOL, SIZE)
-    if found != of(artifact.manifest, target).encode():
-        what = "is of another manifest" if found else "does not say what its phases take"
+    data = _read_whole(artifact, target.library)
+    signature = elf.constant(data, SYMBOL, SIZE)
+    if signature != of(artifact.manifest, target).encode():
+        what = "is of another manifest" if signature else "does not say what its phases take"
         raise RunError(ART_VERSION, f"{target.library} {what}", artifact.path, "build it again, and mix no files")
     return data
 
 
 def runtime(artifact: Artifact, member: str, name: str) -> bytes:
     """The bytes of the runtime's library ``name``, whole; E-ART-009 for another one, which might be loaded already."""
-    data = _whole(artifact, member)
+    data = _read_whole(artifact, member)
     if elf.name(data) != name:
         raise RunError(ART_VERSION, f"{member} is not {name}", artifact.path, "build it again, and mix no files")
     return data
@@ -80,7 +80,7 @@ def check_kernels(artifact: Artifact, member: str) -> None:
         _check_whole(artifact, member, data)
 
 
-def _whole(artifact: Artifact, member: str) -> bytes:
+def _read_whole(artifact: Artifact, member: str) -> bytes:
     """The bytes of a library that ends where its headers say; E-ART-002 or E-ENV-011."""
     data = artifact.read(member)
     _check_whole(artifact, member, data)

@@ -1,4 +1,5 @@
-"""The manifest: all that the runner knows of a run. Canonical JSON both ways; its sha256 is the artifact's hash."""
+"""The manifest: everything that the runner knows about a run. It is canonical JSON; its sha256 is the artifact's
+hash."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ VERSION = 1
 
 @frozen
 class Toolchain:
-    """Versions of what made the code: part of the hash, since the bytes depend on them."""
+    """Versions of the tools that made the code: part of the hash, since the bytes depend on them."""
 
     sexpgpu: str
     tvm: str
@@ -52,7 +53,7 @@ class Run:
 
 @frozen
 class Tensor:
-    """``shape`` in elements, outermost axis first; ``dtype`` a key of tensors.DTYPES."""
+    """``shape`` in elements, outermost axis first; ``dtype`` a key of safetensors_io.DTYPES."""
 
     name: str
     shape: tuple[int, ...]
@@ -99,7 +100,7 @@ class Phase:
 
     @property
     def role(self) -> str:
-        """What it does, whatever its degree."""
+        """Its name without the stack."""
         return self.name.partition("*")[0]
 
 
@@ -199,7 +200,7 @@ class Memory:
 class Target:
     """A library and what its machine must have: ``cpu_flags`` in the words of /proc/cpuinfo.
 
-    device: "cpu" or "cuda", a row of device.ROWS
+    device: "cpu" or "cuda", a row of interface.ROWS
     archs:  what the library's GPU kernels were compiled for: "sm_90" (a cubin) or "compute_80" (PTX); () on a CPU
     graphs: whether the runner may capture its phases as CUDA graphs; false on a CPU
     """

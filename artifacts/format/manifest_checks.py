@@ -1,6 +1,6 @@
-"""What must hold between the parts of a manifest, so that the loop can bind every port without asking again.
+"""Checks of a whole manifest, so that the loop can bind every port without further checks.
 
-Every number has its bound here; ``flow`` has what is about phases.
+Every number has its bound here; ``data_flow`` checks the phases.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 
 from ..base.json_classes import plain
 from ..base.safetensors_io import INTEGERS, name_allowed
-from .conditions import LONGEST, MAX_ELEMENTS, check_type, need, need_count, need_name, need_unique
+from .conditions import MAX_ELEMENTS, MAX_NAME_LENGTH, check_type, need, need_count, need_name, need_unique
 from .data_flow import check_phases
 from .manifest import Loader, Manifest, Stage, Target
 
-MAX_STEPS = 2**53  # those of a curriculum's stages are added up
-MAX_RECORDS = 2**62  # that a loader has, or that a run has taken: both are counted in i64
+MAX_STEPS = 2**53  # the steps of a curriculum's stages are summed
+MAX_RECORDS = 2**62  # of a loader, or taken by a run: both are counted in i64
 MAX_BYTES = 2**60
 PRECISIONS = ("f32", "bf16")
 ARCH = re.compile(r"(sm|compute)_[1-9][0-9]{1,2}")  # the last digit is the minor number
@@ -27,7 +27,7 @@ def check(manifest: Manifest) -> None:
     _check_run(manifest)
     for tensor in (*manifest.parameters, *manifest.optimizer):
         need(
-            len(tensor.name) <= LONGEST and name_allowed(tensor.name),
+            len(tensor.name) <= MAX_NAME_LENGTH and name_allowed(tensor.name),
             f"the name {tensor.name[:60]!r} is not allowed",
         )
         check_type(tensor.name, tensor.shape, tensor.dtype)
@@ -79,9 +79,9 @@ def _check_range(at: str, dtype: str, low: int | None, high: int | None) -> None
     if low is None and high is None:
         return
     need(dtype in INTEGERS, f"{at} is {dtype}, which has no range")
-    least, most = INTEGERS[dtype]
+    smallest, largest = INTEGERS[dtype]
     need(
-        (low is None or least <= low <= most) and (high is None or least < high <= most + 1),
+        (low is None or smallest <= low <= largest) and (high is None or smallest < high <= largest + 1),
         f"{at}: its range is not one of {dtype}",
     )
 
@@ -92,8 +92,8 @@ def _check_indices(at: str, loader: Loader) -> None:
         len(loader.fields) == 1 and field.shape == () and field.dtype in ("i32", "i64", "u32"),
         f"{at}: indices have one scalar integer field",
     )
-    most = INTEGERS[field.dtype][1]
-    need(loader.count is not None and loader.count - 1 <= most, f"{at}: count does not fit its field")
+    largest = INTEGERS[field.dtype][1]
+    need(loader.count is not None and loader.count - 1 <= largest, f"{at}: count does not fit its field")
 
 
 def _check_step(manifest: Manifest) -> None:
@@ -101,12 +101,12 @@ def _check_step(manifest: Manifest) -> None:
     need_count("step.trips", step.trips)
     need(bool(step.stages), "step.stages is empty; a run without a curriculum has one stage")
     need_unique("step.passes", (p.name for p in step.passes))
-    for one in step.passes:
-        need_name("a pass", one.name)
-        need(one.loader in loaders, f"pass {one.name}: there is no loader {one.loader[:60]!r}")
-        need_count(f"pass {one.name}: every", one.every)
-        need_count(f"pass {one.name}: batches", one.batches)
-        need(not one.generate or step.trips is not None, f"pass {one.name}: there is no generator")
+    for each in step.passes:
+        need_name("a pass", each.name)
+        need(each.loader in loaders, f"pass {each.name}: there is no loader {each.loader[:60]!r}")
+        need_count(f"pass {each.name}: every", each.every)
+        need_count(f"pass {each.name}: batches", each.batches)
+        need(not each.generate or step.trips is not None, f"pass {each.name}: there is no generator")
     for stage in step.stages:
         need_name("a stage", stage.name)
         need(stage.loader in loaders, f"stage {stage.name}: there is no loader {stage.loader[:60]!r}")

@@ -1,4 +1,4 @@
-"""A manifest from its bytes: strict, and whole or refused."""
+"""Reads a manifest from its bytes, strictly: it is valid as a whole or refused."""
 
 from __future__ import annotations
 

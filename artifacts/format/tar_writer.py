@@ -1,4 +1,4 @@
-"""An artifact written whole or not at all; nothing that is not an artifact is overwritten, and no input."""
+"""Writes an artifact atomically. It overwrites only artifacts, and never an input."""
 
 from __future__ import annotations
 

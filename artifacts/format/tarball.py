@@ -1,7 +1,7 @@
-"""The artifact's file: an uncompressed USTAR of plain files with one possible form.
+"""The artifact's file: an uncompressed USTAR archive of plain files, in canonical form.
 
-Written whole or not at all. Read member by member, every header compared with the only one allowed, every byte under a
-digest. Nothing is ever unpacked.
+It is written atomically. It is read member by member: each header must equal the only one allowed, and every byte is
+covered by a digest. Nothing is ever unpacked.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def digest_line(manifest: bytes) -> bytes:
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode("ascii")
 
 
-class _Part(io.RawIOBase):
-    """``size`` bytes of an open file from ``start`` on, as a file with a place of its own."""
+class _MemberFile(io.RawIOBase):
+    """``size`` bytes of an open file from ``start`` on, as a file with a position of its own."""
 
     def __init__(self, fd: int, path: str, start: int, size: int) -> None:
         self._fd, self._path, self._start, self._size, self._at = fd, path, start, size, 0
@@ -94,25 +94,25 @@ class Artifact:
     manifest: Manifest
     hash: str
     fd: int
-    places: Mapping[str, tuple[int, File]]
+    members: Mapping[str, tuple[int, File]]
 
     def read(self, member: str) -> bytes:
         """The verified bytes of ``member``."""
-        if member not in self.places:
+        if member not in self.members:
             raise RunError(ART_MEMBERS, f"there is no member {shown(member)}", self.path)
-        start, file = self.places[member]
+        start, file = self.members[member]
         data = b"".join(self._chunks(start, file.size))
         self._compare(file, hashlib.sha256(data).hexdigest())
         return data
 
     def file(self, member: str) -> BinaryIO:
         """The bytes of ``member`` as a file that can be read and sought; not verified."""
-        start, file = self.places[member]
-        return io.BufferedReader(_Part(self.fd, self.path, start, file.size))  # type: ignore[return-value]
+        start, file = self.members[member]
+        return io.BufferedReader(_MemberFile(self.fd, self.path, start, file.size))  # type: ignore[return-value]
 
     def verify(self) -> None:
-        """Every member against its digest, in bounded memory."""
-        for start, file in self.places.values():
+        """Compare every member with its digest, in bounded memory."""
+        for start, file in self.members.values():
             digest = hashlib.sha256()
             for chunk in self._chunks(start, file.size):
                 digest.update(chunk)
@@ -144,11 +144,11 @@ def open(path: str) -> Artifact:  # noqa: A001 (the module is always named: tarb
     try:
         text, at = _read_manifest(fd, path)
         manifest = read_manifest(text, path)
-        places = _walk(fd, path, manifest, at)
+        members = _walk(fd, path, manifest, at)
     except BaseException:
         os.close(fd)
         raise
-    return Artifact(path, manifest, hashlib.sha256(text).hexdigest(), fd, places)
+    return Artifact(path, manifest, hashlib.sha256(text).hexdigest(), fd, members)
 
 
 def verify(path: str) -> Manifest:
@@ -201,7 +201,7 @@ def _read_manifest(fd: int, path: str) -> tuple[bytes, int]:
 
 
 def _check_digest(fd: int, path: str, manifest: bytes, at: int) -> int:
-    """The second member says the digest of the first; where the next header starts."""
+    """Check that the second member holds the digest of the first; returns where the next header starts."""
     name, size = _parse(os.pread(fd, BLOCK, at), path, at)
     if name != DIGEST:
         what = f"its second member is {shown(name)}, not {DIGEST}"
@@ -224,7 +224,7 @@ def _check_padding(fd: int, path: str, at: int) -> None:
 
 
 def _parse(block: bytes, path: str, at: int) -> tuple[str, int]:
-    """(name, size) of a header block, which must be the one that ``header`` makes of them."""
+    """(name, size) of a header block, which must equal ``header(name, size)``."""
     if len(block) < BLOCK:
         raise RunError(ART_CUT, f"cut short at byte {at + len(block)}", path)
     if block[257:265] == b"ustar  \0":
@@ -246,28 +246,28 @@ def _parse(block: bytes, path: str, at: int) -> tuple[str, int]:
 
 
 def _walk(fd: int, path: str, manifest: Manifest, at: int) -> dict[str, tuple[int, File]]:
-    """member -> (its first byte, its entry), every header being where the manifest's list puts it."""
+    """member -> (its first byte, its entry). Every header must be where the manifest's list of files puts it."""
     _check_list(manifest, path)
-    places: dict[str, tuple[int, File]] = {}
+    members: dict[str, tuple[int, File]] = {}
     for file in manifest.files:
         block = os.pread(fd, BLOCK, at)
         if not any(block) and len(block) == BLOCK:
             raise RunError(ART_MEMBERS, f"the member {file.path} is missing", path)
         name, size = _parse(block, path, at)
         if name != file.path:
-            twice = name in places or name in RESERVED
+            twice = name in members or name in RESERVED
             raise RunError(
                 ART_MEMBERS, f"{name} stands {'twice' if twice else 'where ' + file.path + ' is listed'}", path
             )
         if size != file.size:
             raise RunError(ART_DIGEST, f"{name} has {size} bytes, listed are {file.size}", path)
-        places[name] = (at + BLOCK, file)
+        members[name] = (at + BLOCK, file)
         if at + BLOCK + size > os.fstat(fd).st_size:
             raise RunError(ART_CUT, f"cut short at byte {os.fstat(fd).st_size}, within {name}", path)
         _check_padding(fd, path, at + BLOCK + size)
         at = _after(at + BLOCK + size)
-    _check_end(fd, path, at, places)
-    return places
+    _check_end(fd, path, at, members)
+    return members
 
 
 def _check_list(manifest: Manifest, path: str) -> None:
@@ -283,12 +283,12 @@ def _check_list(manifest: Manifest, path: str) -> None:
         raise RunError(ART_MEMBERS, "the manifest's files are not sorted, or one is listed twice", path)
 
 
-def _check_end(fd: int, path: str, at: int, places: Mapping[str, Any]) -> None:
+def _check_end(fd: int, path: str, at: int, members: Mapping[str, Any]) -> None:
     """Two blocks of zeros and nothing more."""
     tail = os.pread(fd, len(END) + 1, at)
     if tail[257:263] == b"ustar\0":
         name, _ = _parse(tail[:BLOCK], path, at)
-        raise RunError(ART_MEMBERS, f"{name} {'stands twice' if name in places else 'is not listed'}", path)
+        raise RunError(ART_MEMBERS, f"{name} {'stands twice' if name in members else 'is not listed'}", path)
     if tail == END:
         return
     if len(tail) < len(END) and not any(tail):

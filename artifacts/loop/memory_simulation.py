@@ -1,9 +1,9 @@
-"""What the tensors of a run take together, found by going through its loop with tensors that are sizes alone.
+"""Simulates a run to find the memory of its tensors: the loop runs on a device whose tensors are sizes without values.
 
-The loop decides how long a tensor lives, and the runtime keeps what it was given back, by size: so the loop itself is
-run, for some steps and rounds of every pass, on a device that counts what the runtime would ask the system for. For a
-GPU that is one with captures, made by the code that makes a GPU's: what they hold is counted as it is held. A pass that
-first comes late in a run finds all that came before it captured, and so it does here.
+The loop decides how long a tensor lives, and the runtime's allocator keeps freed blocks by size. So the loop itself is
+run, for a few steps and rounds of every pass, on a device that counts what the runtime would allocate. For a GPU the
+device makes captures, with the code that makes a GPU's, and counts what they hold. A pass that first comes late in a
+run finds everything before it captured, and so it does here.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from ..data.loaders import Batch, Records, Training
 from ..device.cuda_graphs import Graphs
 from ..device.graph_recording import Number
 from ..device.graph_replay import Replaying
-from ..device.interface import Call, Plain
+from ..device.interface import Call, MovableTensors
 from ..format.manifest import Field, Loader, Manifest, Pass, Port
 from .step import Loop
 
-PAGE = 4096  # the runtime's allocator and its workspaces round up to it
-BESIDE = 128  # bytes that the C library's allocator and the alignment add to each on a CPU
-FEW = 3  # after the second trip, or call of a step, each is like the one before; of two graphs the last is the same
-ROUNDS = 3  # of a step and its passes: call by call, captured, and captured anew, since the first pass was new then
+PAGE = 4096  # bytes; the runtime's allocator and workspace pool round up to it
+BLOCK_OVERHEAD = 128  # bytes that malloc and alignment add to each block on a CPU
+# Trips, and calls of a step, that are simulated: from the third on each is like the one before; of two alternating
+# graphs the last must be the same one.
+MAX_SIMULATED = 3
+# Rounds of a step and its passes: call by call, captured, and captured again, since the first pass was new in between.
+ROUNDS = 3
 
 
 @frozen
-class Asked:
-    """What a call of a phase asks the runtime for, in bytes.
+class CallMemory:
+    """What a call of a phase allocates, in bytes.
 
-    blocks:  of its intermediates, given back when it returns; its results are beside them
-    kernels: of each program it runs, in order: (buffers that it takes once, buffers that each thread takes)
+    blocks:  for its intermediates, freed when it returns; its results are not among them
+    kernels: of each program it runs, in order: (buffers allocated once, buffers allocated by each thread)
     """
 
     blocks: tuple[int, ...]
@@ -45,106 +48,114 @@ class Asked:
 
 
 @frozen
-class Taken:
-    """Bytes that the run takes from the system: ``device`` once, ``thread`` for each thread."""
+class RunMemory:
+    """Bytes that the run allocates from the system: ``device`` once, ``thread`` for each thread."""
 
     device: int
     thread: int
 
 
-def rehearse(
-    manifest: Manifest, asked: Mapping[str, Asked], constants: Sequence[int] = (), graphs: bool | None = None
-) -> Taken:
-    """What the run of ``manifest`` takes.
+def simulate(
+    manifest: Manifest, call_memory: Mapping[str, CallMemory], constants: Sequence[int] = (), graphs: bool | None = None
+) -> RunMemory:
+    """The memory of the run of ``manifest``.
 
-    asked:     phase -> what a call of it asks for
-    constants: bytes of each of the library's constants, which the runtime copies to the device
-    graphs:    on a GPU, whether captures are made; None: on a CPU, where constants are the library's own
+    call_memory: phase -> what a call of it allocates
+    constants:   bytes of each of the library's constants, which the runtime copies to the device
+    graphs:      on a GPU, whether captures are made; None: on a CPU, where constants are part of the library
     """
     trips = manifest.step.trips
-    few = trips and (trips if trips <= FEW else FEW + (trips - FEW) % 2)
-    calls, rest = divmod(manifest.run.microbatches, manifest.degree)
+    simulated_trips = trips and (trips if trips <= MAX_SIMULATED else MAX_SIMULATED + (trips - MAX_SIMULATED) % 2)
+    calls, remainder = divmod(manifest.run.microbatches, manifest.degree)
     manifest = evolve(
         manifest,
-        step=evolve(manifest.step, trips=few),
-        run=evolve(manifest.run, microbatches=min(calls, FEW) * manifest.degree + min(rest, FEW)),
+        step=evolve(manifest.step, trips=simulated_trips),
+        run=evolve(
+            manifest.run, microbatches=min(calls, MAX_SIMULATED) * manifest.degree + min(remainder, MAX_SIMULATED)
+        ),
     )
-    device = _Counting(manifest, asked) if graphs is None else _CountingGpu(manifest, asked, graphs)
+    device = _SizeDevice(manifest, call_memory) if graphs is None else _SizeGpu(manifest, call_memory, graphs)
     for size in constants if graphs is not None else ():
-        device.pool.take(size)
-    passes: dict[str, Records] = {p.loader: _Blank.of(manifest.loader(p.loader)) for p in manifest.step.passes}
-    loop = Loop(manifest, device, _Blanks(manifest), passes, lambda: None)
-    now, last = loop.initial(), []
+        device.pool.allocate(size)
+    passes: dict[str, Records] = {p.loader: _BlankRecords.of(manifest.loader(p.loader)) for p in manifest.step.passes}
+    loop = Loop(manifest, device, _BlankTraining(manifest), passes, lambda: None)
+    state, last = loop.initial(), []
     for due in _rounds(manifest.step.passes):
-        last[:] = [loop.step(now)]  # a session holds what a step reports until the next one is taken
-        for one in due:
-            loop.evaluate(now, one)
-    return Taken(device.pool.taken + device.direct.most + device.own.taken, device.task.taken)
+        last[:] = [loop.step(state)]  # a session holds a step's report until the next step
+        for each in due:
+            loop.evaluate(state, each)
+    return RunMemory(
+        device.pool.total_bytes + device.direct.peak + device.own.total_bytes, device.per_thread.total_bytes
+    )
 
 
 def _rounds(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
     """The passes after each step: first those of every step, then those of the next cadence too, and so on."""
-    for every in sorted({1, *(one.every for one in passes)}):
-        yield from [[one for one in passes if one.every <= every]] * ROUNDS
+    for every in sorted({1, *(each.every for each in passes)}):
+        yield from [[each for each in passes if each.every <= every]] * ROUNDS
 
 
-Give = Callable[[], None]
+Release = Callable[[], None]
 
 
 @define
 class _Pool:
-    """The runtime's allocator: blocks by size, kept when they are given back; the last one is the first to be taken
-    again. ``beside``: bytes that each takes more; ``free``: their places, by size; ``most``: how many there are."""
+    """The runtime's pooled allocator: freed blocks are kept by size, and the last one freed is the first to be reused.
 
-    beside: int
+    overhead:   bytes added to each block
+    free:       size -> numbers of the free blocks
+    max_blocks: size -> blocks allocated
+    """
+
+    overhead: int
     free: dict[int, list[int]] = field(factory=dict)
-    most: Counter[int] = field(factory=Counter)
-    places: Iterator[int] = field(factory=itertools.count)
+    max_blocks: Counter[int] = field(factory=Counter)
+    numbers: Iterator[int] = field(factory=itertools.count)
 
-    def take(self, size: int) -> tuple[int, Give]:
-        """The place of a block; call what is returned to give it back."""
+    def allocate(self, size: int) -> tuple[int, Release]:
+        """The number of a block, and the function that frees it."""
         size = _rounded(size)
         free = self.free.setdefault(size, [])
         if not free:
-            self.most[size] += 1
-            free.append(next(self.places))
-        place = free.pop()
-        return place, lambda: free.append(place)
+            self.max_blocks[size] += 1
+            free.append(next(self.numbers))
+        number = free.pop()
+        return number, lambda: free.append(number)
 
     @property
-    def taken(self) -> int:
-        return sum((size + self.beside) * count for size, count in self.most.items())
+    def total_bytes(self) -> int:
+        return sum((size + self.overhead) * count for size, count in self.max_blocks.items())
 
 
 @define
-class _Direct:
-    """Memory that goes back to the system; ``beside``: bytes that each block takes more."""
+class _SystemMemory:
+    """Memory that is returned to the system when freed; ``overhead``: bytes added to each block."""
 
-    beside: int
-    held: int = 0
-    most: int = 0
+    overhead: int
+    current: int = 0
+    peak: int = 0
 
-    def take(self, size: int) -> tuple[int, Give]:
-        size += self.beside
-        self.held += size
-        self.most = max(self.most, self.held)
+    def allocate(self, size: int) -> tuple[int, Release]:
+        size += self.overhead
+        self.current += size
+        self.peak = max(self.peak, self.current)
 
-        def give() -> None:
-            self.held -= size
+        def release() -> None:
+            self.current -= size
 
-        return -1, give
+        return -1, release
 
 
 @define
 class _Workspaces:
-    """One thread's workspaces, as the runtime keeps them: a request takes the smallest free one that it fits in; if
-    none is large enough, the largest free one is replaced. ``beside``: bytes that each takes more."""
+    """One thread's workspace pool, as in the runtime: a request gets the smallest free block that fits; if none is
+    large enough, it replaces the largest free one. ``overhead``: bytes added to each block."""
 
-    beside: int
+    overhead: int
     free: list[int] = field(factory=list)
 
     def run(self, sizes: Sequence[int]) -> None:
-        """What a program does that takes ``sizes``, and gives them back at its end."""
+        """A program that allocates ``sizes`` and frees them at its end."""
         used = []
         for size in map(_rounded, sizes):
             fits = [n for n in self.free if n >= size]
@@ -154,101 +165,101 @@ class _Workspaces:
         self.free += used
 
     @property
-    def taken(self) -> int:
-        return sum(size + self.beside for size in self.free)
+    def total_bytes(self) -> int:
+        return sum(size + self.overhead for size in self.free)
 
 
 def _rounded(size: int) -> int:
     return -(-max(size, 1) // PAGE) * PAGE
 
 
-class _Sized:
-    """A tensor without values: ``give`` is called when nothing holds it any more."""
+class _SizedTensor:
+    """A tensor without values; it frees its memory when it is garbage collected."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, take: Callable[[int], tuple[int, Give]]) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, allocate: Callable[[int], tuple[int, Release]]) -> None:
         self.shape, self.dtype, self.nbytes = shape, dtype, math.prod(shape) * safetensors_io.DTYPES[dtype][2]
-        self._place, self._give = take(self.nbytes)
+        self._address, self._release = allocate(self.nbytes)
 
     def data_ptr(self) -> int:
-        return self._place
+        return self._address
 
     def __del__(self) -> None:
-        self._give()
+        self._release()
 
 
-class _Counting(Plain):
-    """A device that holds sizes. ``BESIDE``: bytes that the system adds to each block; a GPU's are by the page."""
+class _SizeDevice(MovableTensors):
+    """A device whose tensors are sizes. ``OVERHEAD``: bytes added to each block; none on a GPU."""
 
-    BESIDE = BESIDE
+    OVERHEAD = BLOCK_OVERHEAD
 
-    def __init__(self, manifest: Manifest, asked: Mapping[str, Asked]) -> None:
-        self._manifest, self._asked = manifest, asked
-        self.pool, self.direct = _Pool(self.BESIDE), _Direct(self.BESIDE)
-        self.own, self.task = _Workspaces(self.BESIDE), _Workspaces(self.BESIDE)
+    def __init__(self, manifest: Manifest, call_memory: Mapping[str, CallMemory]) -> None:
+        self._manifest, self._call_memory = manifest, call_memory
+        self.pool, self.direct = _Pool(self.OVERHEAD), _SystemMemory(self.OVERHEAD)
+        self.own, self.per_thread = _Workspaces(self.OVERHEAD), _Workspaces(self.OVERHEAD)
 
-    def tensor(self, array: np.ndarray) -> _Sized:
-        return _Sized(array.shape, safetensors_io.dtype_name(array), self.direct.take)
+    def tensor(self, array: np.ndarray) -> _SizedTensor:
+        return _SizedTensor(array.shape, safetensors_io.dtype_name(array), self.direct.allocate)
 
-    def numpy(self, handle: _Sized) -> np.ndarray:
+    def numpy(self, handle: _SizedTensor) -> np.ndarray:
         return _zeros(handle.shape, handle.dtype)
 
-    def zero(self, handles: Sequence[_Sized]) -> None:
+    def zero(self, handles: Sequence[_SizedTensor]) -> None:
         pass
 
     def phase(self, name: str) -> Call:
-        phase, asked = self._manifest.phase(name), self._asked[name]
+        phase, call_memory = self._manifest.phase(name), self._call_memory[name]
         assert phase is not None
         pairs = dict(phase.in_place)
         returned = [port for i, port in enumerate(phase.outputs) if i not in pairs]
 
-        def call(inputs: Sequence[Any]) -> tuple[_Sized, ...]:
-            blocks = [self.pool.take(size) for size in asked.blocks]
-            made = tuple(self._made(port) for port in returned)
-            for own, task in asked.kernels:
-                self.own.run((*own, *task))  # the calling thread has its part too
-                self.task.run(task)
-            for _, give in blocks:
-                give()
-            return made
+        def call(inputs: Sequence[Any]) -> tuple[_SizedTensor, ...]:
+            blocks = [self.pool.allocate(size) for size in call_memory.blocks]
+            outputs = tuple(self._output(port) for port in returned)
+            for own, task in call_memory.kernels:
+                self.own.run((*own, *task))  # the calling thread runs a part too
+                self.per_thread.run(task)
+            for _, release in blocks:
+                release()
+            return outputs
 
         return call
 
-    def _made(self, port: Port) -> _Sized:
-        return _Sized(port.shape, port.dtype, self.pool.take)
+    def _output(self, port: Port) -> _SizedTensor:
+        return _SizedTensor(port.shape, port.dtype, self.pool.allocate)
 
 
-class _CountingGpu(_Counting, Replaying):
-    """One that keeps tensors in their places, and makes captures."""
+class _SizeGpu(_SizeDevice, Replaying):
+    """A GPU: written tensors keep their addresses, and calls are captured."""
 
-    BESIDE = 0
+    OVERHEAD = 0
 
-    def __init__(self, manifest: Manifest, asked: Mapping[str, Asked], graphs: bool) -> None:
-        super().__init__(manifest, asked)
-        self._replaying(Graphs(_Silent()) if graphs else None)
+    def __init__(self, manifest: Manifest, call_memory: Mapping[str, CallMemory], graphs: bool) -> None:
+        super().__init__(manifest, call_memory)
+        self._init_replay(Graphs(_NoStream()) if graphs else None)
 
     def phase(self, name: str) -> Call:
         plain = super().phase(name)
-        return self._replayed(name, plain) if self._graphs else plain
+        return self._capturable(name, plain) if self._graphs else plain
 
-    def read(self, handles: Sequence[_Sized]) -> list[np.ndarray]:
-        self._together([handle.nbytes for handle in handles])
+    def read(self, handles: Sequence[_SizedTensor]) -> list[np.ndarray]:
+        self._packing([handle.nbytes for handle in handles])
         return super().read(handles)
 
-    def _empty(self, array: np.ndarray) -> _Sized:
+    def _empty(self, array: np.ndarray) -> _SizedTensor:
         return self.tensor(array)
 
-    def write(self, handle: _Sized, array: np.ndarray) -> None:
+    def write(self, handle: _SizedTensor, array: np.ndarray) -> None:
         pass
 
-    def _copy(self, to: _Sized, source: _Sized) -> None:
+    def _copy(self, to: _SizedTensor, source: _SizedTensor) -> None:
         pass
 
-    def _fill(self, handles: Sequence[_Sized]) -> tuple[_Sized, ...]:
+    def _fill(self, handles: Sequence[_SizedTensor]) -> tuple[_SizedTensor, ...]:
         return ()
 
 
-class _Silent:
-    """A stream on which nothing is done."""
+class _NoStream:
+    """A stream that does nothing (null object)."""
 
     def begin(self) -> None:
         pass
@@ -276,7 +287,7 @@ class _Silent:
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Zeros that take no memory."""
+    """Zeros that take no memory: a broadcast scalar."""
     return np.broadcast_to(np.zeros((), safetensors_io.dtype(dtype)), shape)
 
 
@@ -287,18 +298,18 @@ def _batch(loader: Loader) -> Batch:
     return {entry.name: column(entry) for entry in loader.fields}
 
 
-class _Blank(Records):
+class _BlankRecords(Records):
     """Two batches of a pass."""
 
     @classmethod
-    def of(cls, loader: Loader) -> _Blank:
+    def of(cls, loader: Loader) -> _BlankRecords:
         return cls(loader, (), np.zeros(1, np.int64), 2 * loader.batch)
 
     def batch(self, numbers: np.ndarray) -> Batch:
         return _batch(self.loader)
 
 
-class _Blanks(Training):
+class _BlankTraining(Training):
     """Batches of the training loaders, without end."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -308,5 +319,5 @@ class _Blanks(Training):
     def next(self, loader: str, position: int, look: Callable[[], None]) -> Batch:
         return self._batches[loader]
 
-    def left(self, loader: str, position: int) -> int | None:
+    def records_left(self, loader: str, position: int) -> int | None:
         return None

@@ -1,4 +1,4 @@
-"""Phases bound by the kind and name of their ports: a call takes its inputs from an environment of named tensors."""
+"""Binds phases by the kind and name of their ports: a call takes its inputs from an environment of named tensors."""
 
 from __future__ import annotations
 
@@ -17,48 +17,50 @@ Env = Mapping[Key, Handle]
 class Bound:
     """``phase`` as a function from an environment to its outputs by (kind, name).
 
-    places: of each input among ``inputs``; returned: the outputs of ``call``; fed: (output, input) of one name;
-    shared: (output, input) where the output is the input's own tensor
+    input_index: key of an input -> its position in ``inputs``
+    returned:    the outputs of ``call``
+    carried:     (output, input) of one key: the state that a call hands to the next
+    aliased:     (output, input) where the output is the input's own tensor
     """
 
     phase: Phase
     call: Call
     inputs: tuple[Key, ...]
-    places: Mapping[Key, int]
+    input_index: Mapping[Key, int]
     returned: tuple[Key, ...]
-    fed: tuple[tuple[int, int], ...]
-    shared: tuple[tuple[Key, int], ...]
+    carried: tuple[tuple[int, int], ...]
+    aliased: tuple[tuple[Key, int], ...]
 
     def __call__(self, env: Env) -> dict[Key, Handle]:
         """Every output; one that is written in place is the input's own tensor."""
-        given = [env[key] for key in self.inputs]
-        return self._named(given, self.call(given))
+        arguments = [env[key] for key in self.inputs]
+        return self._named(arguments, self.call(arguments))
 
     def repeat(
-        self, env: MutableMapping[Key, Handle], key: Key, values: Iterable[Handle], before: Callable[[], None]
+        self, env: MutableMapping[Key, Handle], key: Key, values: Iterable[Handle], look: Callable[[], None]
     ) -> dict[Key, Handle]:
-        """The outputs of the last of several calls: one for each of ``values``, as the input ``key``, with the outputs
-        of the call before in the place of the inputs they are named like, which ``env`` then holds no more. ``before``
-        is called before each."""
-        place, call, fed = self.places.get(key), self.call, self.fed
-        given = [None if i == place else env[name] for i, name in enumerate(self.inputs)]
-        for _, i in fed:
+        """The outputs of the last of several calls, one for each of ``values``, passed as the input ``key``. Each call
+        gets the carried outputs of the call before; ``env`` no longer holds the carried inputs. ``look`` runs before
+        each call."""
+        position, call, carried = self.input_index.get(key), self.call, self.carried
+        arguments = [None if i == position else env[name] for i, name in enumerate(self.inputs)]
+        for _, i in carried:
             del env[self.inputs[i]]
-        made: tuple[Handle, ...] = ()
+        results: tuple[Handle, ...] = ()
         for value in values:
-            before()
-            if place is not None:
-                given[place] = value
-            made = call(given)
-            for n, i in fed:
-                given[i] = made[n]
-        return self._named(given, made)
+            look()
+            if position is not None:
+                arguments[position] = value
+            results = call(arguments)
+            for n, i in carried:
+                arguments[i] = results[n]
+        return self._named(arguments, results)
 
-    def _named(self, given: list[Handle], made: tuple[Handle, ...]) -> dict[Key, Handle]:
-        out = dict(zip(self.returned, made, strict=True))
-        for key, i in self.shared:
-            out[key] = given[i]
-        return out
+    def _named(self, arguments: list[Handle], results: tuple[Handle, ...]) -> dict[Key, Handle]:
+        named = dict(zip(self.returned, results, strict=True))
+        for key, i in self.aliased:
+            named[key] = arguments[i]
+        return named
 
     def reads(self, kind: str) -> list[str]:
         return [name for k, name in self.inputs if k == kind]
@@ -67,11 +69,11 @@ class Bound:
 def bind(device: Device, phase: Phase) -> Bound:
     """``phase`` of the device's library, its ports looked up once for all calls."""
     inputs = tuple(port.key for port in phase.inputs)
-    places, pairs = {key: i for i, key in enumerate(inputs)}, dict(phase.in_place)
+    input_index, pairs = {key: i for i, key in enumerate(inputs)}, dict(phase.in_place)
     returned = tuple(port.key for i, port in enumerate(phase.outputs) if i not in pairs)
-    fed = tuple((n, places[key]) for n, key in enumerate(returned) if key in places)
-    shared = tuple((phase.outputs[o].key, i) for o, i in phase.in_place)
-    return Bound(phase, device.phase(phase.name), inputs, places, returned, fed, shared)
+    carried = tuple((n, input_index[key]) for n, key in enumerate(returned) if key in input_index)
+    aliased = tuple((phase.outputs[o].key, i) for o, i in phase.in_place)
+    return Bound(phase, device.phase(phase.name), inputs, input_index, returned, carried, aliased)
 
 
 def bind_all(device: Device, manifest: Manifest) -> dict[str, Bound]:

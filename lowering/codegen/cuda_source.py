@@ -1,7 +1,7 @@
-"""What a part has for a GPU: the CUDA text of its kernels, and the module that the library holds in their place.
+"""The CUDA text of a part's kernels, and the module that stands for them in the shared library.
 
-The library has a key where the text was. The runtime asks the runner for the compiled kernels of a key when the library
-is loaded, and never sees the text.
+The library holds a key in the place of the text. When the library is loaded, the runtime asks the runner for the
+compiled kernels of that key. It never sees the text.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..passes.memory_usage import parts_of
 from . import module_blob
 
 FORMAT = "cuda"  # TVM's word for a module whose code is CUDA text, to be compiled when it is loaded
-PREFIX = "sexpgpu-kernels:"  # what the library holds is this and the key
-# TVM's switch for a build machine without CUDA: the module is text, whatever this machine has.
-PLAIN = "TVM_COMPILE_FORCE_FALLBACK"
+PREFIX = "sexpgpu-kernels:"  # the library holds this prefix and the key
+# TVM's switch for a build machine without CUDA: the module stays CUDA text, whatever this machine has.
+FORCE_FALLBACK = "TVM_COMPILE_FORCE_FALLBACK"
 KERNEL = re.compile(r'^extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)', re.MULTILINE)
 BOOL_ARRAY = re.compile(r"\bbool\s*\*?\s*(?:__restrict__\s+)?(\w+)\s*(?:\[|,|$)", re.MULTILINE)
 VECTOR_ACCESS = re.compile(r"\*\(\s*\w+\d\s*\*\s*\)\s*\(\s*(\(\(bool\*\)|\w+)")
@@ -48,31 +48,32 @@ class Device:
 
     @property
     def key(self) -> str:
-        """sha256 of the text, in hex: the name of what it is compiled to."""
+        """sha256 of the text, in hex: the name of the compiled kernels."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     @property
     def module(self) -> bytes:
-        """The module for the library: with the key for code."""
+        """The module for the library, with the key in the place of the code."""
         return self.head + module_blob.string((PREFIX + self.key).encode())
 
 
 @contextlib.contextmanager
 def as_text() -> Iterator[None]:
-    """While TVM builds: CUDA stays text even where the machine has CUDA, whose compiler would else be called."""
-    before = os.environ.get(PLAIN)
-    os.environ[PLAIN] = "1"
+    """While TVM builds: CUDA stays text, even where the machine has CUDA, whose compiler TVM would call."""
+    before = os.environ.get(FORCE_FALLBACK)
+    os.environ[FORCE_FALLBACK] = "1"
     try:
         yield
     finally:
         if before is None:
-            del os.environ[PLAIN]
+            del os.environ[FORCE_FALLBACK]
         else:
-            os.environ[PLAIN] = before
+            os.environ[FORCE_FALLBACK] = before
 
 
 def device(built: Any) -> Device | None:
-    """Of a module that ``tirx.build`` made ``as_text``; None where it has no kernel."""
+    """The kernels of a module that ``tirx.build`` made ``as_text``; None if it has none. RuntimeError if TVM's module
+    has another layout."""
     if not built.imports:
         return None
     (module,) = built.imports
@@ -90,19 +91,19 @@ def device(built: Any) -> Device | None:
 
 
 def _count(head: bytes) -> int:
-    """Kernels of a module: the number after its format."""
+    """The number of kernels of a module: the u64 after its format."""
     return struct.unpack_from("<Q", head, len(module_blob.string(FORMAT.encode())))[0]
 
 
 def unbound(module: tvm.IRModule) -> tuple[str, ...]:
-    """Scheduled programs with a statement that no loop binds to threads: TVM would make code for the CPU of it, without
-    a word, and that code would be given the GPU's addresses."""
+    """The scheduled programs with a statement that no loop binds to threads. TVM would silently compile it for the CPU,
+    and that code would get device addresses."""
     programs = ((gv.name_hint, f) for gv, f in module.functions_items() if isinstance(f, tirx.PrimFunc))
     return tuple(sorted(name for name, func in programs if not _is_bound(func.body)))
 
 
 def _is_bound(stmt: Any) -> bool:
-    """Whether every store, call and load of ``stmt`` stands in a loop over threads or blocks of threads."""
+    """Whether every store, call and load of ``stmt`` is inside a loop over threads or thread blocks."""
     if isinstance(stmt, tirx.For) and stmt.kind == BINDING:
         return True
     if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
@@ -115,14 +116,14 @@ def _is_bound(stmt: Any) -> bool:
 
 
 def _loads(value: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(value, [(TensorLoad, found.append)], order="post")
-    return bool(found)
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(value, [(TensorLoad, loads.append)], order="post")
+    return bool(loads)
 
 
 def bool_vectors(source: str) -> tuple[str, ...]:
-    """Kernels of CUDA text that read or write several elements of a bool array at once. TVM 0.27 gives such an access
-    twice the bytes."""
+    """The kernels of CUDA text with a vector access to a bool array. TVM 0.27 makes such an access twice as wide as it
+    should be."""
     starts = [m for m in KERNEL.finditer(source) if source[m.end() :].lstrip().startswith("{")]
     ends = [m.start() for m in starts[1:]] + [len(source)]
     return tuple(m[1] for m, end in zip(starts, ends, strict=True) if _has_bool_vector(m[2], source[m.end() : end]))

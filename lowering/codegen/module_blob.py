@@ -1,10 +1,10 @@
-"""The modules that a library carries beside its code, as TVM writes them into it.
+"""TVM's blob of the modules that a shared library imports beside its own code: reader and writer.
 
-TVM can write only modules that it holds, and that of a GPU's kernels reaches the process that links as bytes, from the
-one that compiled. So it is put into TVM's own list here. The list is <bytes : u64> <tree> and for each module
-<kind : string> <bytes : string>; the kind _lib stands for the library's code and has no bytes. The tree is, for each
-module, which others it looks its functions up in: <starts : u64s> <children : u64s>. A string and a list of u64s have
-their length before them, as u64; all in little endian (tvm_ffi's library_module.cc).
+TVM can write only modules that it holds in memory. The module of a GPU's kernels arrives at the linking process as
+bytes, from the process that compiled it, so it is added to TVM's blob here. Layout (tvm_ffi's library_module.cc), all
+little endian: <bytes : u64> <tree>, then for each module <kind : string> <bytes : string>; the kind _lib stands for the
+library's code and has no bytes. The tree holds the imports of each module: <starts : u64s> <children : u64s>. A string
+or a list of u64s is preceded by its length as u64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CODE = "_lib"
 
 @frozen
 class Entry:
-    """One module: its kind, its bytes (None of the library's code), and the places of those it imports."""
+    """One module: its kind, its bytes (None for the library's code), and the positions of the modules it imports."""
 
     kind: str
     data: bytes | None
@@ -29,22 +29,22 @@ class Entry:
 
 
 def string(data: bytes) -> bytes:
-    """``data`` after its length, as dmlc writes strings."""
+    """``data`` preceded by its length, as dmlc writes strings."""
     return struct.pack("<Q", len(data)) + data
 
 
 def numbers(values: Sequence[int]) -> bytes:
-    """``values`` as u64s, after their number."""
+    """``values`` as u64s, preceded by their number."""
     return struct.pack(f"<{1 + len(values)}Q", len(values), *values)
 
 
 class _Reader:
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data, self.offset = data, 0
 
     def number(self) -> int:
-        (value,) = struct.unpack_from("<Q", self.data, self.at)
-        self.at += 8
+        (value,) = struct.unpack_from("<Q", self.data, self.offset)
+        self.offset += 8
         return value
 
     def numbers(self) -> list[int]:
@@ -52,17 +52,17 @@ class _Reader:
 
     def string(self) -> bytes:
         size = self.number()
-        self.at += size
-        return self.data[self.at - size : self.at]
+        self.offset += size
+        return self.data[self.offset - size : self.offset]
 
 
 def packed(module: Any) -> bytes:
-    """The list that TVM writes for ``module`` and all that it imports."""
+    """The blob that TVM writes for ``module`` and all modules that it imports."""
     return bytes(_ffi_api.ModulePackImportsToTensor(module).numpy())
 
 
 def read(data: bytes) -> list[Entry]:
-    """The entries of a list; the first is the root."""
+    """The entries of a blob; the first is the root."""
     reader = _Reader(data)
     reader.number()
     starts, children = reader.numbers(), reader.numbers()
@@ -84,15 +84,15 @@ def write(entries: Sequence[Entry]) -> bytes:
 
 
 def saved(module: Any) -> bytes:
-    """The bytes of one module that imports no other."""
+    """The bytes of a single module without imports."""
     (entry,) = read(packed(module))
     assert entry.data is not None
     return entry.data
 
 
 def with_modules(data: bytes, kind: str, modules: Sequence[bytes]) -> bytes:
-    """The list ``data`` with ``modules`` of one kind as imports of the library's code."""
+    """The blob ``data`` with ``modules`` of one kind added as imports of the library's code."""
     entries = read(data)
     new = tuple(range(len(entries), len(entries) + len(modules)))
-    grown = [Entry(e.kind, e.data, e.children + new if e.kind == CODE else e.children) for e in entries]
-    return write([*grown, *(Entry(kind, one, ()) for one in modules)])
+    extended = [Entry(e.kind, e.data, e.children + new if e.kind == CODE else e.children) for e in entries]
+    return write([*extended, *(Entry(kind, module, ()) for module in modules)])

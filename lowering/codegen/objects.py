@@ -1,5 +1,7 @@
-"""From tensor programs to object code for one target, a part at a time: parts may be compiled in any process, in any
-order, and give the same bytes."""
+"""Compiles tensor programs to object code for one target, a part at a time.
+
+Parts may be compiled in any process and in any order; the bytes are the same.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +21,26 @@ from ..math import elementary
 from ..passes import flatten_buffer, fma_contraction
 from ..passes.apply_schedules import Kernel, Scheduler, schedule
 from ..passes.buffer_donation import Pair
-from ..passes.memory_usage import STACK, Workspace, Workspaces
+from ..passes.memory_usage import MIN_HEAP_BYTES, Workspace, Workspaces
 from ..pipeline import Lowered
 from . import cuda_source as device
 from .cuda_source import Device
-from .temp_space import need_room
+from .temp_space import require_free_space
 
-# disable_cse_tir: TVM names vectors of truth values that its own analyzer then refuses; LLVM finds common
-# subexpressions anyway. disable_assert: each kernel would check all that the virtual machine has planned for it, which
-# is most of the code; what a phase is given fits by the manifest (artifacts/format/manifest_checks.py).
+# disable_cse_tir: TVM's common subexpression elimination binds vectors of bool, which its own analyzer then refuses;
+# LLVM eliminates common subexpressions anyway. disable_assert: each kernel would check the shapes of all its arguments,
+# which is most of the code; a phase's arguments fit by the manifest (artifacts/format/manifest_checks.py).
 CONFIG = {"tirx.disable_cse_tir": True, "tirx.disable_assert": True}
-PART = 8  # kernels an object: few enough to share out evenly, enough that an object's own cost does not show
+# Few enough that the parts load all processes evenly, enough that the fixed cost of an object is small beside them.
+# No measurement on record; it changes no code, only how it is cut into objects.
+KERNELS_PER_OBJECT = 8
 
 
 class KernelFault(RuntimeError):
-    """Kernels that would not run on the target's GPU, or wrongly.
+    """Kernels that would not run on the target's GPU, or would compute wrong results.
 
     ``unbound``: programs that no rule bound to threads, and the failures of the rules that tried;
-    ``bool_vectors``: kernels that access bool by vectors
+    ``bool_vectors``: kernels with vector accesses to bool arrays
     """
 
     def __init__(self, unbound: Mapping[str, Sequence[str]], bool_vectors: Sequence[str]) -> None:
@@ -46,12 +50,19 @@ class KernelFault(RuntimeError):
 
 @frozen
 class Part:
-    """Some kernels for one target: their object file, name -> (rule, failures) and workspace, and the seconds of
-    processor it took, by kind of work. For a GPU the object launches them, and ``device`` is what they are; where some
-    are ``unbound`` to threads, nothing was compiled. ``launches``: program -> what the audit says of each launch."""
+    """Some compiled kernels for one target.
+
+    object:     their object file; for a GPU it launches them
+    outcomes:   program -> (rule, failures)
+    workspaces: program -> its workspace
+    seconds:    processor time by kind of work
+    device:     for a GPU, the kernels themselves
+    unbound:    programs that no rule bound to threads; if there are any, nothing was compiled
+    launches:   program -> the audit's figures of each launch
+    """
 
     object: bytes
-    told: Mapping[str, tuple[str, tuple[str, ...]]]
+    outcomes: Mapping[str, tuple[str, tuple[str, ...]]]
     workspaces: Mapping[str, Workspace]
     seconds: Mapping[str, float]
     device: Device | None = None
@@ -61,11 +72,11 @@ class Part:
 
 @frozen
 class Compiled:
-    """The code for one target and what a build has to know about it.
+    """The code for one target, and its records for the build.
 
-    lowered:    what it was made from
-    workspaces: program -> what it takes for itself
-    kernels:    one row a compiled tensor program, by name
+    lowered:    the functions and programs that it was compiled from
+    workspaces: program -> its workspace
+    kernels:    one row for each compiled tensor program, by name
     devices:    for a GPU: the CUDA text of each part
     """
 
@@ -87,7 +98,7 @@ class Compiled:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Function -> bytes of a call beyond its inputs: planned intermediates, outputs, the largest workspace of a
+        """Function -> bytes of a call beyond its inputs: planned intermediates, outputs, and the largest workspace of a
         kernel on one thread."""
         return {
             name: call.bytes + max((self.workspaces[k].bytes for k in call.kernels), default=0)
@@ -96,21 +107,22 @@ class Compiled:
 
 
 def parts(lowered: Lowered) -> tuple[str, ...]:
-    """The programs in parts, as TVM's JSON. Neighbours by name are much alike, so they go to different parts."""
+    """The programs in parts, as TVM's JSON. Programs with neighbouring names take about the same time to compile, so
+    they go to different parts."""
     programs = lowered.programs
     names = list(programs)
-    count = max(1, -(-len(names) // PART))
+    count = max(1, -(-len(names) // KERNELS_PER_OBJECT))
     return tuple(tvm.ir.save_json(tvm.IRModule({n: programs[n] for n in names[i::count]})) for i in range(count))
 
 
 def hosted(target: Any) -> tvm.target.Target:
-    """The target, its own host: never the building machine."""
-    made = tvm.target.Target(dict(target)) if isinstance(target, Mapping) else target
-    return made if made.host is not None else made.with_host(made)
+    """The target with itself as the host, so that the building machine never is."""
+    as_target = tvm.target.Target(dict(target)) if isinstance(target, Mapping) else target
+    return as_target if as_target.host is not None else as_target.with_host(as_target)
 
 
 Audit = Callable[[tirx.PrimFunc], Sequence[Mapping[str, Any]]]
-Told = dict[str, tuple[str, tuple[str, ...]]]  # program -> the rule that took it, and what failed on the way
+Outcomes = dict[str, tuple[str, tuple[str, ...]]]  # program -> the rule that took it, and failures of rules before it
 
 
 def compile_part(
@@ -126,53 +138,55 @@ def compile_part(
     started = time.process_time()
     elementary.install()
     target = hosted(target)
-    module: Any = from_json_graph_str(part)  # load_json first writes it anew, as older versions need
+    module: Any = from_json_graph_str(part)  # load_json would first rewrite it for older versions
     with target, tvm.transform.PassContext(config=CONFIG):
-        module, told = schedule(module, target, scheduler)
+        module, outcomes = schedule(module, target, scheduler)
         if dump is not None:
             _write(module, Path(dump))
         scheduled = time.process_time()
         unbound = device.unbound(module) if target.kind.name == "cuda" else ()
-        launches = _audited(module, audit, told) if audit is not None and not unbound else {}
-    needed = Workspaces(1 if target.kind.name == "cuda" else STACK)
-    with target, tvm.transform.PassContext(config=CONFIG, instruments=[needed]):
+        launches = _run_audit(module, audit, outcomes) if audit is not None and not unbound else {}
+    workspaces = Workspaces(1 if target.kind.name == "cuda" else MIN_HEAP_BYTES)
+    with target, tvm.transform.PassContext(config=CONFIG, instruments=[workspaces]):
         data, kernels = (b"", None) if unbound else _build(module, target)
     if dump is not None and kernels is not None:
         (Path(dump) / f"{kernels.key}.cu").write_text(kernels.source, encoding="utf-8")
     seconds = {"schedule": scheduled - started, "compile": time.process_time() - scheduled}
-    return Part(data, told, needed.found, seconds, kernels, unbound, launches)
+    return Part(data, outcomes, workspaces.by_program, seconds, kernels, unbound, launches)
 
 
-def _audited(module: tvm.IRModule, audit: Audit, told: Told) -> dict[str, tuple[Mapping[str, Any], ...]]:
-    """Program -> what ``audit`` says. Where it fails, ``told`` says so: a report may lack a line."""
-    found = {}
+def _run_audit(module: tvm.IRModule, audit: Audit, outcomes: Outcomes) -> dict[str, tuple[Mapping[str, Any], ...]]:
+    """Program -> the figures of ``audit``. A failure is added to ``outcomes``: a report may lack a line, a build goes
+    on."""
+    launches = {}
     for gv, func in module.functions_items():
         try:
-            found[gv.name_hint] = tuple(audit(func))
-        except Exception as fault:  # noqa: BLE001  (whatever it does not foresee)
-            rule, failures = told[gv.name_hint]
-            why = f"audit: {type(fault).__name__}: {' '.join(str(fault).split())[-200:]}"
-            told[gv.name_hint] = rule, (*failures, why)
-    return found
+            launches[gv.name_hint] = tuple(audit(func))
+        except Exception as error:  # noqa: BLE001  (any failure of the audit)
+            rule, failures = outcomes[gv.name_hint]
+            failure = f"audit: {type(error).__name__}: {' '.join(str(error).split())[-200:]}"
+            outcomes[gv.name_hint] = rule, (*failures, failure)
+    return launches
 
 
-def ready(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Scheduled programs as TVM may compile them. Fusion and schedules repeat a program's body, its let variables with
-    it; and what is rounded once is said. From here on TVM's pipelines have our passes (flatten_buffer.py)."""
+def prepare_for_codegen(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Scheduled programs in the form that TVM may compile: in SSA form, since fusion and schedules copy a program's
+    body together with its let variables, and with FMA contraction made explicit. Also installs our pass in TVM's
+    pipelines (flatten_buffer.py)."""
     flatten_buffer.install()
     return fma_contraction.explicit(tirx.transform.ConvertSSA()(module), target)
 
 
 def _build(module: tvm.IRModule, target: tvm.target.Target) -> tuple[bytes, Device | None]:
-    """The object of scheduled programs, and the kernels that it launches."""
+    """The object of scheduled programs, and the GPU kernels that it launches."""
     with device.as_text():
-        built = tirx.build(ready(module, target), target=target)
+        built = tirx.build(prepare_for_codegen(module, target), target=target)
     return _object(built), device.device(built)
 
 
 def _object(module: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        need_room(folder)
+        require_free_space(folder)
         path = Path(folder) / "part.o"
         module.write_to_file(str(path), "o")
         return path.read_bytes()
@@ -184,28 +198,28 @@ def _write(module: tvm.IRModule, folder: Path) -> None:
         (folder / f"{gv.name_hint[:200]}.py").write_text(func.script(show_meta=True), encoding="utf-8")
 
 
-def join(lowered: Lowered, target: Any, made: Sequence[Part]) -> Compiled:
-    """What the compiled parts of ``lowered`` for ``target`` come to, in the order of ``parts``. Raises KernelFault."""
-    devices = tuple(part.device for part in made if part.device is not None)
-    unbound = {name: part.told[name][1] for part in made for name in part.unbound}
-    vectors = sorted(name for of in devices for name in device.bool_vectors(of.source))
+def join(lowered: Lowered, target: Any, parts: Sequence[Part]) -> Compiled:
+    """The compiled ``parts`` of ``lowered`` for ``target`` together, in the order of ``parts``. Raises KernelFault."""
+    devices = tuple(part.device for part in parts if part.device is not None)
+    unbound = {name: part.outcomes[name][1] for part in parts for name in part.unbound}
+    vectors = sorted(name for device_module in devices for name in device.bool_vectors(device_module.source))
     if unbound or vectors:
         raise KernelFault(unbound, vectors)
-    told = {name: answer for part in made for name, answer in part.told.items()}
-    needed = {name: workspace for part in made for name, workspace in part.workspaces.items()}
-    launches = {name: found for part in made for name, found in part.launches.items()}
+    outcomes = {name: outcome for part in parts for name, outcome in part.outcomes.items()}
+    workspaces = {name: workspace for part in parts for name, workspace in part.workspaces.items()}
+    launches = {name: audited for part in parts for name, audited in part.launches.items()}
     kernels = tuple(
         Kernel(
             name,
             rule,
             failures,
             dict(sorted(lowered.calls.get(name, {}).items())),
-            needed[name].bytes,
+            workspaces[name].bytes,
             launches.get(name, ()),
         )
-        for name, (rule, failures) in sorted(told.items())
+        for name, (rule, failures) in sorted(outcomes.items())
     )
-    return Compiled(hosted(target), lowered, tuple(part.object for part in made), needed, kernels, devices)
+    return Compiled(hosted(target), lowered, tuple(part.object for part in parts), workspaces, kernels, devices)
 
 
 def compile(
@@ -215,6 +229,6 @@ def compile(
     in_place: Mapping[str, Sequence[Pair]] | None = None,
     dump: Path | str | None = None,
 ) -> Compiled:
-    """All of it for one target, in this process."""
+    """Lowers, schedules and compiles ``module`` for one target, in this process."""
     lowered = pipeline.lower(module, in_place, dump)
     return join(lowered, target, [compile_part(part, target, scheduler) for part in parts(lowered)])

@@ -1,4 +1,4 @@
-"""Room for temporary files, looked for before LLVM or the linker writes one."""
+"""Checks the free space for temporary files before LLVM or the linker writes one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import errno
 import os
 import shutil
 
-ROOM = 32 * 2**20  # bytes for one library and its objects
+MIN_FREE_BYTES = 32 * 2**20  # for one library and its objects; no measurement on record
 
 
-def need_room(folder: str) -> None:
-    """OSError unless ``folder`` has ROOM: where LLVM cannot write its object, it ends the whole process."""
-    if shutil.disk_usage(folder).free < ROOM:
-        what = f"building needs {ROOM // 2**20} MiB here; TMPDIR names another place"
-        raise OSError(errno.ENOSPC, what, os.path.dirname(folder))
+def require_free_space(folder: str) -> None:
+    """OSError unless ``folder`` has MIN_FREE_BYTES free: LLVM ends the whole process if it cannot write its object."""
+    if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
+        message = f"building needs {MIN_FREE_BYTES // 2**20} MiB here; TMPDIR names another place"
+        raise OSError(errno.ENOSPC, message, os.path.dirname(folder))

@@ -1,7 +1,8 @@
-"""Processes that work on parts of a build. A job and its answer are data, and do not depend on where it ran.
+"""A pool of worker processes that compile parts of a build.
 
-Processes and not threads, because TVM's passes hold the interpreter. They are forked by a server that has loaded the
-compiler and run nothing, since TVM and LLVM keep state that a fork of this process would tear.
+A job and its answer are data, and do not depend on the process that ran it. Processes and not threads, because TVM's
+passes hold the interpreter lock. They are forked by a fork server that has loaded the compiler and run nothing, since
+TVM and LLVM keep threads and locks that a fork of this process would break.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Job = tuple[Any, ...]  # the arguments of a call
 
 
 class WorkerDied(RuntimeError):
-    """A process ended in the middle of a job: LLVM gave up, or the machine ran out of memory. ``status`` is its exit
-    status, or less than 0 for the signal that ended it."""
+    """A worker process ended during a job: LLVM aborted, or the machine ran out of memory. ``status`` is its exit
+    status, or minus the number of the signal that ended it."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(f"a compiling process ended with status {status}")
@@ -37,16 +38,16 @@ class WorkerDied(RuntimeError):
 class Workers:
     """At most ``count`` processes that have loaded ``modules``. A context manager: leaving it ends them.
 
-    The server starts to load right away; the processes are made for the first jobs.
+    The fork server starts to load at once; the processes start with the first jobs.
     """
 
     def __init__(self, count: int, modules: Sequence[str]) -> None:
         self._count = count
         self._processes: dict[Connection, Any] = {}
         SERVER.set_forkserver_preload(["surroundings.child", *modules])
-        with _apart():
-            resource_tracker.ensure_running()  # it unblocks the signal, as the server would
-            with _without_interrupts():
+        with _isolated_environment():
+            resource_tracker.ensure_running()  # it unblocks SIGINT, as the server would
+            with _sigint_blocked():
                 forkserver.ensure_running()
 
     def __enter__(self) -> Workers:
@@ -66,12 +67,12 @@ class Workers:
         """
         self._start(min(self._count, len(jobs)))
         answers: list[Any] = [None] * len(jobs)
-        left = list(reversed(range(len(jobs))))
-        free: list[Any] = list(self._processes)
+        pending = list(reversed(range(len(jobs))))
+        idle: list[Any] = list(self._processes)
         busy: dict[Any, int] = {}
-        while left or busy:
-            while left and free:
-                pipe, n = free.pop(), left.pop()
+        while pending or busy:
+            while pending and idle:
+                pipe, n = idle.pop(), pending.pop()
                 busy[pipe] = n
                 with self._watched(pipe):
                     pipe.send((call, jobs[n]))
@@ -79,21 +80,21 @@ class Workers:
             for pipe in pipes:
                 with self._watched(pipe):
                     answers[busy.pop(pipe)] = _value(pipe.recv())
-                free.append(pipe)
+                idle.append(pipe)
         return answers
 
     def _start(self, count: int) -> None:
         while len(self._processes) < count:
-            ours, theirs = SERVER.Pipe()
-            process = SERVER.Process(target=_serve, args=(theirs,), daemon=True)
-            with _without_interrupts(), _apart():
+            master_end, worker_end = SERVER.Pipe()
+            process = SERVER.Process(target=_serve, args=(worker_end,), daemon=True)
+            with _sigint_blocked(), _isolated_environment():
                 process.start()
-            self._processes[ours] = process
-            theirs.close()
+            self._processes[master_end] = process
+            worker_end.close()
 
     @contextmanager
     def _watched(self, pipe: Any) -> Iterator[None]:
-        """While something is sent or received: WorkerDied if there is nobody at the other end."""
+        """While something is sent or received: WorkerDied if the process at the other end has ended."""
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -103,44 +104,44 @@ class Workers:
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
-    """Processes that are started here import what this one can, and nothing from the folder in which it was started,
-    which may hold anything, or be gone; nor do they run its script. They say no warnings, and use its folder for
-    temporary files."""
+def _isolated_environment() -> Iterator[None]:
+    """The environment in which worker processes start. They import what this process can, but nothing from its working
+    directory, which may hold anything or be deleted, and they do not run its script. They print no warnings, and use
+    this process's folder for temporary files."""
     with temporary.used() as folder:
-        tempfile.tempdir = temporary.for_sockets(os.getpid())  # of this process; the others have TMPDIR
+        tempfile.tempdir = temporary.for_sockets(os.getpid())  # for this process; the workers have TMPDIR
         path, main = sys.path.copy(), sys.modules["__main__"]
         try:
-            here = os.open(".", os.O_PATH | os.O_CLOEXEC)
-        except PermissionError:  # the folder is closed to this user: no path begins there
-            here = os.open("/", os.O_PATH | os.O_CLOEXEC)
-        set_for_them = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
+            working_directory = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        except PermissionError:  # this user may not open the folder: no relative path is used
+            working_directory = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        variables = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
         sys.path[:] = [entry for entry in path if os.path.isabs(entry)]
-        set_for_them["PYTHONPATH"] = os.pathsep.join(sys.path)
-        before = {name: os.environ.get(name) for name in set_for_them}
+        variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+        saved = {name: os.environ.get(name) for name in variables}
         os.chdir(folder)
         sys.modules["__main__"] = ModuleType("__main__")
-        os.environ.update(set_for_them)
+        os.environ.update(variables)
         try:
             yield
         finally:
-            for name in set_for_them:
+            for name in variables:
                 del os.environ[name]
-            os.environ.update({name: value for name, value in before.items() if value is not None})
+            os.environ.update({name: value for name, value in saved.items() if value is not None})
             sys.path[:], sys.modules["__main__"] = path, main
-            os.fchdir(here)
-            os.close(here)
+            os.fchdir(working_directory)
+            os.close(working_directory)
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """A key press interrupts the whole group of processes. Those that are started here inherit the blocked signal and
-    never see it: what is to be said of it this one says alone."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _sigint_blocked() -> Iterator[None]:
+    """Ctrl-C sends SIGINT to the whole process group. Workers inherit the blocked signal and never see it, so that only
+    this process reports the interrupt."""
+    saved_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, saved_mask)
 
 
 def _value(answer: tuple[Any, Exception | None]) -> Any:
@@ -151,7 +152,7 @@ def _value(answer: tuple[Any, Exception | None]) -> Any:
 
 
 def _serve(pipe: Connection) -> None:
-    """The life of a worker: it ends when the other end of the pipe is closed, by whatever ended the master."""
+    """The main loop of a worker. It ends when the other end of the pipe is closed, whatever ended the master."""
     try:
         while True:
             call, job = pipe.recv()
@@ -164,7 +165,7 @@ def _answer(call: Callable[..., Any], job: Job) -> tuple[Any, Exception | None]:
     try:
         return call(*job), None
     except Exception as error:
-        # An error of TVM's need not pickle.
-        plain = error if isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
-        plain.add_note(traceback.format_exc())
-        return None, plain
+        # TVM's errors may not pickle.
+        picklable = error if isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
+        picklable.add_note(traceback.format_exc())
+        return None, picklable

@@ -1,4 +1,8 @@
-"""Attention of many heads as one tensor program, and its gradients as one of three results."""
+"""Scaled dot-product attention of many heads as one tensor program, and its three gradients as another.
+
+Vaswani et al. 2017. The programs are plain stages (scores, row_max, exp_scores, row_sum, probs, products); the
+schedules fuse them, with online softmax where that pays.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from sexpgpu.ops.nn import MASKED_SCORE
 from sexpgpu.ops.types import TensorType
 
 from .elementwise import is_finite
-from .normalization import total
+from .normalization import sum_over
 from .reduction import dtype_of, widened
 from .registry import kernel
 
@@ -21,47 +25,59 @@ Order = tuple[int, ...] | None
 
 
 @frozen(eq=False)
-class Heads:
-    """What attention and its gradients share: which scores, ``shape`` [.. q k] of depth ``deep``, are seen, and their
-    weights in ``dtype``."""
+class AttentionScores:
+    """The stages that attention and its gradients share.
+
+    shape:    of the scores, [.. q k]
+    dtype:    of the scores
+    head_dim: the length of q's and k's rows
+    visible:  index -> the conditions under which the query sees the key
+    probs:    the stage of the attention probabilities, softmax of the scores
+    """
 
     shape: Sequence[Any]
     dtype: str
-    deep: int
-    seen: Callable[[Sequence[Any]], list[Any]]
-    weights: Any
+    head_dim: int
+    visible: Callable[[Sequence[Any]], list[Any]]
+    probs: Any
 
-    def shown(self, at: Sequence[Any], x: Any) -> Any:
+    def zero_masked(self, index: Sequence[Any], x: Any) -> Any:
         """``x`` where the query sees the key, else 0."""
-        return tirx.Select(tirx.all(*self.seen(at)), x, tirx.const(0, self.dtype)) if self.seen(at) else x
+        conditions = self.visible(index)
+        return tirx.Select(tirx.all(*conditions), x, tirx.const(0, self.dtype)) if conditions else x
 
 
-def heads_of(q: Any, k: Any, mask: Sequence[te.Tensor], causal: bool, poison: Any = None) -> Heads:
-    """softmax(q k' / sqrt(d)). What is not seen weighs 0, also where a query sees nothing at all. ``poison``: what is
-    added to the scores of each key that is seen."""
-    dtype, deep = "float64" if dtype_of(q) == "float64" else "float32", int(q.shape[-1])
+def attention_scores(q: Any, k: Any, mask: Sequence[te.Tensor], causal: bool, nan_bias: Any = None) -> AttentionScores:
+    """softmax(q k' / sqrt(d)). A masked key has probability 0, also where all keys of a query are masked. ``nan_bias``:
+    added to the scores of each visible key."""
+    dtype, head_dim = "float64" if dtype_of(q) == "float64" else "float32", int(q.shape[-1])
     shape = [*q.shape[:-1], k.shape[-2]]
-    scores = product(shape, deep, lambda at, d: wide(q, *at[:-1], d) * wide(k, *at[:-2], at[-1], d), "scores")
+
+    def score_term(index: Sequence[Any], d: Any) -> Any:
+        return wide_at(q, *index[:-1], d) * wide_at(k, *index[:-2], index[-1], d)
+
+    scores = sum_of_products(shape, head_dim, score_term, "scores")
     i = te.reduce_axis((0, shape[-1]), "i")
 
-    def seen(at: Sequence[Any]) -> list[Any]:
-        earlier = [at[-1] <= at[-2]] if causal else []
-        return earlier + [m(*_broadcast(m, at)) for m in mask]
+    def visible(index: Sequence[Any]) -> list[Any]:
+        not_in_future = [index[-1] <= index[-2]] if causal else []
+        return not_in_future + [m(*_broadcast(m, index)) for m in mask]
 
-    def masked(at: Sequence[Any]) -> Any:
-        score = scores(*at) * tirx.const(1 / math.sqrt(deep), dtype)
-        score = score if poison is None else score + poison(*at[:-2], at[-1])
-        return tirx.Select(tirx.all(*seen(at)), score, tirx.const(MASKED_SCORE, dtype)) if seen(at) else score
+    def masked(index: Sequence[Any]) -> Any:
+        score = scores(*index) * tirx.const(1 / math.sqrt(head_dim), dtype)
+        score = score if nan_bias is None else score + nan_bias(*index[:-2], index[-1])
+        conditions = visible(index)
+        return tirx.Select(tirx.all(*conditions), score, tirx.const(MASKED_SCORE, dtype)) if conditions else score
 
-    top: Any = te.compute(shape[:-1], lambda *at: te.max(masked([*at, i]), axis=i), "top")
-    power: Any = te.compute(shape, lambda *at: tirx.exp(masked(at) - top(*at[:-1])), "power")
-    whole: Any = total(lambda at: power(*at), power, [len(shape) - 1], "whole")
+    row_max: Any = te.compute(shape[:-1], lambda *index: te.max(masked([*index, i]), axis=i), "top")
+    exp_scores: Any = te.compute(shape, lambda *index: tirx.exp(masked(index) - row_max(*index[:-1])), "power")
+    row_sum: Any = sum_over(lambda index: exp_scores(*index), exp_scores, [len(shape) - 1], "whole")
 
-    def weight(*at: Any) -> Any:
-        part = power(*at) / whole(*at[:-1])
-        return tirx.Select(tirx.all(*seen(at)), part, tirx.const(0, dtype)) if mask else part
+    def prob(*index: Any) -> Any:
+        quotient = exp_scores(*index) / row_sum(*index[:-1])
+        return tirx.Select(tirx.all(*visible(index)), quotient, tirx.const(0, dtype)) if mask else quotient
 
-    return Heads(shape, dtype, deep, seen, te.compute(shape, weight, "weights"))
+    return AttentionScores(shape, dtype, head_dim, visible, te.compute(shape, prob, "weights"))
 
 
 @kernel("attend")
@@ -70,19 +86,21 @@ def attend(
 ) -> Any:
     """softmax(q k' / sqrt(d)) v of each head, its axes in ``order``. bf16 and f16 are computed in f32 and rounded once.
 
-    A value that is not finite and not seen counts for nothing; a query that sees one gives NaN. Of one query, values
-    that it does not see are taken as 0; of more, those that are not finite, while the scores of their keys become NaN.
-    For bf16 and f16 the caller has seen to it, so that matrix units read values as they lie."""
-    single, guards = int(q.shape[-2]) == 1, is_wide(q) and (causal or bool(mask))
-    poison = not_finite(v) if guards and not single else None
-    v = finite(v) if guards and not single else v
-    heads = heads_of(q, k, mask, causal, poison)
-    shown = heads.shown if single else lambda at, x: x
+    A masked value that is not finite has no effect; a query that sees one gives NaN. With a single query, masked values
+    are read as 0. With more, values that are not finite are read as 0, and the scores of their keys become NaN. For
+    bf16 and f16 the caller does the same beforehand, so that tensor cores can read the values directly."""
+    single_query, masks_values = int(q.shape[-2]) == 1, is_full_precision(q) and (causal or bool(mask))
+    nan_bias = nan_where_not_finite(v) if masks_values and not single_query else None
+    v = finite_or_zero(v) if masks_values and not single_query else v
+    scores = attention_scores(q, k, mask, causal, nan_bias)
+    keep = scores.zero_masked if single_query else lambda index, x: x
 
-    def weigh(at: Sequence[Any], j: Any) -> Any:
-        return heads.weights(*at[:-1], j) * shown([*at[:-1], j], wide(v, *at[:-2], j, at[-1]))
+    def weighted_value(index: Sequence[Any], j: Any) -> Any:
+        return scores.probs(*index[:-1], j) * keep([*index[:-1], j], wide_at(v, *index[:-2], j, index[-1]))
 
-    return rounded(product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended", order), dtype_of(q))
+    return rounded_to(
+        sum_of_products([*q.shape[:-1], v.shape[-1]], k.shape[-2], weighted_value, "attended", order), dtype_of(q)
+    )
 
 
 @kernel("attend-grad")
@@ -90,77 +108,101 @@ def attend_grad(
     dy: te.Tensor, q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, causal: bool,
     orders: Sequence[Order] = (None, None, None),
 ) -> list[Any]:  # fmt: skip
-    """The gradients of q, k and v, the axes of each in its own of ``orders``. The weights are made again; bf16 and f16
-    are computed in f32 and each gradient rounded once.
+    """The gradients of q, k and v, the axes of each in the order of its entry in ``orders``. The probabilities are
+    recomputed. bf16 and f16 are computed in f32 and each gradient is rounded once.
 
-    What of q, k and v is not finite counts as 0, so that a cotangent of 0 gives 0 whatever they are; for bf16 and f16
-    the caller has seen to it."""
-    q, k, v = map(finite, (q, k, v)) if is_wide(q) else (q, k, v)
-    heads, queries, keys = heads_of(q, k, mask, causal), q.shape[-2], k.shape[-2]
-    weights = heads.weights
-    seen = lambda at, e: wide(dy, *at[:-1], e) * wide(v, *at[:-2], at[-1], e)  # noqa: E731
-    dweights = product(heads.shape, v.shape[-1], seen, "dweights")
-    shown = lambda at: heads.shown(at, dweights(*at)) if mask else dweights(*at)  # noqa: E731
-    along = total(lambda at: shown(at) * weights(*at), weights, [len(heads.shape) - 1], "along")
-    scale = tirx.const(1 / math.sqrt(heads.deep), heads.dtype)
+    Elements of q, k and v that are not finite are read as 0, so that a cotangent of 0 gives 0 whatever they are. For
+    bf16 and f16 the caller does that beforehand.
 
-    def dscore(*at: Any) -> Any:
-        return heads.shown(at, weights(*at) * (shown(at) - along(*at[:-1]))) * scale
+    With P the probabilities: dV = P' dY, dP = dY V', dS = P (dP - rowsum(dP P)) / sqrt(d), dQ = dS K, dK = dS' Q
+    (FlashAttention, Dao et al. 2022, section 3)."""
+    q, k, v = map(finite_or_zero, (q, k, v)) if is_full_precision(q) else (q, k, v)
+    scores, queries, keys = attention_scores(q, k, mask, causal), q.shape[-2], k.shape[-2]
+    probs = scores.probs
 
-    dscores: Any = te.compute(heads.shape, dscore, "dscores")
-    across = lambda at, j: dscores(*at[:-1], j) * wide(k, *at[:-2], j, at[-1])  # noqa: E731
-    down = lambda at, i: dscores(*at[:-2], i, at[-2]) * wide(q, *at[:-2], i, at[-1])  # noqa: E731
-    weigh = lambda at, i: weights(*at[:-2], i, at[-2]) * wide(dy, *at[:-2], i, at[-1])  # noqa: E731
-    made = (
-        product(q.shape, keys, across, "dq", orders[0]),
-        product(k.shape, queries, down, "dk", orders[1]),
-        product(v.shape, queries, weigh, "dv", orders[2]),
+    def dprob_term(index: Sequence[Any], e: Any) -> Any:
+        return wide_at(dy, *index[:-1], e) * wide_at(v, *index[:-2], index[-1], e)
+
+    dprobs = sum_of_products(scores.shape, v.shape[-1], dprob_term, "dweights")
+
+    def masked_dprob(index: Sequence[Any]) -> Any:
+        return scores.zero_masked(index, dprobs(*index)) if mask else dprobs(*index)
+
+    row_dot = sum_over(lambda index: masked_dprob(index) * probs(*index), probs, [len(scores.shape) - 1], "along")
+    scale = tirx.const(1 / math.sqrt(scores.head_dim), scores.dtype)
+
+    def dscore(*index: Any) -> Any:
+        return scores.zero_masked(index, probs(*index) * (masked_dprob(index) - row_dot(*index[:-1]))) * scale
+
+    dscores: Any = te.compute(scores.shape, dscore, "dscores")
+
+    def dq_term(index: Sequence[Any], j: Any) -> Any:
+        return dscores(*index[:-1], j) * wide_at(k, *index[:-2], j, index[-1])
+
+    def dk_term(index: Sequence[Any], i: Any) -> Any:
+        return dscores(*index[:-2], i, index[-2]) * wide_at(q, *index[:-2], i, index[-1])
+
+    def dv_term(index: Sequence[Any], i: Any) -> Any:
+        return probs(*index[:-2], i, index[-2]) * wide_at(dy, *index[:-2], i, index[-1])
+
+    grads = (
+        sum_of_products(q.shape, keys, dq_term, "dq", orders[0]),
+        sum_of_products(k.shape, queries, dk_term, "dk", orders[1]),
+        sum_of_products(v.shape, queries, dv_term, "dv", orders[2]),
     )
-    return [rounded(x, dtype_of(q)) for x in made]
+    return [rounded_to(x, dtype_of(q)) for x in grads]
 
 
-def product(
-    shape: Sequence[Any], deep: Any, term: Callable[[Sequence[Any], Any], Any], name: str, order: Order = None
+def sum_of_products(
+    shape: Sequence[Any], k_extent: Any, term: Callable[[Sequence[Any], Any], Any], name: str, order: Order = None
 ) -> Any:
-    """The sum of ``term(place, k)`` over k below ``deep``, in order, at each place of ``shape``; axis i of the result
-    is its axis ``order[i]``."""
-    k, order = te.reduce_axis((0, deep), f"{name}_k"), order or tuple(range(len(shape)))
+    """The sum of ``term(index, k)`` over k below ``k_extent``, k ascending, at each index of ``shape``. Axis i of the
+    result is axis ``order[i]`` of ``shape``."""
+    k, order = te.reduce_axis((0, k_extent), f"{name}_k"), order or tuple(range(len(shape)))
 
-    def element(*at: Any) -> Any:
-        return te.sum(term([at[order.index(axis)] for axis in range(len(shape))], k), axis=k)
+    def element(*index: Any) -> Any:
+        return te.sum(term([index[order.index(axis)] for axis in range(len(shape))], k), axis=k)
 
     return te.compute([shape[axis] for axis in order], element, name, attrs={"in_order": True})
 
 
-def is_wide(x: Any) -> bool:
+def is_full_precision(x: Any) -> bool:
     return dtype_of(x) not in ("bfloat16", "float16")
 
 
-def finite(x: Any) -> Any:
-    """``x`` with 0 in the place of infinities and NaN, by a stage that stays one of its own: products read it often."""
-    element = lambda *at: tirx.Select(is_finite(x(*at)), x(*at), tirx.const(0, dtype_of(x)))  # noqa: E731
+def finite_or_zero(x: Any) -> Any:
+    """``x`` with 0 in the place of infinities and NaN. The stage is not inlined: products read each element often."""
+
+    def element(*index: Any) -> Any:
+        return tirx.Select(is_finite(x(*index)), x(*index), tirx.const(0, dtype_of(x)))
+
     return te.compute(x.shape, element, "finite", attrs={"kept": True})
 
 
-def not_finite(x: Any) -> Any:
-    """[.. k e] -> [.. k]: 0, or NaN where a row is not finite."""
+def nan_where_not_finite(x: Any) -> Any:
+    """[.. k e] -> [.. k]: NaN for a row with an element that is not finite, else 0."""
     zero, nan = (tirx.const(number, dtype_of(x)) for number in (0.0, math.nan))
     e = te.reduce_axis((0, x.shape[-1]), "e")
-    element = lambda *at: te.sum(tirx.Select(is_finite(x(*at, e)), zero, nan), axis=e)  # noqa: E731
+
+    def element(*index: Any) -> Any:
+        return te.sum(tirx.Select(is_finite(x(*index, e)), zero, nan), axis=e)
+
     return te.compute(x.shape[:-1], element, "not_finite", attrs={"kept": True})
 
 
-def rounded(x: Any, dtype: str) -> Any:
-    """``x`` in ``dtype``, TVM's name of one, by a stage of its own; itself where it has it."""
-    return x if dtype_of(x) == dtype else te.compute(x.shape, lambda *at: x(*at).astype(dtype), f"{x.op.name}_rounded")
+def rounded_to(x: Any, dtype: str) -> Any:
+    """``x`` rounded to ``dtype``, a TVM name, by a stage of its own; ``x`` itself if it has that dtype."""
+    if dtype_of(x) == dtype:
+        return x
+    return te.compute(x.shape, lambda *index: x(*index).astype(dtype), f"{x.op.name}_rounded")
 
 
-def wide(x: te.Tensor, *at: Any) -> Any:
-    """The element of ``x``, bf16 and f16 as f32."""
-    return widened(x(*at))
+def wide_at(x: te.Tensor, *index: Any) -> Any:
+    """The element of ``x`` at ``index``, bf16 and f16 widened to f32."""
+    return widened(x(*index))
 
 
-def _broadcast(m: te.Tensor, at: Sequence[Any]) -> list[Any]:
-    """The place in ``m``, which may have fewer leading axes than ``at``, or axes of one element."""
-    mine = at[len(at) - len(m.shape) :]
-    return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(m.shape, mine, strict=True)]
+def _broadcast(m: te.Tensor, index: Sequence[Any]) -> list[Any]:
+    """The index into ``m``, which may have fewer leading axes than ``index``, or axes of size 1."""
+    own_index = index[len(index) - len(m.shape) :]
+    return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(m.shape, own_index, strict=True)]

@@ -1,5 +1,8 @@
-"""Running sums, each in the order of its terms by one thread: several rows, or columns, side by side. Those of f32 are
-carried in f64 and rounded where they are stored, so that a sum of millions of terms keeps its digits."""
+"""Cumulative sum: a serial scan of each row or column, several of them side by side.
+
+Each sum is computed by one thread, in the order of its terms. f32 sums are accumulated in f64 and rounded when they are
+stored, so that a sum of millions of terms keeps its digits.
+"""
 
 from __future__ import annotations
 
@@ -11,67 +14,67 @@ from tvm.script.ir_builder import tirx as T
 from sexpgpu.ops.types import TensorType
 
 from .indexing import sizes
-from .loop_builder import LANES, carried, number, share, wrapped_sum, written
+from .loop_builder import VECTOR_LANES, accumulator_dtype, build_statement, int64, parallel_pieces, wrapped_sum
 from .reduction import dtype_of
 from .registry import kernel
 
-STRIP = 64  # columns that one task carries along
-CHAINS = 8  # sums that one core keeps going at once, so that it need not wait for each addition
+COLUMNS_PER_TASK = 64  # columns of one parallel task; no measurement on record
+INDEPENDENT_SUMS = 8  # sums in flight on one core, to hide the latency of an addition; no measurement on record
 
 
 @kernel("cumsum")
 def cumsum(x: te.Tensor, out: TensorType, reverse: bool) -> Any:
-    """Running sums of x [outer, n, inner], of f32, f64 or integers, along the second axis; from its end if ``reverse``.
-    Integers wrap."""
+    """Cumulative sums of x [outer, n, inner], of f32, f64 or integers, along the second axis; from its end if
+    ``reverse``. Integers wrap."""
     outer, n, inner = sizes(x)
     dtype = dtype_of(x)
 
     def body(x: Any, y: Any) -> None:
         scan = _Scan(x, y, n, reverse, dtype)
-        if inner >= CHAINS:
-            share(inner, STRIP, outer, scan.strip)
+        if inner >= INDEPENDENT_SUMS:
+            parallel_pieces(inner, COLUMNS_PER_TASK, outer, scan.columns)
         else:
-            share(outer, max(1, CHAINS // inner), 1, lambda _, o, rows: scan.chains(o, rows, inner))
+            parallel_pieces(outer, max(1, INDEPENDENT_SUMS // inner), 1, lambda _, o, rows: scan.rows(o, rows, inner))
 
-    make = lambda ins, outs: written(ins, outs, body)  # noqa: E731
-    said = {"by_hand": "cumsum", "reverse": int(reverse), "carried": carried(dtype)}
-    return te.extern([x.shape], [x], make, "cumsum", dtype, attrs=said)
+    make = lambda ins, outs: build_statement(ins, outs, body)  # noqa: E731
+    block_attrs = {"by_hand": "cumsum", "reverse": int(reverse), "carried": accumulator_dtype(dtype)}
+    return te.extern([x.shape], [x], make, "cumsum", dtype, attrs=block_attrs)
 
 
 class _Scan:
-    """The loops over the scanned axis, which add to sums that stay in registers."""
+    """The loops over the scanned axis; the sums stay in registers."""
 
     def __init__(self, x: Any, y: Any, n: int, reverse: bool, dtype: str) -> None:
         self.x, self.y, self.n, self.reverse, self.dtype = x, y, n, reverse, dtype
 
-    def strip(self, o: Any, first: Any, width: int) -> None:
-        """``width`` columns from ``first``, as vectors."""
-        spans = [(p, min(LANES, width - p)) for p in range(0, width, LANES)]
-        sums = [self._zeros(size) for _, size in spans]
-        with T.serial(0, number(self.n)) as t:
-            k = self._place(t)
-            for acc, (p, size) in zip(sums, spans, strict=True):
-                with T.vectorized(0, number(size)) as c:
-                    self._add(acc, c, (o, k, first + p + c))
+    def columns(self, outer_index: Any, first: Any, width: int) -> None:
+        """Scans ``width`` columns from ``first`` on, as vectors."""
+        vectors = [(start, min(VECTOR_LANES, width - start)) for start in range(0, width, VECTOR_LANES)]
+        sums = [self._zeros(size) for _, size in vectors]
+        with T.serial(0, int64(self.n)) as step:
+            k = self._position(step)
+            for acc, (start, size) in zip(sums, vectors, strict=True):
+                with T.vectorized(0, int64(size)) as lane:
+                    self._add(acc, lane, (outer_index, k, first + start + lane))
 
-    def chains(self, first: Any, rows: int, inner: int) -> None:
-        """``rows`` rows from ``first``, each of their columns a sum of its own."""
-        acc = self._zeros(rows * inner)
-        with T.serial(0, number(self.n)) as t, T.unroll(0, number(rows)) as r, T.unroll(0, number(inner)) as c:
-            k, slot = self._place(t), r * inner + c
-            self._add(acc, slot, (first + r, k, c))
+    def rows(self, first: Any, row_count: int, inner: int) -> None:
+        """Scans ``row_count`` rows from ``first`` on; each of their columns is a sum of its own."""
+        acc = self._zeros(row_count * inner)
+        with T.serial(0, int64(self.n)) as t, T.unroll(0, int64(row_count)) as row, T.unroll(0, int64(inner)) as column:
+            k, slot = self._position(t), row * inner + column
+            self._add(acc, slot, (first + row, k, column))
 
-    def _add(self, acc: Any, slot: Any, at: tuple[Any, ...]) -> None:
-        """The term ``at`` to the sum in ``slot``, which is stored there."""
-        acc[slot] = wrapped_sum(acc[slot], self.x[at].astype(carried(self.dtype)))
-        self.y[at] = acc[slot].astype(self.dtype)
+    def _add(self, acc: Any, slot: Any, index: tuple[Any, ...]) -> None:
+        """Adds the term at ``index`` to the sum in ``slot``, and stores the sum at ``index``."""
+        acc[slot] = wrapped_sum(acc[slot], self.x[index].astype(accumulator_dtype(self.dtype)))
+        self.y[index] = acc[slot].astype(self.dtype)
 
-    def _place(self, t: Any) -> Any:
-        return number(self.n - 1) - t if self.reverse else t
+    def _position(self, t: Any) -> Any:
+        return int64(self.n - 1) - t if self.reverse else t
 
     def _zeros(self, width: int) -> Any:
-        dtype = carried(self.dtype)
+        dtype = accumulator_dtype(self.dtype)
         acc = T.buffer_proxy(T.alloc_buffer([width], dtype))
-        with T.vectorized(0, number(width)) as c:
+        with T.vectorized(0, int64(width)) as c:
             acc[c] = tirx.const(0, dtype)
         return acc

@@ -1,7 +1,8 @@
-"""Tensor programs of the reductions.
+"""Tensor programs of max, min, argmax and argmin reductions.
 
-A float extremum is taken over integers of the same order. TVM's own starts from the largest finite float and drops a
-NaN, so that it would be wrong for a row of infinities and would hide a diverged run.
+A float extremum is reduced over integer keys of the same order. TVM's own reduction starts from the largest finite
+float
+and drops NaN: it is wrong for a row of infinities and would hide a diverged run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from sexpgpu.ops.types import TensorType
 from .registry import kernel
 from .strided_views import Viewed
 
-KEYS = {  # of a float: the integer of its width, all bits but the sign, the sign's place, the bits of infinity
+# float dtype: the integer of its width, the mask of all bits but the sign, the number of the sign bit, the bits of
+# infinity
+KEYS = {
     "float32": ("int32", 0x7FFFFFFF, 31, 0x7F800000),
     "float64": ("int64", 0x7FFFFFFFFFFFFFFF, 63, 0x7FF0000000000000),
 }
@@ -28,22 +31,24 @@ def dtype_of(x: Any) -> str:
     return str((x.dtype if isinstance(x, te.Tensor | Viewed) else x.ty).dtype)
 
 
-def merge(at: Sequence[Any], over: Sequence[Any], axes: Sequence[int], rank: int, keepdims: bool) -> list[Any]:
-    """The place in an argument of ``rank``: ``over`` along ``axes``, ``at`` along the others."""
-    rest, inner = iter(at), iter(over)
-    out = []
+def merge_index(
+    index: Sequence[Any], reduced: Sequence[Any], axes: Sequence[int], rank: int, keepdims: bool
+) -> list[Any]:
+    """The index into an argument of ``rank``: ``reduced`` along ``axes``, ``index`` along the other axes."""
+    outer_indices, reduced_indices = iter(index), iter(reduced)
+    merged = []
     for axis in range(rank):
         if axis in axes:
-            out.append(next(inner))
+            merged.append(next(reduced_indices))
             if keepdims:
-                next(rest)
+                next(outer_indices)
         else:
-            out.append(next(rest))
-    return out
+            merged.append(next(outer_indices))
+    return merged
 
 
 def reduce_axes(x: te.Tensor, axes: Sequence[int]) -> list[Any]:
-    """An axis to reduce over for each of ``axes`` of ``x``, in their order."""
+    """A reduction axis for each of ``axes`` of ``x``, in their order."""
     return [te.reduce_axis((0, x.shape[a]), f"k{a}") for a in axes]
 
 
@@ -53,9 +58,9 @@ def widened(v: Any) -> Any:
 
 
 def to_key(v: Any, nan_largest: bool, merge_zeros: bool) -> Any:
-    """An integer in the order of the float ``v``. A NaN is the largest or the smallest of all; -0 is 0 if
-    ``merge_zeros``: then the key is the bits but the sign, negated where the sign is set. Else it is just below 0: the
-    bits, with the lower ones of a negative number turned over."""
+    """An integer key with the order of the float ``v``. NaN is the largest or the smallest of all. With
+    ``merge_zeros``, -0 equals 0: the key is the magnitude's bits, negated if the sign is set. Without it, -0 is just
+    below 0: the key is the bits, with all but the sign bit of a negative number inverted."""
     v = widened(v)
     dtype, low, sign, infinity = KEYS[dtype_of(v)]
     mask = tirx.const(low, dtype)
@@ -69,8 +74,8 @@ def to_key(v: Any, nan_largest: bool, merge_zeros: bool) -> Any:
 def from_key(key: Any, dtype: str) -> Any:
     """The float of ``dtype`` whose key is ``key``; the largest and the smallest integer are NaNs."""
     wide = dtype if dtype in KEYS else "float32"
-    whole, low, sign, _ = KEYS[wide]
-    bits = key ^ ((key >> tirx.const(sign, whole)) & tirx.const(low, whole))
+    int_dtype, low, sign, _ = KEYS[wide]
+    bits = key ^ ((key >> tirx.const(sign, int_dtype)) & tirx.const(low, int_dtype))
     return tirx.reinterpret(wide, bits).astype(dtype)
 
 
@@ -78,13 +83,14 @@ def extremum(largest: bool) -> Callable[..., Any]:
     """The program of reduce-max or reduce-min, over keys in which a NaN is the extremum."""
 
     def program(x: te.Tensor, out: TensorType, axes: Sequence[int], keepdims: bool) -> Any:
-        over, take = reduce_axes(x, axes), te.max if largest else te.min
+        reduced, reduce_op = reduce_axes(x, axes), te.max if largest else te.min
 
-        def best(*at: Any) -> Any:
-            return take(to_key(x(*merge(at, over, axes, len(x.shape), keepdims)), largest, False), axis=over)
+        def extreme_key(*index: Any) -> Any:
+            element = x(*merge_index(index, reduced, axes, len(x.shape), keepdims))
+            return reduce_op(to_key(element, largest, False), axis=reduced)
 
-        keys: Any = te.compute(out.shape, best, "key")
-        return te.compute(out.shape, lambda *at: from_key(keys(*at), dtype_of(x)), "extremum")
+        keys: Any = te.compute(out.shape, extreme_key, "key")
+        return te.compute(out.shape, lambda *index: from_key(keys(*index), dtype_of(x)), "extremum")
 
     return program
 
@@ -94,23 +100,27 @@ kernel("reduce-min")(extremum(False))
 
 
 def extreme_index(largest: bool) -> Callable[..., Any]:
-    """The smallest index at which the extremum stands: two plain reductions, so that their order cannot matter."""
+    """The program of argmax or argmin: the smallest index of the extremum. It is two plain reductions (the extremum,
+    then the smallest index that has it), so that the order of reduction cannot matter."""
 
     def program(x: te.Tensor, out: TensorType, axis: int, keepdims: bool) -> Any:
         rank, n = len(x.shape), int(x.shape[axis])
-        first, second = (te.reduce_axis((0, n), name) for name in ("k", "i"))
-        take = te.max if largest else te.min
+        k, i = (te.reduce_axis((0, n), name) for name in ("k", "i"))
+        reduce_op = te.max if largest else te.min
         keys: Any = x
         if "float" in dtype_of(x):
-            keys = te.compute(x.shape, lambda *at: to_key(x(*at), largest, True), "keys")
-        key = lambda at, k: keys(*merge(at, [k], [axis], rank, keepdims))  # noqa: E731
-        best: Any = te.compute(out.shape, lambda *at: take(key(at, first.var), axis=first), "best")
+            keys = te.compute(x.shape, lambda *index: to_key(x(*index), largest, True), "keys")
 
-        def index(*at: Any) -> Any:
-            i = second.var.astype("int32")
-            return te.min(tirx.Select(key(at, second.var).equal(best(*at)), i, tirx.const(n, "int32")), axis=second)
+        def key(index: Sequence[Any], k: Any) -> Any:
+            return keys(*merge_index(index, [k], [axis], rank, keepdims))
 
-        return te.compute(out.shape, index, "index")
+        best: Any = te.compute(out.shape, lambda *index: reduce_op(key(index, k.var), axis=k), "best")
+
+        def first_index(*index: Any) -> Any:
+            is_best = key(index, i.var).equal(best(*index))
+            return te.min(tirx.Select(is_best, i.var.astype("int32"), tirx.const(n, "int32")), axis=i)
+
+        return te.compute(out.shape, first_index, "index")
 
     return program
 

@@ -1,8 +1,8 @@
-"""Tensor programs that Relax lacks, or computes differently from the operator table.
+"""The registry of tensor programs that Relax lacks, or computes differently from the operator table; matmul and Philox.
 
-A program is a function (te tensors..., out: TensorType, **attrs) -> te tensor. ``out`` is the type of the value
-that is being emitted; a program of several results makes a list of them, and is not told their types. Every sum runs in
-one fixed order, so the bits of a result depend on nothing but its inputs.
+A program is a function (te tensors..., out: TensorType, **attrs) -> te tensor. ``out`` is the type of the value that is
+being emitted. A multi-output program returns a list of tensors and takes no ``out``. Every sum runs in one fixed order,
+so the bits of a result depend on nothing but its inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KERNELS: dict[str, Callable[..., Any]] = {}
 
 
 def kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a tensor program under ``name``; a name twice is a programming error."""
+    """Register a tensor program under ``name``; ValueError if the name is taken."""
 
     def add(program: Callable[..., Any]) -> Callable[..., Any]:
         if name in KERNELS:
@@ -32,7 +32,7 @@ def kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def dims(out: TensorType) -> tuple[Any, ...]:
-    """The shape as TVM's own programs have it, with 64-bit sizes; mixed widths do not fuse."""
+    """The shape with 64-bit sizes, as in TVM's own programs: fusion fails on mixed widths."""
     return tuple(tirx.const(n, "int64") for n in out.shape)
 
 
@@ -49,20 +49,20 @@ def matmul(a: te.Tensor, b: te.Tensor, out: TensorType, ta: bool = False, tb: bo
     acc = DTYPES[out.dtype].numpy
     k = te.reduce_axis((0, a.shape[-2] if ta else a.shape[-1]), "k")
 
-    def product(*at: Any) -> Any:
-        *lead, i, j = at
-        left = a(*_lead(a, lead), *((k, i) if ta else (i, k)))
-        right = b(*_lead(b, lead), *((j, k) if tb else (k, j)))
-        return te.sum(left.astype(acc) * right.astype(acc), axis=k)
+    def product(*index: Any) -> Any:
+        *batch_index, i, j = index
+        a_element = a(*_broadcast_batch(a, batch_index), *((k, i) if ta else (i, k)))
+        b_element = b(*_broadcast_batch(b, batch_index), *((j, k) if tb else (k, j)))
+        return te.sum(a_element.astype(acc) * b_element.astype(acc), axis=k)
 
     return te.compute(dims(out), product, "matmul", attrs={"in_order": True})
 
 
-def _lead(x: te.Tensor, lead: list[Any]) -> list[Any]:
-    """The leading indices of ``x``, which may have fewer leading axes than the result, or axes of one element."""
-    own = len(x.shape) - 2
-    used = lead[len(lead) - own :]
-    return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(x.shape, used, strict=False)]
+def _broadcast_batch(x: te.Tensor, batch_index: list[Any]) -> list[Any]:
+    """The batch index into ``x``, which may have fewer batch axes than the result, or axes of size 1."""
+    own_rank = len(x.shape) - 2
+    aligned = batch_index[len(batch_index) - own_rank :]
+    return [tirx.const(0, "int64") if int(n) == 1 else i for n, i in zip(x.shape, aligned, strict=False)]
 
 
 
@@ -75,13 +75,13 @@ def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) 
     """
     strides = [math.prod(out.shape[n + 1 :]) for n in range(out.rank)]
 
-    def word(*at: Any) -> Any:
-        flat = sum((i * n for i, n in zip(at, strides, strict=True)), tirx.const(0, "int64"))
+    def word(*index: Any) -> Any:
+        flat = sum((i * n for i, n in zip(index, strides, strict=True)), tirx.const(0, "int64"))
         block, names = _philox_block(flat.astype("uint64") >> _u64(2), seed, salt().astype("uint64"), place(0))
-        which: Any = flat % 4
+        word_index: Any = flat % 4
         y = block[3]
         for n in (2, 1, 0):
-            y = tirx.Select(which == n, block[n], y)
+            y = tirx.Select(word_index == n, block[n], y)
         for name, value in reversed(names):
             y = tirx.Let(name, value, y)
         return y
@@ -90,11 +90,11 @@ def philox(seed: te.Tensor, salt: te.Tensor, place: te.Tensor, out: TensorType) 
 
 
 def _philox_block(index: Any, seed: te.Tensor, salt: Any, place: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """The four words of one counter, and the names they use, each with its value: a round uses every word of the
-    one before it twice, so without names the expression would grow as 2^rounds.
+    """The four words of one counter, and the let variables that they use, each with its value. A round uses every word
+    of the previous round twice, so that the expression would grow as 2^rounds without variables.
 
-    A word is the low half of 64 bits all along, whatever is above it: a machine's vector product of 32 by 32 bits reads
-    the low halves of 64-bit lanes and leaves its own there."""
+    A word is the low half of a 64-bit integer, and its high half is arbitrary: a CPU's vector multiply of 32 x 32 bits
+    reads the low halves of 64-bit lanes and writes 64-bit products."""
     names: list[tuple[Any, Any]] = []
 
     def name(value: Any) -> Any:
@@ -107,13 +107,14 @@ def _philox_block(index: Any, seed: te.Tensor, salt: Any, place: Any) -> tuple[l
         k = [name(seed(i).astype("uint64") + _u64(n * w & random.MASK)) for i, w in enumerate(random.WEYL)]
         p, q = (name((c[i] & _u64(random.MASK)) * _u64(m)) for i, m in zip((0, 2), random.MULTIPLIERS, strict=True))
         c = [name(x) for x in ((q >> _u64(32)) ^ c[1] ^ k[0], q, (p >> _u64(32)) ^ c[3] ^ k[1], p)]
-    return [name(_low(x)) for x in c], names
+    return [name(_low_32(x)) for x in c], names
 
 
 def _u64(number: int) -> Any:
     return tirx.const(number, "uint64")
 
 
-def _low(x: Any) -> Any:
-    """The low 32 bits. Masked before the cast: TVM's simplifier fails on a u32 cast of what it knows to be larger."""
+def _low_32(x: Any) -> Any:
+    """The low 32 bits. They are masked before the cast: TVM's simplifier fails on a u32 cast of a value that it knows
+    to be larger."""
     return (x & _u64(random.MASK)).astype("uint32")

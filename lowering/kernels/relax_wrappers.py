@@ -1,6 +1,6 @@
-"""Kernels that need a little Relax around their tensor program: what ``r.kernel`` does for the names below.
+"""Kernels with Relax operators around their tensor program: casts to f32, reshapes, broadcasts.
 
-Each is a function (r, *exprs, **attrs) -> expr that calls ``r.program``.
+Each is a function (r, *exprs, **attrs) -> expr that calls ``r.program``; ``r.kernel`` calls it by its name.
 """
 
 from __future__ import annotations
@@ -17,76 +17,77 @@ from .split_concat import concat
 
 
 def matmul(r: Any, a: relax.Expr, b: relax.Expr, ta: bool = False, tb: bool = False) -> relax.Expr:
-    """See kernels.matmul. bf16 and f16 are summed in f32 and rounded by an ``astype`` of its own, which fusion then
-    joins to the rest of the epilogue."""
+    """See registry.matmul. bf16 and f16 are accumulated in f32 and rounded by a separate ``astype``, which fusion adds
+    to the epilogue."""
     if r.out.dtype not in HALVES:
         return r.program("matmul", r.out, a, b, ta=ta, tb=tb)
     return r.astype(r.program("matmul", TensorType(r.out.shape, "f32"), a, b, ta=ta, tb=tb), r.dt(r.out.dtype))
 
 
 def philox(r: Any, seed: relax.Expr, salt: relax.Expr, place: int) -> relax.Expr:
-    """See kernels.philox. The place is handed over as data, so that all draws of one shape share one kernel."""
+    """See registry.philox. The place is passed as data, so that all draws of one shape share one kernel."""
     return r.program("philox", r.out, seed, salt, r.const([place], "u32"))
 
 
 def in_f32(r: Any, x: relax.Expr) -> relax.Expr:
-    """``x``, bf16 and f16 as f32."""
+    """``x``, with bf16 and f16 cast to f32."""
     return r.astype(x, "float32") if r.dtype(x) in HALVES else x
 
 
 def shaped(r: Any, x: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
-    """``x`` reshaped to ``shape``; itself where it has it."""
+    """``x`` reshaped to ``shape``; ``x`` itself if it has that shape."""
     return x if r.shape(x) == shape else r.reshape(x, shape)
 
 
-def sums(r: Any, name: str, shape: tuple[int, ...], *args: relax.Expr, **attrs: Any) -> relax.Expr:
-    """The program ``name``, whose result is of ``shape`` and of its first argument's dtype, as ``r.out``."""
+def reduced_in_f32(r: Any, name: str, shape: tuple[int, ...], *args: relax.Expr, **attrs: Any) -> relax.Expr:
+    """The program ``name``, whose result has ``shape`` and its first argument's dtype, reshaped and cast to
+    ``r.out``."""
     out, dtype = r.out, r.dtype(args[0])
     y = shaped(r, r.program(name, TensorType(shape, dtype), *args, **attrs), out.shape)
     return y if dtype == out.dtype else r.astype(y, r.dt(out.dtype))
 
 
-def box(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
-    """[outer, n, inner] of ``axis``."""
+def outer_axis_inner(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+    """The shape [outer, n, inner] with ``axis`` in the middle."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def cumsum(r: Any, x: relax.Expr, axis: int, reverse: bool) -> relax.Expr:
-    """See kernels_scan.cumsum. bf16 and f16 are summed in f32 and rounded once; so in what follows."""
-    flat = box(r.out.shape, axis)
-    return sums(r, "cumsum", flat, shaped(r, in_f32(r, x), flat), reverse=reverse)
+    """See cumsum.cumsum. bf16 and f16 are summed in f32 and rounded once, here and in the functions below."""
+    flat = outer_axis_inner(r.out.shape, axis)
+    return reduced_in_f32(r, "cumsum", flat, shaped(r, in_f32(r, x), flat), reverse=reverse)
 
 
 def scatter_add(r: Any, base: relax.Expr, ids: relax.Expr, updates: relax.Expr) -> relax.Expr:
-    """See kernels_scatter.scatter_add."""
+    """See scatter.scatter_add."""
     rows, count = r.out.shape[0], math.prod(r.shape(ids))
     columns = math.prod(r.out.shape[1:])
     base, updates = shaped(r, in_f32(r, base), (rows, columns)), shaped(r, in_f32(r, updates), (count, columns))
-    return sums(r, "scatter-add", (rows, columns), base, shaped(r, ids, (count,)), updates)
+    return reduced_in_f32(r, "scatter-add", (rows, columns), base, shaped(r, ids, (count,)), updates)
 
 
 def scatter_rows(r: Any, updates: relax.Expr, ids: relax.Expr) -> relax.Expr:
-    """See kernels_scatter.scatter_rows."""
+    """See scatter.scatter_rows."""
     rows, count = r.out.shape[0], math.prod(r.shape(ids))
     columns = math.prod(r.out.shape[1:])
     updates = shaped(r, in_f32(r, updates), (count, columns))
-    return sums(r, "scatter-rows", (rows, columns), updates, shaped(r, ids, (count,)))
+    return reduced_in_f32(r, "scatter-rows", (rows, columns), updates, shaped(r, ids, (count,)))
 
 
 def scatter_along(r: Any, dy: relax.Expr, ids: relax.Expr, axis: int) -> relax.Expr:
-    """See kernels_scatter.scatter_along. One element along the axis makes an elementwise program, which fuses."""
-    shape, at = r.shape(dy), r.shape(ids)
+    """See scatter.scatter_along. A size of 1 along the axis gives an elementwise program, which fuses."""
+    shape, id_shape = r.shape(dy), r.shape(ids)
     if shape[axis] == 1:
         return r.program("scatter-one", r.out, dy, ids, axis=axis)
-    for side in (
-        slice(axis),
-        slice(axis + 1, None),
-    ):  # indices that are repeated along some of the axes before or after
-        if at[side] != shape[side] and math.prod(at[side]) != 1:
+    # The program broadcasts ids along all outer or all inner axes, not along some of them.
+    for axes in (slice(axis), slice(axis + 1, None)):
+        if id_shape[axes] != shape[axes] and math.prod(id_shape[axes]) != 1:
             ids = r.broadcast_to(ids, shape)
-            at = shape
-    dy = shaped(r, in_f32(r, dy), box(shape, axis))
-    return sums(r, "scatter-along", box(r.out.shape, axis), dy, shaped(r, ids, box(at, axis)))
+            id_shape = shape
+    dy = shaped(r, in_f32(r, dy), outer_axis_inner(shape, axis))
+    return reduced_in_f32(
+        r, "scatter-along", outer_axis_inner(r.out.shape, axis), dy, shaped(r, ids, outer_axis_inner(id_shape, axis))
+    )
 
 
 COMPOSED = {

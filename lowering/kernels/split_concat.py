@@ -1,8 +1,8 @@
-"""Many parts of one tensor: slices made by a few programs of several results, tensors joined a few at a time.
+"""Split and concat of many parts: slices by a few multi-output programs, concatenation a few tensors at a time.
 
-A slice says in its program where it begins, and so does each part of what is joined in the conditions of all after it:
-hundreds of them were hundreds of programs, each compiled and called on its own, and conditions that no schedule can cut
-its loops at.
+The start of a slice is a constant of its program, and the start of each part of a concat is in the conditions of all
+parts after it. Hundreds of slices were hundreds of programs, each compiled and called on its own, and hundreds of parts
+were nested conditions at which no schedule can split its loops.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from tvm import relax
 from sexpgpu.graph.core import Graph, Value
 from sexpgpu.ops.types import TensorType
 
-MANY = 16  # slices of one tensor along one axis; as many or fewer each join what is made of them
-MOST = 64  # parts of a program, each of which is code of its own: as many straight boxes as a schedule makes
+# Up to so many slices of one tensor along one axis stay separate programs, which fuse into their users.
+MAX_SEPARATE_SLICES = 16
+# Parts of one program, each of which is code of its own: as many boxes as a schedule makes.
+MAX_PARTS = 64
 
 
 @frozen
 class Cut:
-    """Slice ``n`` of those of ``x`` from ``start`` to ``stop`` along ``axis`` that one program makes, which are at
-    ``spans`` counted from ``start``."""
+    """Slice ``n`` of a group that one program computes: ``x`` from ``start`` to ``stop`` along ``axis``, cut at
+    ``spans`` relative to ``start``."""
 
     x: Value
     axis: int
@@ -38,37 +40,37 @@ class Cut:
 
 
 def cuts(graph: Graph) -> dict[Value, Cut]:
-    """Those slices of a graph that are made together, in the order in which they lie in their tensor."""
-    found: dict[tuple[Value, int], list[Value]] = {}
+    """The slices of a graph that are computed in groups, in the order of their starts."""
+    slices_by_axis: dict[tuple[Value, int], list[Value]] = {}
     for v in graph.values():
         if v.op == "slice":
-            found.setdefault((v.args[0], v.attrs["axis"]), []).append(v)
-    made: dict[Value, Cut] = {}
-    for (x, axis), slices in found.items():
-        if len(slices) > MANY:
+            slices_by_axis.setdefault((v.args[0], v.attrs["axis"]), []).append(v)
+    grouped: dict[Value, Cut] = {}
+    for (x, axis), slices in slices_by_axis.items():
+        if len(slices) > MAX_SEPARATE_SLICES:
             slices.sort(key=lambda v: (v.attrs["start"], v.attrs["stop"]))
             for group in chunks(slices):
-                made |= _cut(x, axis, group, alone=len(slices) == len(group))
-    return made
+                grouped |= _cut(x, axis, group, alone=len(slices) == len(group))
+    return grouped
 
 
 def _cut(x: Value, axis: int, group: Sequence[Value], alone: bool) -> dict[Value, Cut]:
-    """``alone``: no other program takes slices of ``x``, so that it need not be cut beforehand."""
+    """``alone``: this group has all slices of ``x``, so that its window need not be sliced out first."""
     spans = [(v.attrs["start"], v.attrs["stop"]) for v in group]
     start, stop = (0, x.type.shape[axis]) if alone else (spans[0][0], max(z for _, z in spans))
-    inside = tuple((a - start, z - start) for a, z in spans)
-    return {v: Cut(x, axis, start, stop, inside, n) for n, v in enumerate(group)}
+    relative = tuple((a - start, z - start) for a, z in spans)
+    return {v: Cut(x, axis, start, stop, relative, n) for n, v in enumerate(group)}
 
 
 def chunks(parts: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """``parts`` by at most MOST, so that equal ones make equal programs."""
-    return (parts[n : n + MOST] for n in range(0, len(parts), MOST))
+    """``parts`` in groups of MAX_PARTS and a last smaller one, so that equal groups have equal programs."""
+    return (parts[n : n + MAX_PARTS] for n in range(0, len(parts), MAX_PARTS))
 
 
 def concat(r: Any, *xs: relax.Expr, axis: int) -> relax.Expr:
-    """See kernels_index.concat. More than MOST tensors are joined by as many, then what that makes."""
+    """See indexing.concat. More than MAX_PARTS tensors are concatenated in groups, then the results of these."""
     parts: Sequence[relax.Expr] = xs
-    while len(parts) > MOST:
+    while len(parts) > MAX_PARTS:
         parts = [r.bound(_joined(r, group, axis)) for group in chunks(parts)]
     return _joined(r, parts, axis)
 

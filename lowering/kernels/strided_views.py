@@ -1,4 +1,4 @@
-"""te tensors that a program sees at the strides of a view."""
+"""Strided views of te tensors, as tensor programs read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sexpgpu.ops.strided_views import View
 
 @frozen(eq=False)
 class Viewed:
-    """A view of the te tensor ``tensor``, as programs read one."""
+    """A view of the te tensor ``tensor``, with the interface of a te tensor."""
 
     tensor: te.Tensor
     view: View
@@ -27,11 +27,11 @@ class Viewed:
     def dtype(self) -> Any:
         return self.tensor.dtype
 
-    def __call__(self, *at: Any) -> Any:
-        return self.tensor(*(_written(index, at) for index in self.view.index))
+    def __call__(self, *index: Any) -> Any:
+        return self.tensor(*(_affine_expr(affine, index) for affine in self.view.index))
 
 
-def _written(index: Affine, at: Sequence[Any]) -> Any:
-    parts = [at[axis] if factor == 1 else at[axis] * factor for axis, factor in index.factors]
-    parts += [te.const(index.const, "int64")] if index.const or not parts else []
-    return sum(parts[1:], parts[0])
+def _affine_expr(affine: Affine, index: Sequence[Any]) -> Any:
+    terms = [index[axis] if factor == 1 else index[axis] * factor for axis, factor in affine.factors]
+    terms += [te.const(affine.const, "int64")] if affine.const or not terms else []
+    return sum(terms[1:], terms[0])

@@ -1,1 +1,1 @@
-"""Object code to the bytes of a shared library."""
+"""Links object code to the bytes of a shared library."""

@@ -1,7 +1,7 @@
-"""The f32 functions of ``elementary.py`` for CUDA: the same steps as text, a function of the device each.
+"""The f32 functions of ``elementary.py`` as CUDA text: the same steps, one device function each.
 
-TVM puts the text of those that a kernel calls before it. The compiler of kernels joins no product with a sum by itself
-(``-fmad=false``), so that the bits are those of the CPU's.
+TVM writes the text of the functions that a kernel calls before it. The kernel compiler contracts no product and sum by
+itself (``-fmad=false``), so that the bits equal the CPU's.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Call, Var
 
-from .vector_expr import Lanes, dtype_of, single
+from .vector_expr import VectorExpr, dtype_of, single
 
 TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long", "bool": "bool"}
 UNSIGNED = {"int32": "unsigned int", "int64": "unsigned long long"}
-LLVM = {"fma": "fma", "minnum": "fmin", "maxnum": "fmax", "nearbyint": "nearbyint"}
+CUDA_NAMES = {"fma": "fma", "minnum": "fmin", "maxnum": "fmax", "nearbyint": "nearbyint"}
 REINTERPRET = {
     ("float32", "int32"): "__float_as_int", ("int32", "float32"): "__int_as_float",
     ("float32", "uint32"): "__float_as_uint", ("uint32", "float32"): "__uint_as_float",
@@ -31,7 +31,7 @@ INFIX = {
     tirx.NE: "!=", tirx.LT: "<", tirx.LE: "<=", tirx.GT: ">", tirx.GE: ">=",
     tirx.BitwiseAnd: "&", tirx.BitwiseOr: "|", tirx.BitwiseXor: "^", tirx.LShift: "<<", tirx.RShift: ">>",
 }  # fmt: skip
-WRAPS = ("+", "-", "<<")  # of integers: C leaves their overflow open, so they are done without a sign
+UNSIGNED_OPS = ("+", "-", "<<")  # on integers these are computed unsigned, since signed overflow is undefined in C++
 
 
 def constant(value: float, dtype: str) -> str:
@@ -46,7 +46,7 @@ def constant(value: float, dtype: str) -> str:
 
 
 def text(expr: Any) -> str:
-    """A step in C++. Raises TypeError for what no step has."""
+    """An expression in C++. TypeError for a node that no step of ``elementary.py`` has."""
     dtype = dtype_of(expr)
     match expr:
         case Var():
@@ -67,29 +67,29 @@ def text(expr: Any) -> str:
 
 
 def _infix(sign: str, a: Any, b: Any, dtype: str) -> str:
-    if sign in WRAPS and dtype in UNSIGNED:
+    if sign in UNSIGNED_OPS and dtype in UNSIGNED:
         kind = UNSIGNED[dtype]
         return f"({TYPES[dtype]})(({kind})({text(a)}) {sign} ({kind})({text(b)}))"
     return f"({text(a)} {sign} {text(b)})"
 
 
-class Steps(Lanes):
-    """As its base; names are C's own, and what LLVM has for a step is a function of CUDA's."""
+class Steps(VectorExpr):
+    """As its base, with C++ variables for names and CUDA functions for LLVM intrinsics."""
 
     def name(self, value: Any) -> Any:
-        return self._keep(value, text(value))
+        return self._add_step(value, text(value))
 
     def llvm(self, name: str, *args: Any) -> Any:
         suffix = "f" if dtype_of(args[0]) == "float32" else ""
-        return self._keep(args[0], f"{LLVM[name]}{suffix}({', '.join(map(text, args))})")
+        return self._add_step(args[0], f"{CUDA_NAMES[name]}{suffix}({', '.join(map(text, args))})")
 
-    def _keep(self, like: Any, step: str) -> Any:
+    def _add_step(self, like: Any, step: str) -> Any:
         self.named.append((tirx.Var(f"m{len(self.named)}", like.ty), step))
         return self.named[-1][0]
 
 
 def source(name: str, function: Callable[..., Any], arity: int) -> str:
-    """The text of the device's function ``f32_NAME``."""
+    """The text of the device function ``f32_NAME``."""
     args = [tirx.Var(f"x{n}", "float32") for n in range(arity)]
     v = Steps("float32")
     value = text(function(v, *args))
@@ -99,17 +99,17 @@ def source(name: str, function: Callable[..., Any], arity: int) -> str:
 
 
 def caller(name: str, function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A rule for TVM: a call as one of the device's function."""
-    written = functools.cache(functools.partial(source, name, function))
+    """A lowering rule for TVM: an intrinsic call becomes a call of the device function."""
+    source_of = functools.cache(functools.partial(source, name, function))
 
     def lower(call: Any) -> Any:
-        return cuda_func_call(f"f32_{name}", *call.args, source_code=written(len(call.args)), return_type="float32")
+        return cuda_func_call(f"f32_{name}", *call.args, source_code=source_of(len(call.args)), return_type="float32")
 
     return lower
 
 
 def fused(call: Any) -> Any:
-    """a b + c, one step by TVM's rules on every level of CPU. float16 has no such step there."""
+    """a b + c, rounded once, as on every CPU. float16 is a product and a sum there, so here too."""
     dtype = dtype_of(call)
     if dtype in ("float32", "float64"):
         return tirx.call_pure_extern(dtype, "fmaf" if dtype == "float32" else "fma", *call.args)
@@ -118,13 +118,13 @@ def fused(call: Any) -> Any:
 
 
 def rsqrt(call: Any) -> Any:
-    """By a root and a division; CUDA's own is an approximation."""
+    """1 / sqrt(x); CUDA's own rsqrt is an approximation."""
     x = call.args[0]
     return tirx.const(1.0, dtype_of(x)) / tirx.sqrt(x)
 
 
 def reinterpret(call: Any) -> Any:
-    """By the functions for it, which take a constant, too; TVM would take its address."""
+    """By CUDA's functions, which take a constant too; TVM would take the address of its operand."""
     to, source = dtype_of(call), dtype_of(call.args[0])
     name = REINTERPRET.get((source, to))
     if name is None and {source.lstrip("u"), to.lstrip("u")} in ({"int32"}, {"int64"}):

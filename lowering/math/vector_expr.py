@@ -1,4 +1,4 @@
-"""Steps of a function of f32: expressions of one call's width, each named once."""
+"""Builder of vector expressions of one width, with a let variable for each shared step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from tvm import tirx
 
-INFINITE = 0x7F800000  # the bits of infinity; above these, the sign taken off, NaN
+INFINITE = 0x7F800000  # the bits of infinity; larger bits, without the sign, are NaN
 
 
-class Lanes:
-    """Expressions of one call's width. Shared ones are named, or the expression would be worked out as a tree; truth
-    values are not, as TVM's analyzer refuses names for vectors of them."""
+class VectorExpr:
+    """Expressions with the vector width of one call. Shared ones get names: without them the expression would be
+    evaluated as a tree. Vectors of bool get none, since TVM's analyzer refuses that."""
 
     def __init__(self, dtype: str) -> None:
         self.width = dtype.removeprefix("float32")  # "", "x8", "x16" ...
@@ -23,21 +23,21 @@ class Lanes:
         return tirx.const(value, scalar + self.width)
 
     def name(self, value: Any) -> Any:
-        """A variable for ``value``. What it stands for goes through an intrinsic that changes nothing and that LLVM
-        removes: TVM's analyzer would put a pure value in the place of its name, over and over."""
+        """A variable for ``value``. Its value goes through an identity intrinsic that LLVM removes: TVM's analyzer
+        would substitute a pure value for its name everywhere."""
         dtype = dtype_of(value)
         if dtype.startswith("float"):
             return self.llvm("fma", value, tirx.const(1.0, dtype), tirx.const(-0.0, dtype))
         return self.llvm("fshl", value, tirx.const(0, dtype), tirx.const(0, dtype))
 
     def llvm(self, name: str, *args: Any) -> Any:
-        """A variable for an LLVM intrinsic, not declared pure, which it is (see ``name``)."""
+        """A variable for an LLVM intrinsic. It is pure, but not declared so (see ``name``)."""
         value = tirx.call_llvm_intrin(dtype_of(args[0]), f"llvm.{name}", *args)
         self.named.append((tirx.Var(f"m{len(self.named)}", value.ty), value))
         return self.named[-1][0]
 
-    def close(self, value: Any) -> Any:
-        """``value`` with every name bound around it."""
+    def bind_all(self, value: Any) -> Any:
+        """``value`` inside a Let of every name."""
         for var, named in reversed(self.named):
             value = tirx.Let(var, named, value)
         return value
@@ -66,11 +66,11 @@ class Lanes:
         return y
 
     def clamp(self, x: Any, low: float, high: float, scalar: str = "float32") -> Any:
-        """``x`` held between two numbers; ``low`` for NaN."""
+        """``x`` clamped to [low, high]; ``low`` for NaN."""
         return self.llvm("minnum", self.llvm("maxnum", x, self.const(low, scalar)), self.const(high, scalar))
 
-    def size(self, x: Any) -> tuple[Any, Any]:
-        """|x|, and the sign of x as bits."""
+    def magnitude(self, x: Any) -> tuple[Any, Any]:
+        """|x|, and the sign bit of x as an int32."""
         bits = self.bits(x)
         return self.float(bits & self.const(0x7FFFFFFF, "int32")), self.name(bits & self.const(-(2**31), "int32"))
 

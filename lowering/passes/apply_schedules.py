@@ -1,4 +1,4 @@
-"""Every tensor program is offered to the scheduler; what it answered is kept for the report."""
+"""Schedules every tensor program, and records which rule took it for the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kernel:
     failures: what went wrong in rules that were tried
     calls:    function symbol -> how many times one call of it runs this kernel
     workspace: bytes it allocates for itself on the heap
-    launches: on a GPU: what each launch asks of it, as the audit says
+    launches: on a GPU: the audit's figures of each launch
     """
 
     kernel: str
@@ -36,31 +36,36 @@ class Kernel:
 def schedule(
     module: tvm.IRModule, target: tvm.target.Target, scheduler: Scheduler
 ) -> tuple[tvm.IRModule, dict[str, tuple[str, tuple[str, ...]]]]:
-    """The module with each program as the scheduler made it, and name -> (rule, failures)."""
-    module, told = module.clone(), {}
+    """The module with its programs scheduled, and name -> (rule, failures). A program that no rule took stays as it
+    is."""
+    module, outcomes = module.clone(), {}
     for gv, func in sorted(module.functions_items(), key=lambda item: item[0].name_hint):
         if isinstance(func, tirx.PrimFunc):
-            better, rule, failures = _ask(func, target, scheduler)
-            told[gv.name_hint] = (rule, failures)
-            if better is not None:
-                module.update_func(gv, _like(better, func))
-    return module, told
+            scheduled, rule, failures = _run_scheduler(func, target, scheduler)
+            outcomes[gv.name_hint] = (rule, failures)
+            if scheduled is not None:
+                module.update_func(gv, _with_attributes_of(scheduled, func))
+    return module, outcomes
 
 
-def _ask(func: tirx.PrimFunc, target: tvm.target.Target, scheduler: Scheduler) -> tuple[Any, str, tuple[str, ...]]:
-    """A scheduler that raises counts as one that has no rule: a slow kernel is better than no build."""
+def _run_scheduler(
+    func: tirx.PrimFunc, target: tvm.target.Target, scheduler: Scheduler
+) -> tuple[Any, str, tuple[str, ...]]:
+    """The scheduled program or None, the rule, the failures. A scheduler that raises counts as one without a rule: a
+    slow kernel is better than no build."""
     try:
         answer = scheduler(func, target)
-    except Exception as fault:  # noqa: BLE001  (whatever a rule does wrong)
-        return None, "", (f"{type(fault).__name__}: {' '.join(str(fault).split())[-200:]}",)
+    except Exception as error:  # noqa: BLE001  (whatever a rule does wrong)
+        return None, "", (f"{type(error).__name__}: {' '.join(str(error).split())[-200:]}",)
     return answer.func, answer.rule if answer.func is not None else "", tuple(answer.failures)
 
 
-def _like(better: Any, func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``better`` under the name of ``func`` and with its word on aliasing, whatever the schedule made of these."""
+def _with_attributes_of(scheduled: Any, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``scheduled`` with the symbol and the noalias attribute of ``func``: a schedule may have dropped or added
+    them."""
     for key in ("global_symbol", "tirx.noalias"):
         if func.attrs and key in func.attrs:
-            better = better.with_attr(key, func.attrs[key])
-        elif better.attrs and key in better.attrs:
-            better = better.without_attr(key)
-    return better
+            scheduled = scheduled.with_attr(key, func.attrs[key])
+        elif scheduled.attrs and key in scheduled.attrs:
+            scheduled = scheduled.without_attr(key)
+    return scheduled

@@ -1,9 +1,9 @@
-"""TVM's pass FlattenBuffer, in a time that does not grow with the square of a kernel's loops.
+"""TVM's pass FlattenBuffer, in time that does not grow with the square of a kernel's loops.
 
-It simplifies every access of a buffer under the ranges of all loops that it has come to, those that it has left too:
-nine tenths of compiling a large kernel, whose loops mostly stand beside each other. So loops of which none stands in
-another have one variable while it runs. What is made of an access follows from the loops around it: the programs are
-the same, to the name (tests/lowering/test_flatten.py).
+TVM's pass simplifies every buffer access under the ranges of all loops that it has visited, those that it has left too.
+That was nine tenths of the time to compile a large kernel, most of whose loops are siblings. So sibling loops share one
+variable while the pass runs. The result for an access follows from the loops around it alone: the programs are the
+same, names included (tests/lowering/test_flatten.py).
 """
 
 from __future__ import annotations
@@ -23,44 +23,45 @@ def install() -> None:
 
 
 def flatten() -> Any:
-    """A pass that gives what FlattenBuffer gives."""
+    """A pass with the result of FlattenBuffer."""
 
     @tvm.transform.module_pass(opt_level=0, name="lowering.FlattenBuffer")
     def run(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return tirx.transform.ConvertSSA()(ORIGINAL()(_each_shared(module)))
+        return tirx.transform.ConvertSSA()(ORIGINAL()(_share_in_programs(module)))
 
     return run
 
 
-def _each_shared(module: tvm.IRModule) -> tvm.IRModule:
+def _share_in_programs(module: tvm.IRModule) -> tvm.IRModule:
     module = module.clone()
     for gv, func in module.functions_items():
         if isinstance(func, tirx.PrimFunc):
-            module.update_func(gv, func.with_body(shared(func.body)))
+            module.update_func(gv, func.with_body(share_loop_vars(func.body)))
     return module
 
 
-def shared(body: Any) -> Any:
-    """``body`` with one variable for all loops of one name and range in which equally many stand in one another."""
+def share_loop_vars(body: Any) -> Any:
+    """``body`` with one variable for all loops of one name, one range and one height (loops nested in them). Loops of
+    one height are never nested in each other."""
     loops = _loops(body)
     heights: list[int] = []
-    first: dict[Any, Any] = {}
-    new: dict[Any, Any] = {}
+    var_by_key: dict[Any, Any] = {}
+    replacement: dict[Any, Any] = {}
     for loop in loops:
-        inside = len(_loops(loop.body))
-        heights.append(1 + max(heights[len(heights) - inside :], default=0) if inside else 1)
+        nested_loops = len(_loops(loop.body))
+        heights.append(1 + max(heights[len(heights) - nested_loops :], default=0) if nested_loops else 1)
         if loop.thread_binding is None and isinstance(loop.min, tirx.IntImm) and isinstance(loop.extent, tirx.IntImm):
             var = loop.loop_var
             key = (heights[-1], var.name, str(var.ty), loop.min.value, loop.extent.value)
-            if not (one := first.setdefault(key, var)).same_as(var):
-                new[var] = one
-    if not new:
+            if not (shared_var := var_by_key.setdefault(key, var)).same_as(var):
+                replacement[var] = shared_var
+    if not replacement:
         return body
-    return tvm_ffi.structural_map(body, [(tirx.Var, lambda var: new.get(var, var))], order="post")
+    return tvm_ffi.structural_map(body, [(tirx.Var, lambda var: replacement.get(var, var))], order="post")
 
 
 def _loops(body: Any) -> list[Any]:
-    """Those of ``body``, each behind what stands in it."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(body, [(tirx.For, found.append)], order="post")
-    return found
+    """The loops of ``body`` in post order: each follows the loops nested in it."""
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(body, [(tirx.For, loops.append)], order="post")
+    return loops

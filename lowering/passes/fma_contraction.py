@@ -1,9 +1,9 @@
-"""Which products are added in one step, said in the program: on every target the same ones, whatever its compiler would
-join.
+"""FMA contraction made explicit: the same products are fused with sums on every target.
 
-``a b + c``, ``c - a b`` and ``a b - c`` in one expression of float32 or float64 round once, but for ``a b - a b``. LLVM
-joins a product and a sum wherever it sees them in one basic block, which follows from how a kernel was scheduled; so
-every other product goes through a fence, which costs nothing. A GPU's compiler is told to join none (``-fmad=false``).
+``a b + c``, ``c - a b`` and ``a b - c`` in one expression of float32 or float64 become one fused multiply-add, which
+rounds once; ``a b - a b`` does not. LLVM would contract a product and a sum wherever it sees them in one basic block,
+which depends on how a kernel was scheduled. So every other product goes through an arithmetic fence, which costs
+nothing. The GPU's compiler contracts nothing (``-fmad=false``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ C_NAMES = {"float32": "fmaf", "float64": "fma"}
 
 
 def explicit(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """The scheduled programs of ``module`` with every product that is added a fused step."""
+    """The scheduled programs of ``module`` with an explicit fused multiply-add for every product that is added."""
     if target.kind.name == "cuda":
         rules = [*_rules(_c_step), (tirx.FloatImm, _as_bits)]
     else:
@@ -44,7 +44,7 @@ def _rules(step: Callable[[Any, Any, Any], Any]) -> list[tuple[Any, Callable[[An
 
     def subtract(node: Any) -> Any:
         if tvm_ffi.structural_equal(_bare(node.a), _bare(node.b)):
-            return node  # a value less itself is 0, or NaN where it is not finite
+            return node  # x - x is 0, or NaN; fused, it would be the rounding error of the product
         product = _factors(node.b)
         if product is not None:
             return step(_minus(product[0]), product[1], node.a)
@@ -59,14 +59,14 @@ def _scalar(expr: Any) -> str:
 
 
 def _factors(expr: Any) -> tuple[Any, Any] | None:
-    """Of a product, which may be fenced."""
+    """The two factors of a product, which may be fenced; None of anything else."""
     if isinstance(expr, tvm.ir.Call) and expr.op.name == "tirx.call_llvm_pure_intrin":
-        expr = expr.args[-1]  # of a fence; the last of any other is no product
+        expr = expr.args[-1]  # a fence's argument; the last argument of any other intrinsic is no product
     return (expr.a, expr.b) if isinstance(expr, tirx.Mul) and _scalar(expr) in C_NAMES else None
 
 
 def _bare(expr: Any) -> Any:
-    """Without the two reinterpretations that keep TVM's simplifier from ``x - x``."""
+    """``expr`` without the two reinterpretations that hide ``x - x`` from TVM's simplifier."""
     inner = expr
     for _ in range(2):
         if not (isinstance(inner, tvm.ir.Call) and inner.op.name == "tirx.reinterpret"):
@@ -86,7 +86,7 @@ def _fenced(node: Any) -> Any:
 
 
 def _as_bits(node: Any) -> Any:
-    """A float64 that TVM 0.27, which writes 15 places behind the point, would write as another number."""
+    """A float64 constant as its bits, if TVM 0.27, which prints 15 decimal places, would print another number."""
     value = float(node.value)
     if _scalar(node) != "float64" or float(f"{value:.15f}") == value or not math.isfinite(value):
         return node

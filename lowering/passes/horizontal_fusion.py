@@ -1,11 +1,11 @@
-"""Many small elementwise programs as few large ones: an optimizer's update of all parameters.
+"""Horizontal fusion: an optimizer's update of all parameters as few multi-output programs (multi-tensor apply).
 
-Fusion joins a value to its one user, so that an update of three outputs a parameter becomes three kernels, and that of
-a model hundreds. Here all that leads, element by element, from a function's inputs to the outputs that are written in
-place becomes one program of many outputs; the sums over whole tensors that it needs (the norm of the gradients), and
-the scalars made of them, become another before it. Equal layers are calls of equal programs (layer_grouping.py).
-These programs are plain blocks in order, as fusion makes them; the schedules share the elements of all tensors out as
-one loop.
+TVM's fusion joins a value to its one user, so that an update of three outputs a parameter becomes three kernels, and
+that of a model hundreds. Here the elementwise computations from a function's inputs to the outputs that are written in
+place become one program of many outputs. The sums over whole tensors that it needs (the norm of the gradients), and the
+scalars computed from them, become another program before it. Equal layers are calls of equal programs
+(layer_grouping.py). These programs are plain blocks in order, as fusion makes them; the schedules give the elements of
+all tensors to threads as one loop.
 Runs after AnnotateTIROpPattern, when a function is one dataflow block of calls of single programs.
 """
 
@@ -24,46 +24,56 @@ from tvm_ffi import structural_equal
 
 from .block_accesses import blocks, is_copy, regions
 from .buffer_donation import Pair
-from .layer_grouping import dealt
+from .layer_grouping import split_into_calls
 
-MOST = 512  # tensors of one program
-MAP, SCALAR, TOTAL = "map", "scalar", "total"  # element by element; of one element; the sum of all elements
+# Tensors of one program: each is a parameter of the kernel and code of its own. No measurement on record; the
+# schedules' multi-tensor rule counts on the same bound (docs/schedules.md).
+MAX_TENSORS = 512
+# Kinds of programs that can be fused: elementwise; of scalars alone; the sum of all elements of one tensor.
+ELEMENTWISE, SCALAR, FULL_SUM = "map", "scalar", "total"
 
 
-def together(module: tvm.IRModule, wanted: Mapping[str, Sequence[Pair]]) -> tvm.IRModule:
-    """The module with each function of ``wanted`` (in-place pairs by function) rewritten, if two of its pairs allow."""
+def fuse_horizontally(module: tvm.IRModule, wanted: Mapping[str, Sequence[Pair]]) -> tvm.IRModule:
+    """The module with each function of ``wanted`` (in-place pairs by function) fused, if at least two of its pairs can
+    be."""
     builder = relax.BlockBuilder(module)
     for name, pairs in sorted(wanted.items()):
         body = Body.of(module, module[name])
         roots = [root for root in (body.root(*pair) for pair in sorted(pairs)) if root is not None]
         if len(roots) > 1:
-            builder.update_func(module.get_global_var(name), body.rewritten(builder, name, roots))
+            builder.update_func(module.get_global_var(name), body.fused(builder, name, roots))
     return builder.get()
 
 
 @define
 class Member:
-    """``vars`` to be made and, in order, all that leads to them element by element; the ``tensors`` and ``scalars``
-    that this is made of, a tensor in no other member."""
+    """A connected part of the computation, which shares no tensor with another member.
+
+    vars:    its outputs
+    body:    the elementwise values that lead to them, in program order
+    tensors: the tensors that it reads from outside
+    scalars: the scalars that it reads from outside
+    """
 
     vars: list[relax.Var]
-    inside: list[relax.Var]
+    body: list[relax.Var]
     tensors: set[relax.Var] = field(factory=set)
     scalars: set[relax.Var] = field(factory=set)
 
     def joined(self, other: Member) -> Member:
-        inside = list(dict.fromkeys((*self.inside, *other.inside)))
-        return Member(self.vars + other.vars, inside, self.tensors | other.tensors, self.scalars | other.scalars)
+        body = list(dict.fromkeys((*self.body, *other.body)))
+        return Member(self.vars + other.vars, body, self.tensors | other.tensors, self.scalars | other.scalars)
 
 
 @define
 class Body:
     """One function.
 
-    values: variable -> what is bound to it, in order; order: variable -> its number in that
-    reads:  variable -> the variables that stand in its value
-    kinds:  what a variable is, if it may be part of a program here
-    ranks:  how many totals stand one after the other before a variable is known
+    values:  variable -> its value, in program order
+    order:   variable -> its position in that order
+    reads:   variable -> the variables in its value
+    fusible: variable -> the kind of its program, if it can be fused
+    depths:  variable -> the longest chain of full sums that it depends on
     """
 
     module: tvm.IRModule
@@ -71,165 +81,176 @@ class Body:
     values: dict[relax.Var, Any] = field(factory=dict)
     order: dict[relax.Var, int] = field(factory=dict)
     reads: dict[relax.Var, list[relax.Var]] = field(factory=dict)
-    kinds: dict[relax.Var, str] = field(factory=dict)
-    ranks: dict[relax.Var, int] = field(factory=dict)
+    fusible: dict[relax.Var, str] = field(factory=dict)
+    depths: dict[relax.Var, int] = field(factory=dict)
 
     @classmethod
     def of(cls, module: tvm.IRModule, func: Any) -> Body:
-        self, seen = cls(module, func, ranks=dict.fromkeys(func.params, 0)), {}
-        one = {param: param for param in func.params}  # an object for each variable: quick to look up
+        self, kinds = cls(module, func, depths=dict.fromkeys(func.params, 0)), {}
+        canonical = {param: param for param in func.params}  # one object a variable: its hash is computed once
         for binding in (b for block in func.body.blocks for b in block.bindings):
             var, value = binding.var, binding.value
-            one[var], self.values[var], self.order[var] = var, value, len(self.values)
-            inputs = self.reads[var] = [one[a] for a in _variables(value)]
-            gv = _program(module, value)
-            if gv is not None and gv not in seen:
-                seen[gv] = _kind(module[gv])
-            kind = seen.get(gv)
-            if kind is not None and all(a in self.ranks for a in inputs):
-                self.kinds[var] = kind
-                self.ranks[var] = max((self.ranks[a] for a in inputs), default=0) + (kind == TOTAL)
+            canonical[var], self.values[var], self.order[var] = var, value, len(self.values)
+            inputs = self.reads[var] = [canonical[a] for a in _variables(value)]
+            gv = _called_program(module, value)
+            if gv is not None and gv not in kinds:
+                kinds[gv] = _kind(module[gv])
+            kind = kinds.get(gv)
+            if kind is not None and all(a in self.depths for a in inputs):
+                self.fusible[var] = kind
+                self.depths[var] = max((self.depths[a] for a in inputs), default=0) + (kind == FULL_SUM)
         return self
 
     def root(self, output: int, input: int) -> relax.Var | None:
-        """The output's variable, if it can be made of inputs element by element and has the type of its input. A copy
-        of its input is not made at all (buffer_donation.py)."""
+        """The output's variable, if it is elementwise and has the type of its input; None for a copy of its input,
+        which buffer donation drops (buffer_donation.py)."""
         var, param = self.origin.body.body.fields[output], self.origin.params[input]
         read = self.reads.get(var, [])
-        gv = _program(self.module, self.values.get(var))
+        gv = _called_program(self.module, self.values.get(var))
         if gv is not None and len(read) == 1 and read[0].same_as(param) and is_copy(self.module[gv]):
             return None
-        return var if self.kinds.get(var) == MAP and structural_equal(var.ty, param.ty) else None
+        return var if self.fusible.get(var) == ELEMENTWISE and structural_equal(var.ty, param.ty) else None
 
-    def rewritten(self, builder: relax.BlockBuilder, name: str, roots: Sequence[relax.Var]) -> relax.Function:
-        """The function with ``roots``, and the totals and scalars they need, made by programs of their own."""
-        needed = self._before(roots, self.kinds.__contains__)
+    def fused(self, builder: relax.BlockBuilder, name: str, roots: Sequence[relax.Var]) -> relax.Function:
+        """The function with ``roots``, and the full sums and scalars that they need, computed by fused programs."""
+        needed = self._needed(roots, self.fusible.__contains__)
         programs: list[tuple[str, list[relax.Var]]] = []
-        for rank in range(1, max(1, *(self.ranks[v] for v in needed)) + 1):
-            calls, rest = self._parts([v for v in needed if self.kinds[v] == TOTAL and self.ranks[v] == rank])
-            scalars = [v for v in needed if self.kinds[v] == SCALAR and max(1, self.ranks[v]) == rank]
-            if len(rest) == 1:
-                rest[0] += scalars
+        for depth in range(1, max(1, *(self.depths[v] for v in needed)) + 1):
+            sums = [v for v in needed if self.fusible[v] == FULL_SUM and self.depths[v] == depth]
+            calls, remainder = self._program_outputs(sums)
+            scalars = [v for v in needed if self.fusible[v] == SCALAR and max(1, self.depths[v]) == depth]
+            if len(remainder) == 1:
+                remainder[0] += scalars
             elif scalars:
-                rest.append(scalars)
-            programs += [(f"{name}_totals", part) for part in (*calls, *rest)]
-        calls, rest = self._parts(roots)
-        programs += [(f"{name}_elements", part) for part in (*calls, *rest)]
-        return self._with(builder, programs)
+                remainder.append(scalars)
+            programs += [(f"{name}_totals", members) for members in (*calls, *remainder)]
+        calls, remainder = self._program_outputs(roots)
+        programs += [(f"{name}_elements", members) for members in (*calls, *remainder)]
+        return self._with_calls(builder, programs)
 
-    def _before(self, roots: Iterable[relax.Var], joins: Callable[[relax.Var], bool]) -> list[relax.Var]:
-        """``roots`` and what they need, through variables that join, in program order."""
-        todo, found = list(roots), set()
+    def _needed(self, roots: Iterable[relax.Var], follows: Callable[[relax.Var], bool]) -> list[relax.Var]:
+        """``roots`` and the variables that they depend on through those that ``follows`` accepts, in program order."""
+        todo, needed = list(roots), set()
         while todo:
             var = todo.pop()
-            if var not in found:
-                found.add(var)
-                todo += [a for a in self.reads.get(var, ()) if joins(a)]
-        return sorted(found & self.order.keys(), key=self.order.__getitem__)
+            if var not in needed:
+                needed.add(var)
+                todo += [a for a in self.reads.get(var, ()) if follows(a)]
+        return sorted(needed & self.order.keys(), key=self.order.__getitem__)
 
-    def _parts(self, vars: Sequence[relax.Var]) -> tuple[list[list[relax.Var]], list[list[relax.Var]]]:
-        """``vars`` as those of equal calls, and the others, in pieces of few enough tensors."""
-        calls, rest = dealt(self._members(vars))
-        return [part for call in calls for part in _cut(call)], _cut(rest)
+    def _program_outputs(self, vars: Sequence[relax.Var]) -> tuple[list[list[relax.Var]], list[list[relax.Var]]]:
+        """The outputs of each program that together compute ``vars``: those of equal calls, and the remainder."""
+        calls, remainder = split_into_calls(self._members(vars))
+        return [part for call in calls for part in _split_by_tensors(call)], _split_by_tensors(remainder)
 
     def _members(self, vars: Sequence[relax.Var]) -> list[tuple[Hashable, Member]]:
-        """``vars`` by the tensors that they share, each with its group: what it computes, and of which scalars, where
-        others look at these too."""
-        of: dict[relax.Var, Member] = {}
+        """``vars`` as (group, member): variables that share a tensor are one member (connected components); members of
+        one group compute the same from the same shared scalars."""
+        owner: dict[relax.Var, Member] = {}
         members: dict[int, Member] = {}
         for var in vars:
-            made = Member([var], self._before([var], lambda v: self.kinds.get(v) == MAP))
-            outer = {a for v in made.inside for a in self.reads[v]} - set(made.inside)
-            made.scalars, made.tensors = {a for a in outer if _size(a.ty) == 1}, {a for a in outer if _size(a.ty) > 1}
-            for other in {id(of[t]): of[t] for t in made.tensors if t in of}.values():
-                made = other.joined(made)
+            member = Member([var], self._needed([var], lambda v: self.fusible.get(v) == ELEMENTWISE))
+            outer_vars = {a for v in member.body for a in self.reads[v]} - set(member.body)
+            member.scalars = {a for a in outer_vars if _size(a.ty) == 1}
+            member.tensors = {a for a in outer_vars if _size(a.ty) > 1}
+            for other in {id(owner[t]): owner[t] for t in member.tensors if t in owner}.values():
+                member = other.joined(member)
                 del members[id(other)]
-            members[id(made)] = made
-            of.update(dict.fromkeys(made.tensors, made))
-        seen = Counter(a for m in members.values() for a in m.scalars)
-        return [(self._group(m, seen), m) for m in members.values()]
+            members[id(member)] = member
+            owner.update(dict.fromkeys(member.tensors, member))
+        scalar_uses = Counter(a for m in members.values() for a in m.scalars)
+        return [(self._group_key(m, scalar_uses), m) for m in members.values()]
 
-    def _group(self, member: Member, seen: Mapping[relax.Var, int]) -> Hashable:
+    def _group_key(self, member: Member, scalar_uses: Mapping[relax.Var, int]) -> Hashable:
+        """The member's computation with its own variables numbered; a scalar that several members use stays itself."""
         numbers: dict[relax.Var, int] = {}
 
         def name(arg: Any) -> Any:
-            own = isinstance(arg, relax.Var) and seen.get(arg, 0) < 2
-            return numbers.setdefault(arg, len(numbers)) if own else _key(arg)
+            renumbered = isinstance(arg, relax.Var) and scalar_uses.get(arg, 0) < 2
+            return numbers.setdefault(arg, len(numbers)) if renumbered else _key(arg)
 
-        calls = [(v, self.values[v]) for v in member.inside]
+        calls = [(v, self.values[v]) for v in member.body]
         return tuple((c.args[0].name_hint, v in member.vars, *map(name, c.args[1].fields)) for v, c in calls)
 
-    def _with(self, builder: relax.BlockBuilder, programs: Sequence[tuple[str, list[relax.Var]]]) -> relax.Function:
-        """The function with the variables of each of ``programs`` made by one call, and what else it needs after."""
-        gone = {var for _, made in programs for var in made}
+    def _with_calls(
+        self, builder: relax.BlockBuilder, programs: Sequence[tuple[str, list[relax.Var]]]
+    ) -> relax.Function:
+        """The function as one call of each of ``programs`` (name, outputs), and the remaining bindings after them."""
+        fused = {var for _, members in programs for var in members}
         fields = self.origin.body.body.fields
-        alive = self._before([v for v in fields if v not in gone], lambda v: v not in gone)
+        alive = self._needed([v for v in fields if v not in fused], lambda v: v not in fused)
         wanted = {*fields, *alive, *(a for v in alive for a in self.reads[v])}
         bindings: list[Any] = [relax.VarBinding(v, self.values[v]) for v in alive]
-        for name, made in reversed(programs):
-            outputs = [var for var in made if var in wanted]
-            inputs, program = self._program(made, outputs)
+        for name, members in reversed(programs):
+            outputs = [var for var in members if var in wanted]
+            inputs, program = self._fused_program(members, outputs)
             wanted |= {a for a in inputs if isinstance(a, relax.Var)}
             call = builder.normalize(tvm.ir.Call(builder.add_func(program, name), inputs))
-            whole = relax.DataflowVar(name, call.ty)
-            taken = [builder.normalize(relax.TupleGetItem(whole, n)) for n in range(len(outputs))]
-            bindings = [relax.VarBinding(whole, call), *map(relax.VarBinding, outputs, taken), *bindings]
+            result = relax.DataflowVar(name, call.ty)
+            items = [builder.normalize(relax.TupleGetItem(result, n)) for n in range(len(outputs))]
+            bindings = [relax.VarBinding(result, call), *map(relax.VarBinding, outputs, items), *bindings]
         inner: list[Any] = [relax.DataflowBlock(bindings)]
         body = relax.SeqExpr(inner, self.origin.body.body)
         return relax.Function(self.origin.params, body, self.origin.ret_ty, self.origin.is_pure, self.origin.attrs)
 
-    def _program(self, made: Sequence[relax.Var], outputs: Sequence[relax.Var]) -> tuple[list[Any], relax.Function]:
-        """What to call and with what, for ``outputs``. Outputs that nothing else in it reads come last, so that no
-        input is looked at after its memory began to be written."""
-        own, given_out = set(made), set(outputs)
-        inside: dict[relax.Var, None] = {}  # by what is made, in its order: equal calls are then equal programs
-        for var in made:
-            joins = lambda v: v not in inside and (v in own or self.kinds.get(v) == MAP)  # noqa: E731
-            inside.update(dict.fromkeys(self._before([var], joins)))
-        read = {a for v in inside for a in self.reads[v]}
-        ordered = sorted(inside, key=lambda v: v in given_out and v not in read)
-        new: dict[Any, relax.Var] = {}  # outer variable or constant -> the function's own
-        given: list[Any] = []
+    def _fused_program(
+        self, members: Sequence[relax.Var], outputs: Sequence[relax.Var]
+    ) -> tuple[list[Any], relax.Function]:
+        """The arguments and the fused function that computes ``members`` and returns ``outputs``. Outputs that nothing
+        else in it reads come last, so that no input is read after a write to its memory began."""
+        member_set, output_set = set(members), set(outputs)
+        body_vars: dict[relax.Var, None] = {}  # in the order of ``members``: equal calls then have equal programs
+
+        def follows(v: relax.Var) -> bool:
+            return v not in body_vars and (v in member_set or self.fusible.get(v) == ELEMENTWISE)
+
+        for var in members:
+            body_vars.update(dict.fromkeys(self._needed([var], follows)))
+        read_vars = {a for v in body_vars for a in self.reads[v]}
+        ordered = sorted(body_vars, key=lambda v: v in output_set and v not in read_vars)
+        param_of: dict[Any, relax.Var] = {}  # outer variable or constant -> the function's parameter
+        arguments: list[Any] = []
         bindings: list[Any] = []
         for var in ordered:
             for arg in self.values[var].args[1].fields:
-                if _key(arg) not in new:
-                    new[_key(arg)] = relax.Var(f"a{len(given)}", arg.ty)
-                    given.append(arg)
-            kind = relax.Var if var in given_out else relax.DataflowVar
-            new[var] = kind(var.name, var.ty)
-            bindings.append(relax.VarBinding(new[var], _with_args(self.values[var], new)))
+                if _key(arg) not in param_of:
+                    param_of[_key(arg)] = relax.Var(f"a{len(arguments)}", arg.ty)
+                    arguments.append(arg)
+            kind = relax.Var if var in output_set else relax.DataflowVar
+            param_of[var] = kind(var.name, var.ty)
+            bindings.append(relax.VarBinding(param_of[var], _with_args(self.values[var], param_of)))
         inner: list[Any] = [relax.DataflowBlock(bindings)]
-        body = relax.SeqExpr(inner, relax.Tuple([new[v] for v in outputs]))
-        func: Any = relax.Function([new[_key(a)] for a in given], body, relax.TupleType([v.ty for v in outputs]))
-        return given, func.with_attr("Primitive", True)
+        body = relax.SeqExpr(inner, relax.Tuple([param_of[v] for v in outputs]))
+        params = [param_of[_key(a)] for a in arguments]
+        func: Any = relax.Function(params, body, relax.TupleType([v.ty for v in outputs]))
+        return arguments, func.with_attr("Primitive", True)
 
 
-def _cut(members: Sequence[Member]) -> list[list[relax.Var]]:
-    """What ``members`` make, in pieces of at most MOST tensors."""
+def _split_by_tensors(members: Sequence[Member]) -> list[list[relax.Var]]:
+    """The outputs of ``members``, split into programs of at most MAX_TENSORS tensors."""
     parts: list[list[relax.Var]] = []
-    room = 0
+    remaining = 0
     for member in members:
         size = len(member.tensors) + len(member.vars)
-        if size > room:
+        if size > remaining:
             parts.append([])
-            room = MOST
+            remaining = MAX_TENSORS
         parts[-1] += member.vars
-        room -= size
+        remaining -= size
     return parts
 
 
-def _program(module: tvm.IRModule, value: Any) -> Any:
-    """The one program that ``value`` calls for one tensor, None for anything else."""
+def _called_program(module: tvm.IRModule, value: Any) -> Any:
+    """The program that ``value`` calls for a single result; None for anything else."""
     if not isinstance(value, tvm.ir.Call) or getattr(value.op, "name", "") != "relax.call_tir":
         return None
     gv, args = value.args[0], value.args[1]
-    alone = isinstance(args, relax.Tuple) and isinstance(value.ty, relax.TensorType)
-    return gv if alone and isinstance(module[gv], tirx.PrimFunc) else None
+    single_tensor = isinstance(args, relax.Tuple) and isinstance(value.ty, relax.TensorType)
+    return gv if single_tensor and isinstance(module[gv], tirx.PrimFunc) else None
 
 
 def _variables(value: Any) -> list[relax.Var]:
-    """The variables that a call of a program reads; of anything else, those that stand in it."""
+    """The variables that a call of a program reads; of any other value, those in it."""
     if isinstance(value, relax.Var):
         return [value]
     parts = getattr(value, "args", None) or getattr(value, "fields", None) or ()
@@ -239,46 +260,49 @@ def _variables(value: Any) -> list[relax.Var]:
 
 
 def _key(arg: Any) -> Any:
-    """A variable, or what a constant holds: equal constants are one input."""
+    """A variable, or the content of a constant: equal constants are one input."""
     if isinstance(arg, relax.Var):
         return arg
-    held = arg.value.numpy()
-    return str(held.dtype), held.shape, held.tobytes()
+    array = arg.value.numpy()
+    return str(array.dtype), array.shape, array.tobytes()
 
 
-def _with_args(call: Any, new: Mapping[Any, relax.Var]) -> Any:
-    args = relax.Tuple([new[_key(a)] for a in call.args[1].fields])
+def _with_args(call: Any, param_of: Mapping[Any, relax.Var]) -> Any:
+    args = relax.Tuple([param_of[_key(a)] for a in call.args[1].fields])
     return tvm.ir.Call(call.op, [call.args[0], args, *call.args[2:]], call.attrs, call.ty_args, call.span, call.ty)
 
 
 def _kind(func: tirx.PrimFunc) -> str | None:
-    """What a program of one block computes, None if it is of no kind that can be joined."""
-    found, result = blocks(func), func.params[-1]
-    if len(found) != 1 or any(not hasattr(p, "shape") for p in func.params):
+    """The kind of a program of one block; None if it cannot be fused."""
+    inner_blocks, result = blocks(func), func.params[-1]
+    if len(inner_blocks) != 1 or any(not hasattr(p, "shape") for p in func.params):
         return None
-    block = found[0]
+    block = inner_blocks[0]
     writes, reads = regions(block.writes), regions(block.reads)
     if len(writes) != 1 or not writes[0][0].same_as(result) or any(r[0].same_as(result) for r in reads):
         return None
-    wrote = writes[0]
+    written = writes[0]
     axes: list[Any] = [v for v in block.iter_vars if _length(v) != 1]
     reduced = [v for v in axes if v.iter_type != IterVar.DataPar]
-    small = _size(result) == 1
-    wide = [r for r in reads if _size(r[0]) > 1]
-    if small and not axes:
-        return SCALAR if not wide else None
+    scalar_result = _size(result) == 1
+    tensor_reads = [r for r in reads if _size(r[0]) > 1]
+    if scalar_result and not axes:
+        return SCALAR if not tensor_reads else None
     if not reduced:
-        return MAP if all(_is_point(r, block, result.shape) for r in (wrote, *wide)) else None
-    whole = small and len(reduced) == len(axes) and len(wide) == len(reads) == 1
-    return TOTAL if whole and _is_point(wide[0], block, wide[0][0].shape) and _is_sum(block) else None
+        elementwise = all(_is_elementwise_access(r, block, result.shape) for r in (written, *tensor_reads))
+        return ELEMENTWISE if elementwise else None
+    if not scalar_result or len(reduced) != len(axes) or not len(tensor_reads) == len(reads) == 1:
+        return None
+    (read,) = tensor_reads
+    return FULL_SUM if _is_elementwise_access(read, block, read[0].shape) and _is_sum(block) else None
 
 
-def _is_point(region: Any, block: Any, shape: Any) -> bool:
-    """Whether ``region`` is the one element of a tensor of ``shape`` at which the block's axes stand, in order."""
+def _is_elementwise_access(region: Any, block: Any, shape: Any) -> bool:
+    """Whether ``region`` is the single element of a tensor of ``shape`` at the block's axes, in their order."""
     buffer, ranges = region
     axes = [v.var for v in block.iter_vars]
-    same = len(buffer.shape) == len(shape) == len(ranges) and all(map(structural_equal, buffer.shape, shape))
-    return same and len(axes) == len(ranges) and all(r.min.same_as(a) for r, a in zip(ranges, axes, strict=True))
+    same_shape = len(buffer.shape) == len(shape) == len(ranges) and all(map(structural_equal, buffer.shape, shape))
+    return same_shape and len(axes) == len(ranges) and all(r.min.same_as(a) for r, a in zip(ranges, axes, strict=True))
 
 
 def _is_sum(block: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Relax's LegalizeOps, with each operator on given types and constants made into a program once.
+"""Relax's LegalizeOps with a cache: each operator is legalized once for given types and constants.
 
-TVM writes a program for every call and then finds that the module has it already; in a deep model nearly all have been
-written before. The module that comes out is the same.
+TVM writes a program for every call and then finds that the module has it already. In a deep model that is the case for
+nearly all calls. The resulting module is the same.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Legalize = Callable[[relax.BlockBuilder, Any], Any]
 
 
 @frozen
-class _Known:
-    """A program in the module, which of the call's arguments it takes, in order, and its result's type."""
+class _Legalized:
+    """A program in the module, the positions of the operator's arguments that it takes, in order, its result's type."""
 
     program: Any
-    takes: tuple[int, ...]
+    arg_positions: tuple[int, ...]
     type: Any
 
 
 def legalize(module: tvm.IRModule) -> tvm.IRModule:
-    """Every operator of Relax by its own legalization, each (operator, types, attributes) worked out once."""
-    known: dict[Any, _Known] = {}
+    """Every operator of Relax by its own legalization, which runs once for each (operator, types, attributes)."""
+    cache: dict[Any, _Legalized] = {}
     functions = {op.name: op.get_attr("FLegalize") for op in _operators(module)}
-    once = {name: _once(function, known) for name, function in functions.items() if function is not None}
-    return relax.transform.LegalizeOps(once)(module)
+    cached = {name: _cached(function, cache) for name, function in functions.items() if function is not None}
+    return relax.transform.LegalizeOps(cached)(module)
 
 
 def _operators(module: tvm.IRModule) -> list[Any]:
@@ -41,33 +41,34 @@ def _operators(module: tvm.IRModule) -> list[Any]:
     return [ops[name] for name in sorted(ops)]
 
 
-def _once(function: Legalize, known: dict[Any, _Known]) -> Legalize:
-    def legalized(builder: relax.BlockBuilder, call: Any) -> Any:
+def _cached(function: Legalize, cache: dict[Any, _Legalized]) -> Legalize:
+    def legalize_call(builder: relax.BlockBuilder, call: Any) -> Any:
         key = _key(call)
-        if key in known:
-            made = known[key]
-            return relax.call_tir(made.program, relax.Tuple([call.args[n] for n in made.takes]), made.type)
-        done = function(builder, call)
-        made = _program_of(done, list(call.args))
-        if made is not None:
-            known[key] = made
-        return done
+        if key in cache:
+            cached = cache[key]
+            args = [call.args[n] for n in cached.arg_positions]
+            return relax.call_tir(cached.program, relax.Tuple(args), cached.type)
+        result = function(builder, call)
+        legalized = _legalized(result, list(call.args))
+        if legalized is not None:
+            cache[key] = legalized
+        return result
 
-    return legalized
+    return legalize_call
 
 
 def _key(call: Any) -> tuple[Any, ...]:
-    """All that a legalization may look at: operator and attributes, types of variables, which of them are one, and
-    everything else as it is."""
+    """All that a legalization may depend on: the operator, its attributes, the types of variables, which arguments are
+    the same, and every other argument by its structure."""
     args = list(call.args)
-    first = [next(m for m, other in enumerate(args) if other.same_as(arg)) for arg in args]
-    looks = [arg.ty if isinstance(arg, relax.Var) else arg for arg in args]
-    return call.op.name, *map(tvm_ffi.StructuralKey, (call.attrs, *looks)), *first
+    first_equal = [next(m for m, other in enumerate(args) if other.same_as(arg)) for arg in args]
+    structure = [arg.ty if isinstance(arg, relax.Var) else arg for arg in args]
+    return call.op.name, *map(tvm_ffi.StructuralKey, (call.attrs, *structure)), *first_equal
 
 
-def _program_of(done: Any, args: list[Any]) -> _Known | None:
-    """What ``done`` is, if it is one program's call on arguments of the operator's own."""
-    if not isinstance(done, ir.Call) or getattr(done.op, "name", "") != "relax.call_tir" or len(done.args) != 2:
+def _legalized(call: Any, args: list[Any]) -> _Legalized | None:
+    """The cache entry of ``call``, if it calls one program on arguments ``args`` of the operator alone."""
+    if not isinstance(call, ir.Call) or getattr(call.op, "name", "") != "relax.call_tir" or len(call.args) != 2:
         return None
-    takes = [next((n for n, a in enumerate(args) if a.same_as(x)), -1) for x in done.args[1].fields]
-    return None if -1 in takes else _Known(done.args[0], tuple(takes), done.ty_args[0])
+    arg_positions = [next((n for n, a in enumerate(args) if a.same_as(x)), -1) for x in call.args[1].fields]
+    return None if -1 in arg_positions else _Legalized(call.args[0], tuple(arg_positions), call.ty_args[0])

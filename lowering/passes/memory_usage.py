@@ -1,4 +1,4 @@
-"""How much memory a call of a function takes beyond its inputs, and its kernels for themselves."""
+"""How much memory a call of a function takes beyond its inputs, and the workspaces of its kernels."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import tvm
 from attrs import frozen
 from tvm import relax, tirx
 
-STORAGE = "relax.memory.alloc_storage"  # planned, shared by intermediates whose lives do not overlap
+STORAGE = "relax.memory.alloc_storage"  # planned, shared by intermediates whose lifetimes do not overlap
 TENSOR = "relax.builtin.alloc_tensor"  # an output: never planned
 GLOBAL = ("", "global")  # storage scopes
-STACK = 1024  # bytes from which TVM's CPU runtime takes a kernel's own buffer from the heap
-JOINED = "tirx.StorageRewrite"  # TVM's pass after which a program's buffers are those that it asks for
+MIN_HEAP_BYTES = 1024  # bytes from which TVM's CPU runtime takes a kernel's own buffer from the heap
+JOINED = "tirx.StorageRewrite"  # TVM's pass that shares memory between a program's buffers; after it they are final
 
 
 @frozen
 class Call:
-    """Bytes that a call of a function asks for, and the programs that it runs, in order.
+    """The bytes that a call of a function allocates, and the programs that it runs, in order.
 
-    blocks:  for its intermediates, given back when it returns
-    outputs: for each tensor that it returns; one that is written in place is not among them
+    blocks:  for its intermediates, freed when it returns
+    outputs: for each tensor that it returns, but for those written in place
     """
 
     blocks: tuple[int, ...]
@@ -37,8 +37,8 @@ class Call:
 
 @frozen
 class Workspace:
-    """Bytes of the buffers that a program takes from the heap and that are live together, in the order it takes them:
-    ``own`` once, ``task`` in each thread that has a part of its loops."""
+    """Bytes of the buffers that a program allocates on the heap and that are live together, in order of allocation:
+    ``own`` once, ``task`` in each thread that runs a part of its parallel loops."""
 
     own: tuple[int, ...] = ()
     task: tuple[int, ...] = ()
@@ -49,8 +49,8 @@ class Workspace:
         return sum(self.own) + sum(self.task)
 
 
-def planned(module: tvm.IRModule) -> dict[str, Call]:
-    """Function -> what a call asks for; after the storages are planned."""
+def call_memory(module: tvm.IRModule) -> dict[str, Call]:
+    """Function -> what a call allocates; after storage planning."""
     return {gv.name_hint: _call(func) for gv, func in module.functions_items() if isinstance(func, relax.Function)}
 
 
@@ -68,19 +68,19 @@ def _call(func: relax.Function) -> Call:
 
 
 def constants(module: tvm.IRModule) -> tuple[int, ...]:
-    """Bytes of each tensor that the functions have in them: equal ones are one in the library."""
-    found: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+    """Bytes of each distinct constant tensor of the functions: the library holds equal ones once."""
+    sizes: dict[tuple[str, tuple[int, ...], bytes], int] = {}
 
     def note(value: Any) -> None:
         data = getattr(value, "value", None)
         if isinstance(data, tvm.runtime.Tensor):
             array = data.numpy()
-            found[str(data.dtype), array.shape, array.tobytes()] = array.nbytes
+            sizes[str(data.dtype), array.shape, array.tobytes()] = array.nbytes
 
     for _, func in module.functions_items():
         if isinstance(func, relax.Function):
             relax.analysis.post_order_visit(func, note)
-    return tuple(found.values())
+    return tuple(sizes.values())
 
 
 def _tensor_bytes(shape: Any, dtype: Any) -> int:
@@ -90,45 +90,49 @@ def _tensor_bytes(shape: Any, dtype: Any) -> int:
 
 @tvm.ir.instrument.pass_instrument
 class Workspaces:
-    """``found``: program -> the buffers of ``least`` bytes or more that it takes for itself, of the programs that are
-    compiled with this among the instruments of the pass context. They are looked at where TVM has cut each down to what
-    of it is needed at once, and made one of those that are not needed at the same time. A GPU's launches share no
-    stack: what one leaves for the next is memory of the card, whatever its size."""
+    """A pass instrument that measures the workspaces of the programs that are compiled with it.
 
-    def __init__(self, least: int = STACK) -> None:
-        self.least = least
-        self.found: dict[str, Workspace] = {}
+    by_program: program -> its buffers of ``min_bytes`` or more. They are read after TVM has shrunk each buffer to what
+                is
+    live at once, and has merged buffers that are never live together. A GPU's launches share no stack: what one launch
+    leaves for the next is device memory, whatever its size, so ``min_bytes`` is 1 there.
+    """
+
+    def __init__(self, min_bytes: int = MIN_HEAP_BYTES) -> None:
+        self.min_bytes = min_bytes
+        self.by_program: dict[str, Workspace] = {}
 
     def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
         if info.name == JOINED:
             programs = {gv.name_hint: f for gv, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
-            self.found |= {name: _workspace(func.body, self.least) for name, func in programs.items()}
+            self.by_program |= {name: _workspace(func.body, self.min_bytes) for name, func in programs.items()}
 
 
-def _workspace(stmt: Any, least: int) -> Workspace:
-    """Of ``stmt``: what it allocates stands beside the largest of its parts, which follow one another."""
-    taken: list[int] = []
-    inner: list[Workspace] = []
+def _workspace(stmt: Any, min_bytes: int) -> Workspace:
+    """The workspace of ``stmt``: its own allocations, live together with the largest of its sub-statements, which run
+    one after the other."""
+    sizes: list[int] = []
+    nested: list[Workspace] = []
     for part in parts_of(stmt):
         if not isinstance(part, tirx.AllocBuffer):
-            inner.append(_workspace(part, least))
-        elif part.buffer.scope() in GLOBAL and (size := _buffer_bytes(part.buffer)) >= least:
-            taken.append(size)
-    own, task = most(w.own for w in inner), most(w.task for w in inner)
+            nested.append(_workspace(part, min_bytes))
+        elif part.buffer.scope() in GLOBAL and (size := _buffer_bytes(part.buffer)) >= min_bytes:
+            sizes.append(size)
+    own, task = elementwise_max(w.own for w in nested), elementwise_max(w.task for w in nested)
     if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
-        return Workspace((), (*taken, *own, *task))
-    return Workspace((*taken, *own), task)
+        return Workspace((), (*sizes, *own, *task))
+    return Workspace((*sizes, *own), task)
 
 
 def parts_of(stmt: Any) -> list[Any]:
-    """The statements directly in ``stmt``."""
+    """The direct sub-statements of ``stmt``."""
     parts = [getattr(stmt, name, None) for name in ("block", "init", "body", "then_case", "else_case")]
     return [part for part in (*parts, *(getattr(stmt, "seq", None) or ())) if part is not None]
 
 
-def most(lists: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Of several lists of which one is needed at a time: as many as the longest has, each as large as the largest in
-    its place, the largest first. A list that stands alone stays as it is."""
+def elementwise_max(lists: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """A list of sizes that has room for each of ``lists``, of which one is live at a time: sorted from the largest on,
+    and the maximum taken position by position. A single list keeps its order."""
     lists = [sizes for sizes in lists if sizes]
     if len(lists) < 2:
         return tuple(*lists)

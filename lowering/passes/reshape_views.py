@@ -1,7 +1,7 @@
-"""A reshape of an intermediate is a view of its memory, and no kernel.
+"""Turns the reshape of an intermediate into a view of its memory, without a kernel.
 
-TVM's pass finds them by working out which element goes where, and counts these in 32 bits: it fails on tensors of 2^31
-elements and more. Programs of such are looked at here first, by what TVM names their only block.
+TVM's pass recognizes reshapes by their index maps and counts elements in 32 bits: it fails on tensors of 2^31 elements
+and more. Programs on such tensors are recognized here first, by the name that TVM gives their only block.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tvm import ir, relax, tirx
 
 from .block_accesses import blocks
 
-LARGE = 1 << 31  # elements, from which TVM's own pass cannot count them
+MIN_LARGE_ELEMENTS = 1 << 31  # the smallest number of elements that TVM's own pass cannot count
 BLOCK = "T_reshape"
 
 
-def views(module: tvm.IRModule) -> tvm.IRModule:
+def reshapes_to_views(module: tvm.IRModule) -> tvm.IRModule:
     """Every reshape of an intermediate in ``module`` as Relax's own operator, which becomes a view."""
     module = module.clone()
     for gv, func in module.functions_items():
@@ -28,17 +28,17 @@ def views(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rewritten(module: tvm.IRModule, func: relax.Function) -> relax.Function:
-    """``func`` with its large reshapes, those that are results left out, as TVM does."""
-    builder, made, found = relax.BlockBuilder(), [], False
+    """``func`` with its large reshapes as Relax's operator; those that are results stay kernels, as in TVM's pass."""
+    builder, new_blocks, any_large = relax.BlockBuilder(), [], False
     for block in func.body.blocks:
         bindings = []
         for binding in block.bindings:
             large = isinstance(binding.var, relax.DataflowVar) and _is_large(module, binding.value)
-            found |= large
+            any_large |= large
             bindings.append(relax.VarBinding(binding.var, builder.normalize(_view(binding))) if large else binding)
-        made.append(type(block)(bindings))
-    body = relax.SeqExpr(made, func.body.body)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs) if found else func
+        new_blocks.append(type(block)(bindings))
+    body = relax.SeqExpr(new_blocks, func.body.body)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs) if any_large else func
 
 
 def _view(binding: Any) -> Any:
@@ -47,12 +47,12 @@ def _view(binding: Any) -> Any:
 
 
 def _is_large(module: tvm.IRModule, value: Any) -> bool:
-    """Is ``value`` a call of a program that reshapes a large tensor, and does nothing else?"""
+    """Whether ``value`` calls a program that only reshapes a large tensor."""
     if not isinstance(value, ir.Call) or getattr(value.op, "name", "") != "relax.call_tir":
         return False
     program = module[value.args[0]]
     if not isinstance(program, tirx.PrimFunc) or len(program.params) != 2:
         return False
-    if any(math.prod(map(int, p.shape)) < LARGE for p in program.params):
+    if any(math.prod(map(int, p.shape)) < MIN_LARGE_ELEMENTS for p in program.params):
         return False
     return [block.name_hint for block in blocks(program)] == [BLOCK]

@@ -1,12 +1,12 @@
-"""Which intermediate tensors of a function share memory, decided now.
+"""Static storage planning: which intermediate tensors of a function share memory.
 
-Runs after CallTIRRewrite, where a function is a list of allocations, kernel calls that name their destination, and
-views. A call then asks for each block of memory once and gives all back when it returns: nothing in between has to be
-released. A block is one tensor, of bytes, which stands for all that lies in it one after the other, views too: kernels
-look at no more of an argument than its address (their shapes are fixed, their checks left out), and each object takes
-as long as a small kernel. Results stay allocations of their own, since they outlive the call.
+Runs after CallTIRRewrite, where a function is a list of allocations, kernel calls in destination-passing style, and
+views. A call allocates each block of memory once and frees all when it returns. A block is one tensor of bytes, which
+replaces every tensor that lies in it, views too: kernels use only the address of an argument (shapes are static, checks
+are left out), and creating a tensor object takes as long as a small kernel. Results keep their own allocations, since
+they outlive the call.
 
-TVM's own plan (StaticPlanBlockMemory) shares as much, and makes an object for every tensor.
+TVM's own plan (StaticPlanBlockMemory) shares as much, but makes an object for every tensor.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ RESHAPE = "relax.reshape"
 
 
 @frozen
-class Life:
-    """An intermediate of ``size`` bytes that the bindings ``first`` to ``last`` write and read."""
+class Lifetime:
+    """An intermediate of ``size`` bytes that is live from binding ``first`` to binding ``last``."""
 
     var: relax.Var
     size: int
@@ -37,24 +37,28 @@ class Life:
 
 @define
 class Block:
-    """Memory of ``size`` bytes for tensors of which no two live at once: ``lives``, in order; ``firsts`` of them."""
+    """Memory of ``size`` bytes for tensors of which no two are live at once.
+
+    lifetimes: of these tensors, in order
+    starts:    the first binding of each, for bisection
+    """
 
     size: int
-    lives: list[Life] = field(factory=list)
-    firsts: list[int] = field(factory=list)
+    lifetimes: list[Lifetime] = field(factory=list)
+    starts: list[int] = field(factory=list)
 
-    def take(self, life: Life) -> bool:
-        """Puts ``life`` among ``lives``, unless another one is in its way."""
-        n = bisect.bisect_right(self.firsts, life.last)
-        if n and self.lives[n - 1].last >= life.first:
+    def try_place(self, lifetime: Lifetime) -> bool:
+        """Whether ``lifetime`` overlaps none of ``lifetimes``; if so, adds it."""
+        n = bisect.bisect_right(self.starts, lifetime.last)
+        if n and self.lifetimes[n - 1].last >= lifetime.first:
             return False
-        self.lives.insert(n, life)
-        self.firsts.insert(n, life.first)
+        self.lifetimes.insert(n, lifetime)
+        self.starts.insert(n, lifetime.first)
         return True
 
 
-def storages(module: tvm.IRModule) -> tvm.IRModule:
-    """Give the intermediates of every Relax function of ``module`` their blocks."""
+def plan_storage(module: tvm.IRModule) -> tvm.IRModule:
+    """``module`` with the intermediates of every Relax function in shared blocks."""
     module = module.clone()
     for gv, func in module.functions_items():
         if isinstance(func, relax.Function):
@@ -62,36 +66,37 @@ def storages(module: tvm.IRModule) -> tvm.IRModule:
     return module
 
 
-def shared(lives: Sequence[Life]) -> list[Block]:
-    """Blocks for ``lives``: large ones first, each into the smallest block that is free while it lives, or into a new
-    one (greedy by size, Pisarchyk and Lee 2020, arXiv:2001.03288)."""
+def share_blocks(lifetimes: Sequence[Lifetime]) -> list[Block]:
+    """Blocks for ``lifetimes``, greedy by size (Pisarchyk and Lee 2020, arXiv:2001.03288): the largest first, each into
+    the smallest block that is free during its lifetime, or into a new one."""
     sizes: dict[int, list[Block]] = {}  # largest first, as they are made
-    for life in sorted(lives, key=lambda life: (-life.size, life.first)):
+    for lifetime in sorted(lifetimes, key=lambda lifetime: (-lifetime.size, lifetime.first)):
         smallest = (block for size in reversed(sizes) for block in sizes[size])
-        if not any(block.take(life) for block in smallest):
-            block = Block(life.size)
-            block.take(life)
-            sizes.setdefault(life.size, []).append(block)
+        if not any(block.try_place(lifetime) for block in smallest):
+            block = Block(lifetime.size)
+            block.try_place(lifetime)
+            sizes.setdefault(lifetime.size, []).append(block)
     return [block for blocks in sizes.values() for block in blocks]
 
 
 def _planned(func: relax.Function) -> relax.Function:
     bindings = [(b.var, b.value) for block in func.body.blocks for b in block.bindings]
-    made, home = [], {}
-    for n, block in enumerate(shared(_lives(func, bindings))):
+    new_bindings, block_tensor = [], {}
+    for n, block in enumerate(share_blocks(_lifetimes(func, bindings))):
         storage = relax.Var(f"storage{n}", relax.AnyType())
         tensor = relax.Var(f"block{n}", relax.TensorType(_shape(block.size), "uint8"))
         space = relax.op.memory.alloc_storage(_shape(block.size), 0, "global", "uint8")
-        made.append(relax.VarBinding(storage, space))
-        made.append(relax.VarBinding(tensor, relax.op.memory.alloc_tensor(storage, 0, _shape(block.size), "uint8")))
-        home.update((life.var, tensor) for life in block.lives)
-    made += _rewritten(bindings, home)
-    body = relax.SeqExpr([relax.BindingBlock(made)], func.body.body)
+        new_bindings.append(relax.VarBinding(storage, space))
+        bytes_tensor = relax.op.memory.alloc_tensor(storage, 0, _shape(block.size), "uint8")
+        new_bindings.append(relax.VarBinding(tensor, bytes_tensor))
+        block_tensor.update((lifetime.var, tensor) for lifetime in block.lifetimes)
+    new_bindings += _rewritten(bindings, block_tensor)
+    body = relax.SeqExpr([relax.BindingBlock(new_bindings)], func.body.body)
     return relax.Function(func.params, body, func.ret_ty, is_pure=func.is_pure, attrs=func.attrs)
 
 
-def _lives(func: relax.Function, bindings: Sequence[tuple[relax.Var, Any]]) -> list[Life]:
-    """Of every allocation whose memory is not returned, in the order of their first use."""
+def _lifetimes(func: relax.Function, bindings: Sequence[tuple[relax.Var, Any]]) -> list[Lifetime]:
+    """The lifetime of every allocation whose memory is not returned, in the order of first use."""
     owners: dict[Any, frozenset[relax.Var]] = {p: frozenset((p,)) for p in func.params}
     uses: dict[relax.Var, list[int]] = {}
     for n, (var, value) in enumerate(bindings):
@@ -103,7 +108,7 @@ def _lives(func: relax.Function, bindings: Sequence[tuple[relax.Var, Any]]) -> l
             if memory in uses:
                 uses[memory].append(n)
     returned = owners_of(func.body.body, owners)
-    return [Life(v, _bytes(v), n[0], n[-1]) for v, n in uses.items() if n and v not in returned]
+    return [Lifetime(var, _bytes(var), n[0], n[-1]) for var, n in uses.items() if n and var not in returned]
 
 
 def _bytes(var: relax.Var) -> int:
@@ -117,21 +122,22 @@ def _shape(*sizes: int) -> relax.ShapeExpr:
 
 
 def _rewritten(
-    bindings: Sequence[tuple[relax.Var, Any]], home: Mapping[relax.Var, relax.Var]
+    bindings: Sequence[tuple[relax.Var, Any]], block_tensor: Mapping[relax.Var, relax.Var]
 ) -> list[relax.VarBinding]:
-    """The bindings that are left where each planned allocation, and each reshape of one, is its block's tensor."""
+    """The remaining bindings, with each planned allocation, and each reshape of one, replaced by its block's tensor."""
     tensors: dict[relax.Var, relax.Var] = {}
-    out = []
+    rewritten = []
     for var, value in bindings:
-        tensor = home.get(var, tensors.get(_viewed(value)))
+        tensor = block_tensor.get(var, tensors.get(_viewed(value)))
         if tensor is None:
-            out.append(relax.VarBinding(var, renamed(value, tensors)))
+            rewritten.append(relax.VarBinding(var, renamed(value, tensors)))
         else:
             tensors[var] = tensor
-    return out
+    return rewritten
 
 
 def _viewed(value: Any) -> Any:
-    """The variable that ``value`` is, or that it is a reshape of."""
-    is_reshape = isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == RESHAPE
-    return value.args[0] if is_reshape else value if isinstance(value, relax.Var) else None
+    """``value`` if it is a variable, its argument if it is a reshape, else None."""
+    if isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == RESHAPE:
+        return value.args[0]
+    return value if isinstance(value, relax.Var) else None

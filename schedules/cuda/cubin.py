@@ -22,12 +22,16 @@ NAME = "kernels.cu"
 # -fmad=false: a product that is added is fused where the text says so, as on the CPU, and nowhere else.
 OPTIONS = ("-default-device", "-fmad=false", "--device-int128")
 PTX = "compute_"
-CACHE_BYTES = 2**30  # 1 GiB; an example takes about one million bytes for each architecture. Chosen
-DAY = 24 * 3600  # seconds; a temporary file older than this was left by a build that was killed
+# 1 GiB; an example takes about a million bytes for each architecture. Chosen: a smaller cache compiles again more
+# often.
+CACHE_BYTES = 2**30
+# Seconds. A temporary file older than this was left by a build that was killed; no build takes so long to write an
+# entry.
+DAY = 24 * 3600
 # TVM's prelude of type traits takes 20 times as long to parse as all else, and only kernels of 8-bit floats use it. So
 # it is removed from text that does not name std::.
 _TRAITS = re.compile(r"  #include <cuda/std/type_traits>\n  namespace std \{\n(?:    using cuda::std::\w+;\n)*  \}\n")
-# A vector copy is rewritten as a copy of one integer of the same width. NVRTC splits a copied struct into elements and
+# A vector copy is rewritten as a copy of an integer of the same width. NVRTC splits a copied struct into elements and
 # merges loads again in an order that depends on addresses in its own memory: it gave a dozen different cubins for
 # attention's gradients. The cast is safe: the compiler assumes no strict aliasing (tests/schedules/test_cubin.py).
 _INTEGER_OF_VECTOR: dict[str, str] = dict.fromkeys(("float2", "int2", "uint2"), "long long")
@@ -77,7 +81,7 @@ def _key(text: str, options: tuple[str, ...]) -> str:
 
 
 def folder() -> Path | None:
-    """The cache: ``sexpgpu/kernels`` in the user's cache folder, None without one. It may be deleted at any time."""
+    """The cache: ``sexpgpu/kernels`` in the user's cache folder, None without such a folder. It may be deleted."""
     xdg_cache = os.environ.get("XDG_CACHE_HOME", "")
     home = os.environ.get("HOME", "")
     root = Path(xdg_cache) if os.path.isabs(xdg_cache) else Path(home) / ".cache" if os.path.isabs(home) else None
@@ -101,7 +105,7 @@ def _cached(key: str) -> bytes | None:
 
 
 def _store_cached(key: str, data: bytes) -> None:
-    """Write an entry atomically: other builds may read and write the same one at the same time."""
+    """Write an entry atomically: other builds may read and write the same entry at the same time."""
     cache = folder()
     if cache is None:
         return
@@ -126,7 +130,7 @@ def _entries(cache: Path) -> list[Path]:
 
 def prune(max_bytes: int = CACHE_BYTES) -> None:
     """Evict the least recently used entries until ``max_bytes`` bytes remain at most, and what killed builds left.
-    Other builds may run at the same time: one that misses an entry compiles it again."""
+    Other builds may run at the same time: a build that misses an entry compiles it again."""
     cache = folder()
     if cache is None:
         return

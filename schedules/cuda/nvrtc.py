@@ -1,6 +1,6 @@
 """Bindings of NVRTC, NVIDIA's run-time compiler: CUDA text to a cubin or PTX, without a GPU.
 
-The library and headers come from pinned wheels, found by path; a CUDA toolkit on the machine is ignored, since its
+The library and headers come from pinned wheels, loaded by path; a CUDA toolkit on the machine is ignored, since its
 version would change the bytes of an artifact.
 """
 

@@ -1,8 +1,8 @@
 """Column reductions: a thread a result, neighbouring threads on neighbouring columns, so that loads are coalesced.
 
-Taken: reductions over an axis that is not the contiguous one (bias gradients, sums over a batch), with their epilogue.
+Taken: reductions over any axis but the contiguous (bias gradients, sums over a batch), with their epilogue.
 Many results: each thread walks down its own column. Few results and many rows: all threads of a block load a tile of
-rows into shared memory, double-buffered through registers, and the first ``width`` threads add it. Either way one
+rows into shared memory, double-buffered through registers, and the first ``width`` threads add it. Either way a
 thread adds a column from its first row to its last, which is the CPU's order.
 """
 
@@ -29,13 +29,20 @@ from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, launch_per_p
 from .threads.warp_reduce import accumulate, load_operands, operand_count, partially_unrolled
 
 # The constants are chosen, not measured. None of them changes bits, only speed.
-BLOCKS = 256  # blocks, about two a multiprocessor: with fewer results than fill so many, blocks have fewer threads
-MAX_STAGED_RESULTS = 16_384  # results; with as many or more, a thread each has enough loads under way
-MIN_STAGED_DEPTH = 64  # rows of a column; below, the barriers cost more than the prefetch gains
+# Blocks wanted, about two a multiprocessor. With fewer results than fill so many, blocks have fewer threads. If it is
+# too small, multiprocessors idle; if too large, blocks are a single warp.
+BLOCKS = 256
+# Results. With as many or more, a thread each has enough loads in flight to hide their latency. If it is too large, the
+# barriers of staging are paid for nothing.
+MAX_STAGED_RESULTS = 16_384
+# Rows of a column. Below, the barriers of staging cost more than its prefetch gains.
+MIN_STAGED_DEPTH = 64
 # (blocks that are wanted, fewest results a block): fewer blocks than that halve the width, down to 8 float32, which are
-# one sector of 32 bytes.
+# a sector of 32 bytes: narrower rows would load bytes that nobody adds.
 WIDTH_LIMITS = 64, 8
-STAGING_BYTES = 32 * 1024  # bytes of shared memory of a block for the tiles; sm_75 allows 48 KiB
+# Bytes of shared memory of a block for the tiles, within the 48 KiB that sm_75 allows. If it is smaller, fewer rows are
+# prefetched at once.
+STAGING_BYTES = 32 * 1024
 
 
 def column_reduction_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
@@ -44,20 +51,21 @@ def column_reduction_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[in
     if stage.reduction is None or reduces_along_memory(ctx, stage) or read_contraction(ctx.program, stage) is not None:
         return None
     epilogue = epilogue_stages(ctx, stage, stages[1:])
+    # An argmax is not staged: a tile holds values, and its accumulator needs the row of each value too.
     staged = stage.points < MAX_STAGED_RESULTS and stage.depth >= MIN_STAGED_DEPTH and not is_argmax(stage)
     nest = _ColumnReduction(ctx, stage, epilogue, _coalesced_axes(ctx, stage))
     return 1 + len(epilogue), nest.staged() if staged else nest.unstaged()
 
 
 def _coalesced_axes(ctx: NestContext, stage: Stage) -> tuple[Axis, ...]:
-    """The result axes with the contiguous one last, so that neighbouring threads load neighbouring addresses."""
+    """The result axes with the contiguous axis last, so that neighbouring threads load neighbouring addresses."""
     contiguous = contiguous_axis(reads_of(ctx, stage), [*stage.space, *stage.reduce])
     return (*(a for a in stage.space if a is not contiguous), *(a for a in stage.space if a is contiguous))
 
 
 @attrs.frozen(eq=False)
 class _ColumnReduction:
-    """``reduction`` and its ``epilogue``; ``axes``: result axes, the last one along neighbouring threads."""
+    """``reduction`` and its ``epilogue``; ``axes``: result axes, the last along neighbouring threads."""
 
     ctx: NestContext
     reduction: Stage
@@ -71,14 +79,18 @@ class _ColumnReduction:
         return index_of(self.reduction.reduce, unravel(r, [a.extent for a in self.reduction.reduce]))
 
     def unstaged(self) -> Stmt:
-        """One thread loads and adds a column."""
+        """A thread loads and adds a column."""
         threads = THREADS
         while threads > WARP and self.reduction.points < threads * BLOCKS:
             threads //= 2
 
         def column(flat: Expr) -> Stmt:
             acc, result_index = accumulator(self.reduction, 1), self._result_index(flat)
-            add = lambda r: acc.add(self.ctx, result_index | self._row_index(r), i64(0))  # noqa: E731
+
+            def add(r: Expr) -> Stmt:
+                return acc.add(self.ctx, result_index | self._row_index(r), i64(0))
+
+            # Unrolled, so that UNROLL loads are in flight while the additions wait for each other. Their order stays.
             k_loop = partially_unrolled(self.reduction.depth, add, UNROLL)
             write = store_result(self.ctx, self.reduction, result_index, acc.result(i64(0)), self.epilogue)
             return block([acc.start(i64(0), i64(0)), k_loop, write], acc.buffers)
@@ -91,6 +103,7 @@ class _ColumnReduction:
         rows_at_once = THREADS // width
         parts, dtype = operand_count(self.ctx, self.reduction), partial_type(self.reduction)
         rows_per_thread = STAGING_BYTES // (THREADS * parts * tvm.DataType(dtype).itemsize)
+        # Rows a thread prefetches at once: UNROLL, or as many as shared memory or the column has.
         rows_per_thread = max(1, min(UNROLL, rows_per_thread, -(-self.reduction.depth // rows_at_once)))
         staged_registers = [scratch([rows_per_thread], dtype, "held") for _ in range(parts)]
         tiles = [shared([rows_at_once * rows_per_thread * width], dtype, "rows") for _ in range(parts)]
@@ -101,6 +114,8 @@ class _ColumnReduction:
         def body(b: Expr, t: Expr) -> Stmt:
             column, row_lane = b * width + tirx.floormod(t, i64(width)), tirx.floordiv(t, i64(width))
             is_exact = self.reduction.points % width == 0
+            # Threads past the last column repeat it instead of leaving: a barrier needs every thread of the block, and
+            # their loads must stay inside the tensor.
             result_index = self._result_index(column if is_exact else tirx.Min(column, i64(self.reduction.points - 1)))
             tile = _StagedTile(self, result_index, row_lane, t, rows_at_once, rows_per_thread, staged_registers, tiles)
             result = in_type(load(acc, i64(0)), str(self.reduction.buffer.dtype))
@@ -109,7 +124,7 @@ class _ColumnReduction:
 
             def iteration(p: Expr) -> Stmt:
                 add = tirx.IfThenElse(t < width, tile.add(p, acc, width), None)
-                # the first barrier: the tile has been read; the second: the next one is complete
+                # The first barrier: every adder has read the tile. The second: the next tile is complete.
                 return seq([tile.prefetch(p + 1), add, barrier(), tile.store_shared(), barrier()])
 
             count = -(-self.reduction.depth // (rows_at_once * rows_per_thread))
@@ -129,7 +144,7 @@ class _ColumnReduction:
 @attrs.frozen(eq=False)
 class _StagedTile:
     """``rows_at_once * rows_per_thread`` rows of a block's columns. The threads of row ``row_lane`` load elements into
-    ``staged_registers``, then store them to the shared ``tiles`` (one for each factor of a product)."""
+    ``staged_registers``, then store them to the shared ``tiles`` (a tile for each factor of a product)."""
 
     nest: _ColumnReduction
     result_index: dict[Any, Expr]
@@ -158,6 +173,8 @@ class _StagedTile:
 
     def add(self, number: Expr, acc: Any, width: int) -> Stmt:
         rows = self.rows_at_once * self.rows_per_thread
+        # The last tile may be shorter. Past the column's end the registers, and so the tile, still hold older rows:
+        # they must not be added.
         count = tirx.Min(i64(self.nest.reduction.depth) - number * rows, i64(rows))
 
         def add_row(r: Expr) -> Stmt:

@@ -1,8 +1,8 @@
 """Elementwise stages over one iteration domain, fused: a thread a point, all values in registers.
 
 All loads of a point come before its stores, so an output may share memory with an input. Neighbouring threads have
-neighbouring points, so accesses are coalesced; where loads run along another axis, ``transpose`` takes the nest. There
-are no sums here, so nothing depends on an order.
+neighbouring points, so accesses are coalesced; where loads run along another axis, ``transpose`` takes them.
+There is no sum, so nothing depends on an order.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from ..tir.stages import Stage
 from .threads.launch import THREADS, launch, launch_per_point, unrolled
 from .transpose import find_transpose, transpose_launch
 
-# Points from which a thread takes several: one load under way in each thread does not fill the memory's bandwidth.
-# Chosen, not measured; only speed depends on it.
+# Points from which a thread takes several: a single load in flight in each thread does not fill the memory's bandwidth.
+# Fewer points need all threads that they can have. Chosen, not measured; only speed depends on it.
 MIN_POINTS_UNROLLED = 2**20
+# Loads of a thread in flight. Chosen, not measured; more take registers, and with them threads from a multiprocessor.
 POINTS_PER_THREAD = 4
 
 
@@ -51,7 +52,10 @@ def _over_points(points: int, body: Callable[[Expr], Stmt]) -> Stmt:
     full_blocks, rest = divmod(points, points_per_block)
 
     def block(b: Expr, t: Expr) -> Stmt:
-        point = lambda u: b * points_per_block + u * THREADS + t  # noqa: E731
+        # A block's width apart, not neighbours: so the threads of a warp stay neighbours in each of their loads.
+        def point(u: Expr) -> Expr:
+            return b * points_per_block + u * THREADS + t
+
         all_points = unrolled(POINTS_PER_THREAD, lambda u: body(point(u)))
         if not rest:
             return all_points

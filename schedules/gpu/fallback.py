@@ -31,6 +31,7 @@ class ByHand:
             return None
         body = rewrite(func.body, [(s_tir.SBlockRealize, lambda r: _without_block(r.block))])
         body = _launches(body)
+        # Last, since launches allocate buffers of their own: bfloat16 among them become uint16 (``bfloat16.as_bits``).
         body = as_bits(body, nest_buffers(body))
         return tirx.PrimFunc(list(func.params), body).with_attrs({str(k): v for k, v in func.attrs.items()})
 
@@ -54,12 +55,14 @@ def _launches(stmt: Any) -> Any:
     if isinstance(stmt, tirx.For) and is_int(stmt.extent):
         extent = value_of(stmt.extent)
         if stmt.kind == tirx.ForKind.PARALLEL:
+            # Blocks of a single warp: an iteration is long serial work, and small blocks spread over multiprocessors.
             return for_device(
                 launch_per_point(extent, lambda p: rewrite(stmt.body, [(tvm.ir.Var, _substitution(stmt, p))]), WARP)
             )
         if stmt.kind == tirx.ForKind.SERIAL and extent == 1:
             zero = tirx.IntImm(str(stmt.loop_var.ty.dtype), 0)
             return _launches(rewrite(stmt.body, [(tvm.ir.Var, _substitution(stmt, zero))]))
+    # What the author did not mark parallel may depend on its own order: a single thread keeps it.
     return for_device(launch(1, 1, lambda b, t: stmt))
 
 
@@ -86,7 +89,9 @@ def _bind(schedule: Any, block: Any) -> None:
     kinds = [axis.iter_type for axis in schedule.get(block).iter_vars]
     spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.DataPar]
     if not spatial:
+        # A full reduction has no spatial axis: a loop of extent 1 is what block and thread are bound to.
         spatial = [schedule.add_unit_loop(loops[0] if loops else block)]
+    # Spatial loops outermost, reduced loops in their order inside a thread: sums keep the program's order.
     schedule.reorder(*spatial)
     fused = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
     outer, inner = schedule.split(fused, [None, THREADS])

@@ -28,7 +28,7 @@ class LoopProgram:
 
 
 def read_loop_program(func: Any) -> LoopProgram | None:
-    """None for a program without the annotation, or with more blocks than one."""
+    """None for a program without the annotation, or with several blocks."""
     leaves = [b for b in collect(func.body, s_tir.SBlock) if not collect(b.body, s_tir.SBlock)]
     if len(leaves) != 1 or "by_hand" not in leaves[0].annotations:
         return None

@@ -1,9 +1,9 @@
 """Multi-tensor kernels (horizontal fusion): an optimizer's step over all parameters, and sums over each, in one launch.
 
-A block is one task: one piece of one member tensor. The member is found by bisection over the tasks, and its addresses
+A block is a task: a piece of a member tensor. It gets its member by bisection over the tasks, and the addresses
 come from kernel parameters; so the text of a form is written once for all its members. Sums are two-level: a warp
-reduces a piece, then one block reduces the pieces of each member. Both use the reduction tree that the CPU uses, so
-bits do not depend on which block ran first.
+reduces a piece, then a single block reduces the pieces of each member. Both use the reduction tree that the CPU uses,
+so bits do not depend on which block ran first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 from tvm import tirx
 from tvm.ir import PointerType, PrimType
-from tvm.ir.expr import Call
 
 from ..tir.accumulators import accumulator
 from ..tir.builder import Expr, Stmt, i64, load, scratch, seq, store
@@ -28,26 +27,33 @@ from ..tir.tensor_list import Members
 from .threads.launch import THREADS, UNROLL, WARP, barrier, launch, shared, unrolled
 from .threads.warp_reduce import ThreadGroup, tree_reduce
 
-MAX_KERNEL_POINTERS = 480  # parameters of 8 bytes; CUDA allows 4096 bytes, and the rest is room for scalars
-BLOCKS = 256  # blocks that are wanted before a thread takes several elements; chosen, not measured
-MEMBER_WARPS = 32  # warps of the finishing block, each with a member: as many as a block may have
+# Parameters of 8 bytes: with room for scalars they take less than 4096 bytes, the limit of CUDA before 12.1. With
+# fewer, many members need more launches.
+MAX_KERNEL_POINTERS = 480
+# Blocks that are wanted before a thread takes several elements; chosen, not measured, and of no effect on bits.
+BLOCKS = 256
+# Warps of the finishing block, each with a member: as many as a block may have. It changes speed only.
+MEMBER_WARPS = 32
 # (most pieces of a member, lanes of the reduction of their results); 0 lanes: a single result is copied. It must equal
 # what ``reduction_order`` in tir/reduction.py says of a row of as many elements, or a GPU's bits leave the CPU's.
 WIDTH_BY_PIECES = ((1, 0), (TREE_WIDTH - 1, 1), (LONG_ROW - 1, TREE_WIDTH), (2**63 - 1, 4 * TREE_WIDTH))
 
 
 def multi_tensor_launches(program: Program, target: Any, tensors: Members) -> list[Stmt] | None:
-    """A launch for each form and as many members as its parameters allow, then one that finishes the sums.
+    """A launch for each form and as many members as its parameters allow, then a launch that finishes the sums.
 
-    None where a form both reduces and stores, as one task might read what another has stored; and, where buffers are
+    None where a form both reduces and stores, as a task might read what another has stored; and, where buffers are
     aliased, where a launch would read again what it has stored.
     """
     groups: list[TensorGroup] = []
-    target = attrs.evolve(target, functions={})  # CPU kernels write these out step by step; CUDA has them as functions
+    # CPU kernels write exp and the like out step by step; CUDA text has the same steps as functions.
+    target = attrs.evolve(target, functions={})
     for form in dict.fromkeys(m.form for m in tensors.members):
         members = [m for m in tensors.members if m.form is form]
         memory = len(make_group(program, target, form, members[:1], 0).memory)
         max_members = (MAX_KERNEL_POINTERS - memory) // max(memory, 1)
+        # Elements of a task shrink until there are enough blocks. Only elementwise tasks do: the pieces of a sum decide
+        # its bits, so make_group gives those their own length.
         piece = ELEMENTWISE_PIECE
         while piece > THREADS and sum(-(-m.length // piece) for m in members) < BLOCKS:
             piece //= 2
@@ -91,7 +97,7 @@ def _with_member(group: TensorGroup, task: Expr, work: Callable[[Expr, Expr], li
         if k not in group.own:
             return group.members[0].buffers[k].data
         pointer_type = PointerType(PrimType(str(group.form.buffers[k].dtype)))
-        return Call(_REINTERPRET, [load(addresses, i64(group.own.index(k)))], ret_ty=pointer_type)
+        return tirx.reinterpret(pointer_type, load(addresses, i64(group.own.index(k))))
 
     begin, count = (tirx.Var(name, "int64") for name in ("begin", "count"))
     views = [tirx.DeclBuffer(group.form.buffers[k], data=address(k)) for k in group.memory]
@@ -105,9 +111,6 @@ def _address(buffer: Any) -> Expr:
     """The address as a number, by a cast in C: TVM 0.27 fails on its own cast from a pointer."""
     first = load(buffer, *(i64(0) for _ in buffer.shape))
     return tirx.call_pure_extern("uint64", "(uint64_t)", tirx.address_of(first))
-
-
-_REINTERPRET = tirx.reinterpret("uint64", tirx.const(0, "int64")).op
 
 
 def _elementwise(group: TensorGroup) -> Stmt:
@@ -126,8 +129,12 @@ def _reductions(group: TensorGroup) -> Stmt:
     """A warp a piece, with the lanes of ``dynamic_reduction`` in tir/reduction.py, so that bits equal the CPU's."""
 
     def reduce(stage: Stage, task: Expr, begin: Expr, count: Expr, thread_group: ThreadGroup) -> Stmt:
-        index = lambda k: index_of(stage.reduce, [begin + k])  # noqa: E731
-        write = lambda value: tirx.IfThenElse(thread_group.lane < 1, store(group.partial[stage], value, task), None)  # noqa: E731
+        def index(k: Expr) -> dict[Any, Expr]:
+            return index_of(stage.reduce, [begin + k])
+
+        def write(value: Expr) -> Stmt:
+            return tirx.IfThenElse(thread_group.lane < 1, store(group.partial[stage], value, task), None)
+
         return strided_reduction(group, stage, 4 * TREE_WIDTH, count, index, thread_group, write)
 
     def work(task: Expr, begin: Expr, count: Expr, thread_group: ThreadGroup) -> list[Stmt]:
@@ -136,6 +143,7 @@ def _reductions(group: TensorGroup) -> Stmt:
     def body(b: Expr, t: Expr) -> Stmt:
         return _with_member(group, b, lambda begin, count: work(b, begin, count, ThreadGroup(WARP, t)))
 
+    # Blocks of a single warp: shuffles reach no further, and a block's barrier would tie pieces to each other.
     return launch(group.tasks, WARP, body)
 
 
@@ -145,11 +153,18 @@ def strided_reduction(
     """A reduction of ``count`` elements (known at run time only) in ``width`` lanes, lane l taking l, l + width, ...;
     ``index(k)``: the axes' values at element k; ``write(value)``: what is done with the result."""
     slots = width // thread_group.size
+    # The slot after the last is for the partial result that a shuffle brings. UNROLL loads of a thread are in flight,
+    # whatever its slots.
     acc, unroll = accumulator(stage, slots + 1), UNROLL // slots
     unrolled_steps, full_steps = tirx.floordiv(count, i64(width * unroll)), tirx.floordiv(count, i64(width))
-    add = lambda k, s: acc.add(group.ctx, index(k), i64(s))  # noqa: E731
-    step = lambda k: seq([add(k * width + (thread_group.lane + s * thread_group.size), s) for s in range(slots)])  # noqa: E731
 
+    def add(k: Expr, s: int) -> Stmt:
+        return acc.add(group.ctx, index(k), i64(s))
+
+    def step(k: Expr) -> Stmt:
+        return seq([add(k * width + (thread_group.lane + s * thread_group.size), s) for s in range(slots)])
+
+    # The remainder goes to the lanes that a full step would give it, as on the CPU: any other lane is another order.
     def remainder(s: int) -> Stmt:
         k = full_steps * width + (thread_group.lane + s * thread_group.size)
         return tirx.IfThenElse(k < count, bind_in_buffers(add(k, s)), None)
@@ -164,7 +179,7 @@ def strided_reduction(
 
 
 def _finish(program: Program, tensors: Members, groups: Sequence[TensorGroup]) -> list[Stmt]:
-    """One block: a warp reduces each member's pieces, then one thread does what follows (a global norm, say)."""
+    """A single block: a warp reduces each member's pieces, then thread 0 does what follows (a global norm, say)."""
     sums = [(g, s, shared([len(g.members)], str(s.buffer.dtype), "sums")) for g in groups for s in g.partial]
     provided, stores = {}, []
     for group, stage, shared_sums in sums:
@@ -183,6 +198,7 @@ def _finish(program: Program, tensors: Members, groups: Sequence[TensorGroup]) -
 
     def body(_: Expr, thread: Expr) -> Stmt:
         reductions = [_reduce_members(*each, thread) for each in sums]
+        # Thread 0 reads the sums of all warps from shared memory: hence the barrier, and hence a single block.
         finish = tirx.IfThenElse(thread < 1, bind_in_buffers(seq(stores)), None)
         return block([*reductions, barrier(), finish], [b for *_, b in sums])
 
@@ -204,7 +220,11 @@ def _reduce_members(group: TensorGroup, stage: Stage, shared_sums: Any, thread: 
 
         if width == 0:
             return write(load(group.partial[stage], load(span, i64(0))))
-        index = lambda k: {c.var: k}  # noqa: E731
+
+        def index(k: Expr) -> dict[Any, Expr]:
+            return {c.var: k}
+
+        # Too few pieces for a tree are added in order, by every thread of the warp: no shuffle, and the first stores.
         if width == 1:
             acc = accumulator(end, 1)
             k_loop = dynamic_loop(pieces, lambda k: acc.add(group.ctx, index(k), i64(0)), "k")
@@ -218,15 +238,22 @@ def _reduce_members(group: TensorGroup, stage: Stage, shared_sums: Any, thread: 
         def leaf(number: int) -> Stmt:
             return seq([store(span, i64(group.firsts[number]), i64(0)), store(span, i64(counts[number]), i64(1))])
 
-        work: Stmt = None
-        for max_pieces, width in reversed(WIDTH_BY_PIECES):
-            if any(_tree_width(number) == width for number in counts):
-                reduction = bind_in_buffers(reduce(member, width))
-                work = reduction if work is None else tirx.IfThenElse(pieces <= max_pieces, reduction, work)
+        work = _by_width(counts, pieces, lambda width: bind_in_buffers(reduce(member, width)))
         select = _bisect([*range(1, count + 1)], member, leaf)
         return tirx.IfThenElse(member < count, seq([select, work]), None)
 
     return block([dynamic_loop(i64(-(-count // MEMBER_WARPS)), member_of_warp, "m")], [span])
+
+
+def _by_width(counts: Sequence[int], pieces: Expr, reduce: Callable[[int], Stmt]) -> Stmt:
+    """``reduce(width)`` by the number of ``pieces``. Each member's is known (``counts``), but all share code: it
+    branches at run time between the widths that occur, so that each gets the order of a row of its own length."""
+    work: Stmt = None
+    for max_pieces, width in reversed(WIDTH_BY_PIECES):
+        if any(_tree_width(number) == width for number in counts):
+            reduction = reduce(width)
+            work = reduction if work is None else tirx.IfThenElse(pieces <= max_pieces, reduction, work)
+    return work
 
 
 def _tree_width(pieces: int) -> int:

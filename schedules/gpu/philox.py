@@ -1,6 +1,6 @@
 """Random draws by Philox4x32-10 (Salmon et al. 2011), with the elementwise stages that use them, in one launch.
 
-One evaluation of a counter gives four words, for four neighbouring elements. A thread evaluates one counter and stores
+An evaluation of a counter gives four words, for four neighbouring elements. A thread evaluates a counter and stores
 its words to shared memory; then each thread loads the word of its element, so that stores to global memory are
 coalesced. A word depends on its key and counter alone, so no order of threads can change it.
 Shared memory: word 0 of all threads, then word 1, ...; rows are padded by 8 words, because a warp's 32 elements read
@@ -22,7 +22,9 @@ from ..tir.point_writer import is_materialized, point_stores
 from ..tir.stages import Stage, substitute
 from .threads.launch import THREADS, WARP, barrier, launch, shared, unrolled
 
-BANK_PADDING = WARP // WORDS  # words between the rows of shared memory
+# Words between the rows of shared memory: the four words of a counter then lie 8 banks apart. 0 would put them into the
+# same bank, and each load of a warp would take four turns.
+BANK_PADDING = WARP // WORDS
 
 
 def philox_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
@@ -45,6 +47,8 @@ def _launch(ctx: NestContext, stages: Sequence[Stage]) -> Stmt:
         stores = []
         for stage, draw in draws.items():
             writer.binds += [tirx.Bind(var, writer.write(value, {})) for var, value in draw.fixed]
+            # Counters past the last are evaluated too: the barrier below needs all threads, and nobody reads their
+            # words.
             counter = {draw.counter: tirx.Cast("uint64", b * threads + t)}
             writer.binds += [tirx.Bind(var, substitute(value, counter)) for var, value in draw.names]
             stores += [store(words[stage], word, t + n * pitch) for n, word in enumerate(draw.words)]

@@ -1,6 +1,6 @@
 """The plan of a GPU kernel: stages grouped into nests, greedily, by a table of matchers.
 
-A program is read as stages (one output buffer each). Every stage lands in exactly one nest, and a nest is one launch or
+A program is read as stages (an output buffer each). Every stage lands in exactly one nest, and a nest is a launch or
 several. Which stages are inlined, where long sums are split and the order of every sum are decided by the passes in
 ``tir`` that the CPU uses too: that is why both give the same bits.
 """
@@ -83,18 +83,23 @@ def make_plan(func: Any, target: Any) -> Plan:
     program = inline_materialized(align_axes(read_program(func)))
     tensor_cores = target.gpu.level not in LEVELS_WITHOUT_TENSOR_CORES
     matchers = [row for row in NESTS if tensor_cores or row[0] != TENSOR_CORE_KIND]
+    # Several outputs, some of them in place: an output may be overwritten while another stage still needs what was
+    # there, so every stage stays where it is and stores its result.
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
         return _plan(_without_inlining(program), matchers)
+    # Pairs of maximum and index become an argmax first: split, the maximum would no longer match its index.
     split = split_long_argmax(split_reductions(fuse_argmax(program)))
     gradients = gradient_nests(split, (tensor_core_nest, attention_nest) if tensor_cores else (attention_nest,))
+    # The second launch reads the inputs again, so the first must not have overwritten any.
     if gradients is not None and not program.aliased:
         ctx, nests = gradients
         return Plan(
             ctx, tuple(Nest("mma" if matcher is tensor_core_nest else "heads", *nest) for matcher, *nest in nests)
         )
     contractions = contractions_of(split)
+    # One lane, since a GPU's threads are its lanes; the number of vector registers is the CPU's alone.
     plan = _plan(NestContext(split, InlinedStages(split, list(contractions)), 1, 0), matchers)
-    # One elementwise nest loads all of a point before it stores it, so aliased buffers are safe there.
+    # A single elementwise nest loads all of a point before it stores it, so aliased buffers are safe there.
     is_safe = not program.aliased or plan.kinds == ("map",)
     return plan if is_safe else _plan(_without_inlining(program), matchers)
 
@@ -131,6 +136,7 @@ def build(plan: Plan) -> Any:
 def function(program: Program, nests: Sequence[Stmt]) -> Any:
     """A function with the parameters of ``program`` that runs ``nests`` and allocates the buffers between them."""
     nests = [for_device(nest) for nest in nests]
+    # For each nest alone: the buffers between nests are in global memory and keep bfloat16, as parameters do.
     nests = [as_bits(nest, nest_buffers(nest)) for nest in nests]
     body = seq([*(tirx.AllocBuffer(b) for b in intermediate_buffers(program, nests)), *nests])
     func = tirx.PrimFunc(list(program.params), body)

@@ -1,6 +1,6 @@
 """Row reductions fused with what follows: softmax, normalization, cross-entropy, argmax in one launch.
 
-Taken: consecutive stages that share their first axes (the rows). A group of 2 to 32 threads of one warp takes a row;
+Taken: consecutive stages that share their first axes (the rows). A group of 2 to 32 threads of a warp takes a row;
 several rows share a block. A result of a row stays in registers, an intermediate row in shared memory; rows too long
 for shared memory are recomputed at each read. The order of a sum is the reduction tree of ``tir.reduction``, whose
 lanes are spread over the threads, so bits equal the CPU's for any number of threads.
@@ -32,16 +32,23 @@ from .threads.launch import THREADS, WARP, barrier, launch, shared
 from .threads.warp_reduce import ThreadGroup, group_reduce, group_size
 
 # All chosen, not measured; no bit depends on them, only speed.
-MIN_ROWS = 256  # rows of a fused nest; with so many it fills a GPU whatever the work of a row
-MAX_THREAD_ITERATIONS = 512  # elements of a thread in a nest of fewer rows; beyond, separate launches use more threads
+# Rows of a fused nest: so many fill a GPU whatever the work of a row.
+MIN_ROWS = 256
+# Elements of a thread in a nest of fewer rows. Beyond, separate launches pay, since elementwise stages then use more
+# threads than a warp a row. If it is too large, few long rows leave the GPU idle.
+MAX_THREAD_ITERATIONS = 512
 BLOCKS = 256  # blocks that are wanted before a block takes several rows
-MAX_SHARED_BYTES = 48 * 1024  # of a block, what every target allows
-MIN_THREADS = 128  # of a block that is made smaller so that its rows fit into shared memory
+# Bytes of shared memory of a block that every target allows. With more, a launch on sm_75 would need an opt-in.
+MAX_SHARED_BYTES = 48 * 1024
+# Threads of a block that is made smaller so that its rows fit into shared memory: below, rows are recomputed instead,
+# as a multiprocessor that holds few threads hides no latency.
+MIN_THREADS = 128
 
 
 def row_reduction_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if the first is no row reduction."""
     group = row_group(ctx, stages, lambda stage, lead: _accepts(ctx, stage, lead), _is_profitable)
+    # Without a reduction there is no row to share: elementwise stages get a thread a point in a nest of their own.
     if group is None or all(s.is_elementwise for s in group.stages):
         stage = stages[0]
         if not _is_row_reduction(ctx, stage):
@@ -59,7 +66,7 @@ def _is_row_reduction(ctx: NestContext, stage: Stage) -> bool:
 
 
 def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
-    """A reduction with one result a row, or an elementwise stage that is written along the row."""
+    """A reduction with a single result a row, or an elementwise stage that is written along the row."""
     if stage.is_elementwise:
         row_axes = stage.space[lead:]
         return not row_axes or contiguous_axis([write_of(stage)], stage.space) in row_axes
@@ -105,6 +112,7 @@ class _RowNest:
         registers = {b: scratch([1], str(b.dtype), b.name) for b in group.row_dims if row_length(b, group) == 1}
         vectors = [b for b in local if b not in registers]
         rows_per_block = max(THREADS // threads_per_row, 1)
+        # Never under a warp: a narrower block would leave lanes of its warp empty.
         while rows_per_block * threads_per_row > WARP and -(-rows // rows_per_block) < BLOCKS:
             rows_per_block //= 2
         row_bytes = _row_bytes(vectors, group, threads_per_row)
@@ -114,7 +122,8 @@ class _RowNest:
         inner = _with_inlined(ctx, [s for s in group.stages if s.buffer in recomputed])
         stored_rows = [b for b in vectors if b not in recomputed]
         if rows_per_block * _row_bytes(stored_rows, group, threads_per_row) > MAX_SHARED_BYTES:
-            stored_rows = []  # they stay in global memory
+            # What can be recomputed was not enough: rows stay in global memory, which is slow and always fits.
+            stored_rows = []
         extents = {b: rows_per_block * _pitch(b, group, threads_per_row) for b in stored_rows}
         shared_rows = {b: shared([extent], str(b.dtype), b.name) for b, extent in extents.items()}
         return cls(ctx, inner, group, threads_per_row, rows_per_block, registers, shared_rows)
@@ -127,7 +136,7 @@ class _RowNest:
             row = block * self.rows_per_block + slot
             is_exact = blocks * self.rows_per_block == self.rows
             in_bounds = None if is_exact else row < i64(self.rows)
-            # threads beyond the last row take part in shuffles and barriers, on its values, and store nothing
+            # Threads beyond the last row take part in shuffles and barriers, on its values, and store nothing.
             clamped = row if is_exact else tirx.Min(row, i64(self.rows - 1))
             row_index = unravel(clamped, [a.extent for a in self.row_axes])
             thread_group = ThreadGroup(self.threads_per_row, tirx.floormod(thread, i64(self.threads_per_row)))
@@ -142,8 +151,13 @@ class _RowNest:
         self, stage: Stage, row_index: Sequence[Expr], thread_group: ThreadGroup, slot: Expr, in_bounds: Expr | None
     ) -> list[Stmt]:
         if stage.reduction is not None:
-            write = lambda value: self._result(stage, row_index, thread_group, in_bounds, value)  # noqa: E731
+
+            def write(value: Expr) -> Stmt:
+                return self._result(stage, row_index, thread_group, in_bounds, value)
+
             index = index_of(stage.space, row_index)
+            # Of ``ctx``, not of ``inner``: rows that a GPU alone recomputes may not decide along which axis memory is
+            # read, and so the order of the sum, which is the CPU's.
             order = reduction_order(self.ctx, stage)
             reduction = group_reduce(self.inner, stage, order, index, thread_group, write)
             return [self._local(reduction, slot), *self._barrier_after(stage)]
@@ -156,6 +170,7 @@ class _RowNest:
 
         def element(f: Expr) -> Stmt:
             stmt = point_stores(self.inner, [stage], [*row_index, *unravel(f, free_extents)], {}, [stage])
+            # A row in shared memory needs no guard: threads beyond the last row have a slot of their own.
             if in_bounds is None or stage.buffer in self.shared_rows:
                 return stmt
             return tirx.IfThenElse(in_bounds, stmt, None)
@@ -166,7 +181,7 @@ class _RowNest:
     def _result(
         self, stage: Stage, row_index: Sequence[Expr], thread_group: ThreadGroup, in_bounds: Expr | None, value: Expr
     ) -> Stmt:
-        """Store one value a row: in a register of each thread, and by the first in memory if it is read there."""
+        """Stores a value a row: in a register of each thread, and by the first in memory if it is read there."""
         register = self.registers.get(stage.buffer)
         if register is not None and stage.buffer in local_buffers(self.ctx, self.group):
             return store(register, value, i64(0))
@@ -227,11 +242,13 @@ def _recomputed_rows(group: RowGroup, vectors: Sequence[Any], max_bytes: int, th
     """The rows to recompute at each read: all that can be, if together they take more than ``max_bytes`` bytes."""
     if _row_bytes(vectors, group, threads_per_row) <= max_bytes:
         return []
+    # A draw (a chain of Let steps) is not recomputed: each read would repeat all rounds of its generator.
     stages = [s for s in group.stages if s.is_elementwise and is_plain_store(s) and not isinstance(s.value, tirx.Let)]
     return [s.buffer for s in stages if s.buffer in vectors]
 
 
 def _with_inlined(ctx: NestContext, stages: Sequence[Stage]) -> NestContext:
+    # A copy: other nests of the plan read these rows from memory, where ``ctx`` says that they are.
     virtual = copy.copy(ctx.virtual)
     virtual.stages = ctx.virtual.stages | {s.buffer: s for s in stages}
     return attrs.evolve(ctx, virtual=virtual)

@@ -28,6 +28,18 @@ MATRIX_UNITS = _rule("matrix-units", lambda kinds: "mma" in kinds)
 MIXED = _rule("mixed", lambda kinds: True)
 # Rules for loop programs come behind the plan's, which answer None for them; the last rule takes any program.
 RULES = (
-    MultiTensorRule(multi_tensor_launches, function), ELEMENTWISE, HEADS, MATMUL, MATRIX_UNITS, DRAWS, ROWS, COLUMNS,
-    MIXED, Scan(), SortedScatterAdd(), ScatterAddAlongColumns(), ByHand(), Fallback(),
-)  # fmt: skip
+    MultiTensorRule(multi_tensor_launches, function),
+    ELEMENTWISE,
+    HEADS,
+    MATMUL,
+    MATRIX_UNITS,
+    DRAWS,
+    ROWS,
+    COLUMNS,
+    MIXED,
+    Scan(),
+    SortedScatterAdd(),
+    ScatterAddAlongColumns(),
+    ByHand(),
+    Fallback(),
+)

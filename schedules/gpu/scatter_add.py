@@ -1,9 +1,9 @@
 """Deterministic scatter-add by rank sort, without atomics.
 
-Atomic additions come in any order, and floating-point sums depend on it. Here every sum is in the order of the input:
+Atomic additions come in any order, and floating-point sums depend on it. So every sum is in the order of the input:
 (1) each chunk of 1024 indices is rank-sorted in shared memory: an index's rank is the number of those before it;
 (2) the chunks are merged: binary search in every other chunk gives each index its rank among all;
-(3) one thread for each (first occurrence of a row, column) adds the row's segment, which is in input order.
+(3) a thread for each (first occurrence of a row, column) adds the row's segment, which is in input order.
 
 Cost for n indices: 1024 n comparisons and n (n / 1024) searches of 11 steps; for a table of v rows and d columns, v d
 elements written once and the n d of the updates read once. 8192 indices into 50,000 rows of 768 columns: 8.4 million
@@ -22,8 +22,13 @@ from ..tir.builder import Expr, Stmt, i64, load, loop, scratch, seq, store
 from .loop_programs import LoopProgram, function, read_loop_program, static_shape, wrapped_sum
 from .threads.launch import barrier, launch, launch_per_point, registers, shared, threads_per_block, unrolled
 
-CHUNK = 1024  # indices that one block sorts, a thread each: the most threads that a block may have
-PREFETCH = 8  # terms loaded at once before they are added; chosen, not measured, and of no effect on bits
+# Indices that a block sorts, a thread each: the most threads that a block may have. Fewer make fewer comparisons and
+# more searches; no bit depends on it, since both give an index the same rank.
+CHUNK = 1024
+# Terms loaded at once before they are added: loads in flight while a chain of additions waits. Chosen, not measured,
+# and of no effect on bits.
+PREFETCH = 8
+# Rows and positions fit 32 bits (a larger program is refused), and half the bytes of int64 are sorted and searched.
 KEY_DTYPE = "int32"
 
 
@@ -32,7 +37,7 @@ class ScatterAdd:
     """``updates`` indices, each with ``columns`` terms.
 
     rows:     rows of the result, of ``columns`` sums each
-    row_of:   position of an index -> its row, or ``rows`` for one that is dropped
+    row_of:   position of an index -> its row, or ``rows`` for an index that is dropped
     update:   (position of an index, column) -> the term that it adds
     initial:  (row, column) -> what the sum begins with
     index_of: (row, column) -> the element of the result
@@ -70,33 +75,49 @@ def _read_scatter(program: LoopProgram) -> ScatterAdd | None:
 
         def row_of(t: Expr) -> Expr:
             i = load(ids, t).astype("int64")
+            # An index out of range adds nothing: it gets the row after the last, which sorts behind all others and is
+            # never added.
             return tirx.Select(tirx.all(i >= 0, i < rows), i, i64(rows))
 
-        update = lambda t, c: load(updates, t, c)  # noqa: E731
         return ScatterAdd(
-            static_shape(ids)[0], rows, columns, row_of, update, lambda r, c: load(base, r, c), lambda r, c: (r, c)
+            static_shape(ids)[0],
+            rows,
+            columns,
+            row_of,
+            update=lambda t, c: load(updates, t, c),
+            initial=lambda r, c: load(base, r, c),
+            index_of=lambda r, c: (r, c),
         )
     if program.name == "scatter_rows":
         updates, ids = program.inputs
         rows, columns = static_shape(y)
-        update = lambda t, c: load(updates, t, c)  # noqa: E731
-        row_of = lambda t: _clamped(load(ids, t), rows)  # noqa: E731
-        return ScatterAdd(static_shape(ids)[0], rows, columns, row_of, update, lambda r, c: zero, lambda r, c: (r, c))
+        return ScatterAdd(
+            static_shape(ids)[0],
+            rows,
+            columns,
+            row_of=lambda t: _clamped(load(ids, t), rows),
+            update=lambda t, c: load(updates, t, c),
+            initial=lambda r, c: zero,
+            index_of=lambda r, c: (r, c),
+        )
     return _read_scatter_along(program, zero) if program.name == "scatter_along" else None
 
 
 def _read_scatter_along(program: LoopProgram, zero: Expr) -> ScatterAdd | None:
     (dy, ids), (outer, n, inner) = program.inputs, static_shape(program.output)
     id_outer, count, id_inner = static_shape(ids)
+    # Columns with indices of their own would need a sort each: they go to ScatterAddAlongColumns.
     if id_outer != 1 or id_inner != 1:
         return None
     return ScatterAdd(
-        count, n, outer * inner,
-        lambda t: _clamped(load(ids, i64(0), t, i64(0)), n),
-        lambda t, c: load(dy, c // inner, t, c % inner),
-        lambda r, c: zero,
-        lambda r, c: (c // inner, r, c % inner),
-    )  # fmt: skip
+        count,
+        n,
+        outer * inner,
+        row_of=lambda t: _clamped(load(ids, i64(0), t, i64(0)), n),
+        update=lambda t, c: load(dy, c // inner, t, c % inner),
+        initial=lambda r, c: zero,
+        index_of=lambda r, c: (c // inner, r, c % inner),
+    )
 
 
 def _clamped(i: Expr, n: int) -> Expr:
@@ -118,6 +139,7 @@ def _launches(func: Any, scatter: ScatterAdd, y: Any) -> Any:
 
 def _rank_sort_chunks(scatter: ScatterAdd, keys: Any, order: Any) -> Stmt:
     """Rank sort of each chunk by row, stable: among equal rows the position decides, which keeps the input's order."""
+    # Few indices make a shorter chunk, of whole warps: each thread compares with all of the chunk.
     threads = min(CHUNK, -(-scatter.updates // 32) * 32)
     chunk = shared([threads], KEY_DTYPE, "chunk")
     own_key, rank = (registers([1], KEY_DTYPE, name) for name in ("mine", "rank"))
@@ -125,24 +147,29 @@ def _rank_sort_chunks(scatter: ScatterAdd, keys: Any, order: Any) -> Stmt:
     def block(b: Expr, t: Expr) -> Stmt:
         position = b * threads + t
         in_bounds = position < i64(scatter.updates)
-        padding = tirx.const(2**31 - 1, KEY_DTYPE)  # sorts last
+        # Threads past the last index need a key, since the barrier needs them: the greatest, which no rank counts.
+        padding = tirx.const(2**31 - 1, KEY_DTYPE)
         key = tirx.if_then_else(in_bounds, scatter.row_of(position).astype(KEY_DTYPE), padding)
 
         def count_before(s: Expr) -> Stmt:
             other, own = load(chunk, s), load(own_key, i64(0))
+            # The position breaks a tie: without it equal rows would get the same rank, and an index would be lost.
             is_before = tirx.any(other < own, tirx.all(tirx.EQ(other, own), s < t))
             return store(rank, load(rank, i64(0)) + is_before.astype(KEY_DTYPE), i64(0))
 
         target = b * threads + load(rank, i64(0)).astype("int64")
         write = seq([store(keys, load(own_key, i64(0)), target), store(order, position.astype(KEY_DTYPE), target)])
-        return seq([
-            *(tirx.AllocBuffer(x) for x in (chunk, own_key, rank)),
-            store(own_key, key, i64(0)), store(chunk, load(own_key, i64(0)), t),
-            store(rank, tirx.const(0, KEY_DTYPE), i64(0)),
-            barrier(),
-            loop(threads, count_before),
-            tirx.IfThenElse(in_bounds, write, None),
-        ])  # fmt: skip
+        return seq(
+            [
+                *(tirx.AllocBuffer(x) for x in (chunk, own_key, rank)),
+                store(own_key, key, i64(0)),
+                store(chunk, load(own_key, i64(0)), t),
+                store(rank, tirx.const(0, KEY_DTYPE), i64(0)),
+                barrier(),
+                loop(threads, count_before),
+                tirx.IfThenElse(in_bounds, write, None),
+            ]
+        )
 
     return launch(-(-scatter.updates // threads), threads, block)
 
@@ -159,31 +186,40 @@ def _merge_chunks(scatter: ScatterAdd, chunked: tuple[Any, Any], merged: list[An
 
         def chunk(b: Expr) -> Stmt:
             size = tirx.min(i64(count) - b * CHUNK, i64(CHUNK))
-            # in an earlier chunk equal keys come before this one, in a later chunk behind it
+            # In an earlier chunk equal keys come before this key, in a later chunk behind it.
             limit = load(key, zero) + (b < own_chunk).astype("int64")
-
-            def bisect(u: Expr) -> Stmt:
-                candidate = load(low, zero) + (i64(CHUNK) >> u)
-                is_less = load(keys, b * CHUNK + candidate - 1).astype("int64") < limit
-                advance = tirx.if_then_else(candidate <= size, is_less, False)
-                return tirx.IfThenElse(advance, store(low, candidate, zero), None)
-
-            search = seq([
-                store(low, zero, zero),
-                loop(CHUNK.bit_length(), bisect),
-                store(rank, load(rank, zero) + load(low, zero), zero),
-            ])  # fmt: skip
+            add_rank = store(rank, load(rank, zero) + load(low, zero), zero)
+            search = seq([store(low, zero, zero), _count_less(keys, b * CHUNK, size, limit, low), add_rank])
             return tirx.IfThenElse(tirx.NE(b, own_chunk), search, None)
 
         target = load(rank, zero)
-        return seq([
-            *(tirx.AllocBuffer(x) for x in (key, rank, low)),
-            store(key, load(keys, position).astype("int64"), zero), store(rank, position % CHUNK, zero),
-            loop(-(-count // CHUNK), chunk),
-            store(merged[0], load(keys, position), target), store(merged[1], load(order, position), target),
-        ])  # fmt: skip
+        return seq(
+            [
+                *(tirx.AllocBuffer(x) for x in (key, rank, low)),
+                store(key, load(keys, position).astype("int64"), zero),
+                store(rank, position % CHUNK, zero),
+                loop(-(-count // CHUNK), chunk),
+                store(merged[0], load(keys, position), target),
+                store(merged[1], load(order, position), target),
+            ]
+        )
 
     return launch_per_point(count, merge)
+
+
+def _count_less(keys: Any, first: Expr, size: Expr, limit: Expr, low: Any) -> Stmt:
+    """Adds to ``low`` how many of the ``size`` sorted keys from ``first`` on are below ``limit``: a binary search.
+
+    Its steps are powers of two from CHUNK on, as many for every thread, so that a warp does not diverge."""
+    zero = i64(0)
+
+    def bisect(u: Expr) -> Stmt:
+        candidate = load(low, zero) + (i64(CHUNK) >> u)
+        is_less = load(keys, first + candidate - 1).astype("int64") < limit
+        advance = tirx.if_then_else(candidate <= size, is_less, False)
+        return tirx.IfThenElse(advance, store(low, candidate, zero), None)
+
+    return loop(CHUNK.bit_length(), bisect)
 
 
 def _initialize(scatter: ScatterAdd, y: Any) -> Stmt:
@@ -195,7 +231,7 @@ def _initialize(scatter: ScatterAdd, y: Any) -> Stmt:
 
 
 def _add_segments(scatter: ScatterAdd, keys: Any, order: Any, y: Any) -> Stmt:
-    """One thread for each (first occurrence of a row, column) adds the terms of all indices with that row, in order."""
+    """A thread for each (first occurrence of a row, column) adds the terms of all indices with that row, in order."""
     count, columns, zero = scatter.updates, scatter.columns, i64(0)
 
     def segment(flat: Expr) -> Stmt:
@@ -213,14 +249,20 @@ def _add_segments(scatter: ScatterAdd, keys: Any, order: Any, y: Any) -> Stmt:
             test = tirx.if_then_else(last < i64(count), tirx.EQ(load(keys, last), key), False)
             return tirx.While(test, seq([unrolled(terms, add), store(cursor, load(cursor, zero) + terms, zero)]))
 
-        # only the first index of a segment works: no two threads write one element, so no atomics are needed
+        # Only the first index of a segment works: no two threads write the same element, so no atomics are needed.
         first = tirx.if_then_else(k > 0, tirx.NE(load(keys, tirx.max(k - 1, zero)), key), True)
-        work = seq([
-            tirx.AllocBuffer(acc), tirx.AllocBuffer(cursor),
-            store(acc, scatter.initial(row, c), zero), store(cursor, k, zero),
-            while_same_row(PREFETCH), while_same_row(1),
-            store(y, load(acc, zero), *scatter.index_of(row, c)),
-        ])  # fmt: skip
+        work = seq(
+            [
+                tirx.AllocBuffer(acc),
+                tirx.AllocBuffer(cursor),
+                store(acc, scatter.initial(row, c), zero),
+                store(cursor, k, zero),
+                # Eight terms a step while so many are left, then single ones: both add in the order of the input.
+                while_same_row(PREFETCH),
+                while_same_row(1),
+                store(y, load(acc, zero), *scatter.index_of(row, c)),
+            ]
+        )
         return tirx.IfThenElse(tirx.all(first, row < i64(scatter.rows)), work, None)
 
     return launch_per_point(count * columns, segment)

@@ -1,12 +1,13 @@
 """Split argmax and argmin of long rows: first within pieces, then among the winners of the pieces.
 
-Taken: rows of at least two pieces, where there are few rows, so that one warp a row would leave the GPU idle. The
-result, the first index of the extremum, does not depend on the order of comparisons; so unlike a split sum this one
+Taken: rows of at least two pieces, where there are few rows, so that a warp a row would leave the GPU idle. The
+result, the first index of the extremum, does not depend on the order of comparisons; so unlike a split sum this split
 needs no counterpart on the CPU, which walks a row once.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import attrs
@@ -19,10 +20,12 @@ from ..tir.inline import InlinedStages
 from ..tir.reduction import reduces_along_memory
 from ..tir.stages import Axis, Program, Stage, substitute
 
-# Elements of a piece: of a contiguous row, which a warp reads together, and of a column, which one thread walks down.
-# Chosen, not measured; only speed depends on them.
+# Elements of a piece: of a contiguous row, which a warp reads together (64 a thread), and of a column, which a single
+# thread walks down. Chosen, not measured: longer pieces leave multiprocessors idle, shorter make more winners to
+# compare. No bit depends on them.
 ROW_PIECE, COLUMN_PIECE = 2048, 256
-MAX_SPLIT_RESULTS = 1024  # rows; as many or more fill the GPU without splitting
+# Rows; as many or more fill the GPU without splitting. Chosen, not measured.
+MAX_SPLIT_RESULTS = 1024
 
 
 def split_long_argmax(program: Program) -> Program:
@@ -42,34 +45,42 @@ def _split(stage: Stage, size: int) -> list[Stage]:
     local_argmax = scratch([*extents, pieces], "int32", f"{stage.name}_places")
     best_piece = scratch(extents or [1], "int32", f"{stage.name}_piece")
     piece_var, within_var, best_var = (tirx.Var(name, dtype) for name in ("c", "k", "d"))
-    constant = lambda value: tirx.IntImm(dtype, value)  # noqa: E731
-
-    def renamed_axes() -> tuple[tuple[Axis, ...], dict[Any, Expr], list[Any]]:
-        """New axes for a stage, the given stage's variables -> theirs, and their variables."""
-        space = tuple(Axis(tirx.Var(a.var.name, str(a.var.ty.dtype)), a.extent) for a in stage.space)
-        axis_vars = [a.var for a in space]
-        return space, dict(zip([a.var for a in stage.space], axis_vars, strict=True)), axis_vars
-
-    # past the end the last element is repeated; of equal elements the first wins, so a repetition never does
-    space, renamed, axis_vars = renamed_axes()
+    constant = functools.partial(tirx.IntImm, dtype)
+    # Past the end the last element is repeated: of equal elements the first wins, so a repetition never does.
+    space, renamed, axis_vars = _fresh_axes(stage)
     clamped = tirx.Min(piece_var * constant(size) + within_var, constant(axis.extent - 1))
     within_pieces = Stage(
-        stage.name, (*space, Axis(piece_var, pieces)), (Axis(within_var, size),), local_argmax, (*axis_vars, piece_var),
-        substitute(stage.value, renamed | {axis.var: clamped}), stage.reduction,
-    )  # fmt: skip
-    space, renamed, axis_vars = renamed_axes()
+        stage.name,
+        (*space, Axis(piece_var, pieces)),
+        (Axis(within_var, size),),
+        local_argmax,
+        (*axis_vars, piece_var),
+        substitute(stage.value, renamed | {axis.var: clamped}),
+        stage.reduction,
+    )
+    space, renamed, axis_vars = _fresh_axes(stage)
     candidate = best_var * constant(size) + tirx.Cast(dtype, load(local_argmax, *axis_vars, best_var))
     across_pieces = Stage(
-        f"{stage.name}_best", space, (Axis(best_var, pieces),), best_piece,
+        f"{stage.name}_best",
+        space,
+        (Axis(best_var, pieces),),
+        best_piece,
         tuple(axis_vars) or (tirx.IntImm("int64", 0),),
-        substitute(stage.value, renamed | {axis.var: candidate}), stage.reduction,
-    )  # fmt: skip
+        substitute(stage.value, renamed | {axis.var: candidate}),
+        stage.reduction,
+    )
     axis_vars = [a.var for a in stage.space]
     piece = load(best_piece, *(axis_vars or [tirx.IntImm("int64", 0)]))
     argmax_index = piece * size + load(local_argmax, *axis_vars, piece)
     value = argmax_index if str(stage.buffer.dtype) == "int32" else tirx.Cast(str(stage.buffer.dtype), argmax_index)
-    return [
-        within_pieces,
-        across_pieces,
-        Stage(f"{stage.name}_place", stage.space, (), stage.buffer, stage.indices, value),
-    ]
+    winner = Stage(f"{stage.name}_place", stage.space, (), stage.buffer, stage.indices, value)
+    return [within_pieces, across_pieces, winner]
+
+
+def _fresh_axes(stage: Stage) -> tuple[tuple[Axis, ...], dict[Any, Expr], list[Any]]:
+    """New axes for a stage, the given stage's variables -> theirs, and their variables.
+
+    New, since the loops of three stages with the same axes would bind a variable three times."""
+    space = tuple(Axis(tirx.Var(a.var.name, str(a.var.ty.dtype)), a.extent) for a in stage.space)
+    axis_vars = [a.var for a in space]
+    return space, dict(zip([a.var for a in stage.space], axis_vars, strict=True)), axis_vars

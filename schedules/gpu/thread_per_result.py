@@ -16,7 +16,7 @@ from .threads.launch import launch_per_point
 
 
 def thread_per_result_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt]:
-    """1, since it takes one stage, and the launch."""
+    """1, since it takes a single stage, and the launch."""
     stage = stages[0]
     extents = [a.extent for a in stage.space]
 

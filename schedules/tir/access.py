@@ -1,7 +1,7 @@
 """Memory accesses of a stage, and what they say about the order of its loops.
 
 An access is a buffer and index expressions in the stage's own axes. From these follows which neighbouring axes may be
-merged into one loop, along which axis vectors (on a GPU: neighbouring threads) run so that loads are contiguous, and
+merged into a loop, along which axis vectors (on a GPU: neighbouring threads) run so that loads are contiguous, and
 whether an elementwise nest needs tiles because it transposes.
 """
 
@@ -27,7 +27,7 @@ class Access:
     indices: tuple[Expr, ...]
 
     def dimensions(self) -> list[tuple[Expr, int]]:
-        """Index and extent of every dimension that is more than one element long."""
+        """Index and extent of every dimension that is longer than an element."""
         pairs = zip(self.indices, shape_of(self.buffer), strict=True)
         return [(index, extent) for index, extent in pairs if extent != 1 or not is_int(index, 0)]
 
@@ -53,11 +53,12 @@ def _record(accesses: list[Access], buffer: Any, indices: Sequence[Expr]) -> Exp
 
 def _serial_reads(writer: ScalarWriter, stage: Stage) -> list[Expr]:
     written = stage.writes
+    # What a body reads of its own results is an accumulator, and says nothing of the layout of its inputs.
     return [writer.write(x, {}) for x in loads(stage.serial[1] if stage.serial else ()) if x.source not in written]
 
 
 def write_of(stage: Stage) -> Access:
-    """The store of an elementwise stage or a reduction. A serial stage has more than one."""
+    """The store of an elementwise stage or a reduction. A serial stage has several."""
     return Access(stage.buffer, stage.indices)
 
 
@@ -75,11 +76,12 @@ def _are_adjacent(outer: Axis, inner: Axis, access: Access) -> bool:
     if len(positions) != 2 or positions[1] != positions[0] + 1:
         return False
     (first, _), (second, extent) = dims[positions[0]], dims[positions[1]]
+    # The inner axis must fill its dimension: else memory skips elements where the outer axis moves on.
     return first.same_as(outer.var) and second.same_as(inner.var) and extent == inner.extent
 
 
 def merged_tail(axes: Sequence[Axis], accesses: Sequence[Access]) -> int:
-    """How many of the innermost axes may be merged into one (at least 1, unless there are no axes)."""
+    """How many of the innermost axes may be merged (at least 1, unless there are no axes)."""
     count = min(1, len(axes))
     while count and count < len(axes) and mergeable(axes[-count - 1], axes[-count], accesses):
         count += 1
@@ -95,6 +97,8 @@ def contiguous_axis(accesses: Sequence[Access], axes: Sequence[Axis]) -> Axis | 
         last_index = dims[-1][0] if dims else None
         last_axes = [axis_of[v] for v in (variables(last_index) if last_index is not None else ()) if v in axis_of]
         rank = len(variables([index for index, _ in dims]) & set(axis_of))
+        # An index of two axes, as in i + j, is contiguous along neither alone. The read with most axes moves most
+        # elements.
         if len(last_axes) == 1 and (best is None or rank > best[0]):
             best = (rank, last_axes[0])
     return best[1] if best else None
@@ -105,9 +109,9 @@ def same_indices(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
     return tvm_ffi.structural_equal(list(a), list(b))
 
 
-MIN_TILE_EXTENT = (
-    8  # elements along both axes from which a transposing nest is tiled; chosen, not measured. No bit changes
-)
+# Elements along both axes from which a transposing nest is tiled: half a cache line of float32. Chosen, not measured;
+# below, tiles would be mostly edges. No bit changes.
+MIN_TILE_EXTENT = 8
 
 
 def transposed_axis(axes: Sequence[Axis], accesses: Sequence[Access]) -> int | None:

@@ -1,6 +1,6 @@
 """Accumulators of a reduction: slots of partial results, one a lane of the reduction tree.
 
-A sum, product or extremum has a value a slot; sums of products use one fused multiply-add an element. An argmax has the
+A sum, product or extremum has a value a slot; sums of products use a fused multiply-add an element. An argmax has the
 best key so far and its index. Sums of bfloat16 and float16 are kept in float32. The order in which slots are filled and
 combined is the caller's (``reduction.py``, ``gpu/threads/warp_reduce.py``): it decides the bits of a sum.
 """
@@ -54,6 +54,7 @@ def accumulator(stage: Stage, width: int) -> Accumulator:
 
 def partial_type(stage: Stage) -> str:
     """The dtype of partial results: float32 for half precision, else that of the result."""
+    # bfloat16 has 8 significant bits: a sum of ones in it would stop at 256.
     dtype = str(stage.buffer.dtype)
     return "float32" if dtype in ("bfloat16", "float16") else dtype
 
@@ -97,6 +98,7 @@ class Partial:
         assert self.stage.reduction is not None
         writer = ScalarWriter(ctx.virtual)
         value = writer.write(in_type(self.stage.value, str(self.acc.dtype)), coords)
+        # A summed product is fused in every nest, as in a matmul: so its bits do not depend on the nest that takes it.
         factor_pair = factors(value, writer.binds) if self.stage.reduction.kind == "sum" else None
         before = load(self.acc, slot)
         after = fma(*factor_pair, before) if factor_pair else self.stage.reduction.combine(before, value)
@@ -134,12 +136,14 @@ class ArgmaxAccumulator:
         writer = ScalarWriter(ctx.virtual)
         key, best = writer.bind(writer.write(self.stage.value, coords), "key"), load(self.keys, slot)
         index = in_type(coords[self.stage.reduce[0].var], "int32")
+        # A Select and no branch, so that all lanes of a vector do the same.
         chosen = tirx.Select(beats(self.stage, key, best), index, load(self.indices, slot))
         return seq([*writer.binds, *self._store(slot, chosen, extreme(self.stage, best, key))])
 
     def combine(self, slot: Expr, other: Expr) -> Stmt:
         a, b = load(self.keys, slot), load(self.keys, other)
         i, j = load(self.indices, slot), load(self.indices, other)
+        # Lanes take elements in turn, so either slot may have met the key first: the smaller index wins.
         equal = tirx.Select(tirx.EQ(a, b), tirx.Min(i, j), i)
         chosen = tirx.Select(beats(self.stage, b, a), j, equal)
         return seq(self._store(slot, chosen, extreme(self.stage, a, b)))

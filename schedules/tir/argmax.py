@@ -45,6 +45,7 @@ def _fuse_pair(program: Program, best: Stage, index: Stage) -> Stage | None:
     match = _match_argmax(best, index)
     if match is None or _extents(best) != _extents(index) or not program.owns(best.buffer):
         return None
+    # Another reader needs the extremum itself, which the fused stage does not store.
     if any(x.source.same_as(best.buffer) for s in program.stages if s is not index for x in s.reads):
         return None
     axis_map = {a.var: b.var for a, b in zip((*index.space, *index.reduce), (*best.space, *best.reduce), strict=True)}
@@ -67,9 +68,11 @@ def _match_argmax(best: Stage, index: Stage) -> tuple[Sequence[Expr], Expr] | No
         return None
     test, axis = select.condition, index.reduce[0]
     k = select.true_value.value if isinstance(select.true_value, tirx.Cast) else select.true_value
+    # Elsewhere k is the extent, more than any index: so the minimum is the first index of the extremum.
     if not k.same_as(axis.var) or not is_int(select.false_value, axis.extent) or not isinstance(test, tirx.EQ):
         return None
     for read, key in ((test.a, test.b), (test.b, test.a)):
+        # Integer keys only: a float NaN equals nothing, and its index would be the extent.
         if isinstance(read, Load) and read.source.same_as(best.buffer) and "int" in str(key.ty.dtype):
             return list(read.indices), key
     return None

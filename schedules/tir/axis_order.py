@@ -26,6 +26,7 @@ def align_axes(program: Program) -> Program:
     producers: dict[object, Stage] = {}
     ordered = []
     for stage in sorted(program.stages, key=lambda s: not s.materialized):
+        # Of two axes the last stays, so there is nothing to order. A serial body may depend on the order of its loops.
         if stage.serial is None and len(stage.space) > 2:
             stage = attrs.evolve(stage, space=_ordered(stage, producers))
         producers.update(dict.fromkeys(stage.writes, stage))
@@ -58,7 +59,9 @@ def _ordered(stage: Stage, producers: dict[object, Stage]) -> Sequence[Axis]:
         producer = producers.get(read.source)
         if producer is None or producer.serial is not None:
             continue
-        pairs = zip(producer.indices, read.indices, strict=True)  # what stands in each dimension of the buffer
+        # What producer and reader have in each dimension of the buffer: where both have an axis, these are the same
+        # loop.
+        pairs = zip(producer.indices, read.indices, strict=True)
         axis_of = {stored: own for stored, own in pairs if isinstance(stored, Var) and isinstance(own, Var)}
         wanted = [axis_of[a.var] for a in producer.space if a.var in axis_of]
         leading = [next(a for a in free if a.var.same_as(v)) for v in wanted if any(a.var.same_as(v) for a in free)]

@@ -79,8 +79,10 @@ def narrow(wide: Expr) -> Expr:
 
     ``wide`` occurs four times in the result: it should be a variable."""
     bits = tirx.reinterpret("uint32", wide)
+    # Half of the last place that stays, less 1 unless that place is odd: ties then go to the even neighbour.
     odd = (bits >> _u32(16)) & _u32(1)
     rounded = (bits + odd + _u32(0x7FFF)) >> _u32(16)
+    # A NaN is set apart: rounded, its bits could carry over into those of an infinity or of -0.
     nan = (bits & _u32(0x7FFFFFFF)) > _u32(0x7F800000)
     return from_bits16(tirx.Cast("uint16", tirx.Select(nan, _u32(0x7FC0), rounded)))
 
@@ -120,12 +122,14 @@ class Bfloat16Lowering:
     def _select(self, node: Any) -> Expr:
         if not is_bf16(node):
             return node
+        # Of bits, which need no conversion: a choice rounds nothing.
         return from_bits16(tirx.Select(node.condition, bits16(node.true_value), bits16(node.false_value)))
 
     def call(self, node: Any) -> Expr:
         """A function of a bfloat16 value, computed in float32."""
         if not is_bf16(node) or not str(node.op.name).startswith("tirx.") or node.op.name == "tirx.reinterpret":
             return node
+        # Targets have the functions for float32, with equal bits; of bfloat16 each would have its own or none.
         return self._narrow(Call(node.op, [widen(a) for a in node.args], ret_ty="float32"))
 
 
@@ -172,7 +176,7 @@ def as_bits(stmt: Stmt, buffers: Iterable[Any]) -> Stmt:
         )
 
     def unwrap(node: Any) -> Expr:
-        # bits -> bfloat16 -> bits, which loads and stores of the two callbacks beside this one leave behind: the bits.
+        # bits -> bfloat16 -> bits, which loads and stores of the two callbacks beside it leave behind: the bits.
         inner = node.args[0] if node.op.name == "tirx.reinterpret" else None
         twice = isinstance(inner, Call) and is_bf16(inner) and str(node.ty.dtype) == "uint16"
         return inner.args[0] if twice and inner is not None else node

@@ -1,6 +1,6 @@
 """Buffer reuse: storage of values that nobody reads any more goes to the next ones of the same shape and dtype.
 
-``is_last_read`` decides it for the stages of one row group (a result may overwrite an operand in place);
+``is_last_read`` decides it for the stages of a row group (a result may overwrite an operand in place);
 ``share_storage`` does it for the nests of a program, by live ranges, first fit in order of first use.
 """
 
@@ -29,6 +29,8 @@ def is_last_read(ctx: NestContext, group: RowGroup, position: int, buffer: Any) 
     axis_map = {a.var: b.var for a, b in zip(source.space, stage.space, strict=True)}
     expected = [substitute(index, axis_map) for index in source.indices]
     own_reads = [r for r in reads_of(ctx, stage) if r.buffer.same_as(buffer)]
+    # Every read must be of the element that the stage writes, before it writes; and a region of memory has a single
+    # dtype.
     if (
         not own_reads
         or any(not same_indices(r.indices, expected) for r in own_reads)
@@ -45,6 +47,7 @@ def share_storage(program: Program, nests: Sequence[Stmt]) -> tuple[list[Stmt], 
     storage_of: dict[Any, Any] = {}
     last_use: dict[Any, int] = {}  # storage -> the last nest that uses it, for any buffer
     for buffer, (first, last) in _live_ranges(program, nests).items():
+        # Strictly before: a nest that reads the old value while it writes the new would mix them.
         reusable = (b for b, end in last_use.items() if end < first and _type(b) == _type(buffer))
         storage_of[buffer] = next(reusable, buffer)
         last_use[storage_of[buffer]] = last
@@ -58,6 +61,7 @@ def _type(buffer: Any) -> tuple[Any, str]:
 
 def _live_ranges(program: Program, nests: Sequence[Stmt]) -> dict[Any, tuple[int, int]]:
     """Intermediate buffer, if no nest allocates it -> the numbers of the first and the last nest that use it."""
+    # A buffer that a nest allocates itself lives inside it, often once a thread: it has no storage to share.
     allocated = {node.buffer for nest in nests for node in collect(nest, (tirx.AllocBuffer, tirx.DeclBuffer))}
     ranges: dict[Any, tuple[int, int]] = {}
     for number, nest in enumerate(nests):

@@ -43,6 +43,7 @@ def seq(statements: Sequence[Stmt]) -> Stmt:
 
 def loop(extent: int, body: Callable[[Expr], Stmt], kind: Any = SERIAL, name: str = "i") -> Stmt:
     """A loop of ``kind`` over 0 <= i < extent; for an extent of 1 its body alone."""
+    # No loop around a single iteration: its index is then a constant, and what depends on it simplifies.
     if extent == 1:
         return body(i64(0))
     var = tirx.Var(name, "int64")
@@ -64,6 +65,7 @@ def unravel(flat: Expr, extents: Sequence[int]) -> list[Expr]:
         index = flat if stride == 1 else tirx.floordiv(flat, i64(stride))
         if extent == 1:
             index = i64(0)
+        # The first index needs no modulo, as ``flat`` is below the product of all extents.
         elif dim and any(e > 1 for e in extents[:dim]):
             index = tirx.floormod(index, i64(extent))
         indices.append(index)

@@ -1,6 +1,6 @@
 """What a loop nest is built for, and the loops that every nest is made of: vectors with a tail, parallel loops, chunks.
 
-A parallel loop is one only if its estimated time pays for starting threads (``thread_cost.py``); its iterations write
+A loop over tasks is parallel only if its estimated time pays for starting threads (``thread_cost.py``). Tasks write
 different elements, so threads change no bit. TREE_WIDTH is the same for every target, and so is every sum.
 """
 
@@ -20,12 +20,12 @@ from .rewrite import collect
 from .stages import Program
 from .thread_cost import MIN_PARALLEL_NANOSECONDS, nanoseconds
 
-MIN_PARALLEL_WORK = (
-    65_536  # additions below which a row group may have too few rows to parallelize; chosen, not measured
-)
-TREE_WIDTH = (
-    16  # lanes of a reduction tree: float32 lanes of AVX-512. One for all targets, as it fixes the order of sums
-)
+# Additions below which a row group may have too few rows to parallelize; chosen, not measured. A larger number fuses
+# more on a single thread.
+MIN_PARALLEL_WORK = 65_536
+# Lanes of a reduction tree: the float32 lanes of AVX-512. The same for all targets, as it fixes the order of sums:
+# changed, it changes the bits of every sum along memory.
+TREE_WIDTH = 16
 
 
 @attrs.frozen
@@ -39,7 +39,7 @@ class NestContext:
 
 
 def vector(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """``body`` for 0 <= lane < width, as one vector operation if all its calls have vector forms, else as a loop."""
+    """``body`` for 0 <= lane < width, as a vector operation if all its calls have vector forms, else as a loop."""
     if width == 1:
         return bind_in_buffers(body(i64(0)))
     lane = tirx.Var("lane", "int64")
@@ -52,7 +52,7 @@ def vector(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
 
 
 def vector_loop(extent: int, width: int, body: Callable[[Expr], Stmt]) -> list[Stmt]:
-    """``body`` for every index below ``extent``: full vectors, then one narrower vector for the remainder."""
+    """``body`` for every index below ``extent``: full vectors, then a narrower vector for the remainder."""
     full, rest = divmod(extent, width)
     loops = []
     if full:
@@ -83,12 +83,13 @@ def pays_in_parallel(ctx: NestContext, stmt: Stmt) -> bool:
 
 
 def parallel_chunks(ctx: NestContext, extent: int, size: int, body: Callable[[Expr, int], Stmt]) -> Stmt:
-    """``body(start, length)`` for chunks of ``size`` and a shorter last one, in parallel if that pays."""
+    """``body(start, length)`` for chunks of ``size`` and a shorter last chunk, in parallel if that pays."""
     full, rest = divmod(extent, size)
     if not rest:
         return parallel_loop(ctx, full, lambda c: body(c * size, size))
     if not full:
         return body(i64(0), rest)
+    # The shorter chunk is a branch of the same loop: behind it, it would wait until all threads are done.
     last = i64(full * size)
     return parallel_loop(
         ctx, full + 1, lambda c: tirx.IfThenElse(c < i64(full), body(c * size, size), body(last, rest))

@@ -1,8 +1,8 @@
 """Recognition of matrix products: ``C[b.., i.., j..] += A[b.., i.., k..] * B[b.., k.., j..]`` in any order of axes.
 
 Axes are classified by which operands use them: both (batch, or k if reduced), only A (rows), only B (columns). So plain
-products, transposed operands, batches on one side or both and einsums of two operands are one case, as in
-TBLIS (Matthews 2018). k is one axis or several; a product sums them in the order of the stage.
+products, transposed operands, batches on one side or both and einsums of two operands are the same case, as in
+TBLIS (Matthews 2018). k is an axis or several; a product sums them in the order of the stage.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def read_contraction(program: Program, stage: Stage) -> Contraction | None:
         or not stage.space
     ):
         return None
+    # Integers have no fused multiply-add, and 16-bit results are summed in float32 by the row nests.
     if str(stage.buffer.dtype) not in ("float32", "float64"):
         return None
     a, b = stage.value.a, stage.value.b
@@ -69,8 +70,10 @@ def read_contraction(program: Program, stage: Stage) -> Contraction | None:
     if last_var not in variables(b):
         a, b = b, a
     used_a, used_b = variables(a), variables(b)
+    # A reduced axis in a single operand only sums that operand: such a product is left to the reduction nests.
     if not loads(a) or not loads(b) or any(not ({a.var} & used_a and {a.var} & used_b) for a in stage.reduce):
         return None
+    # In both operands the last axis is a batch: then no operand has columns for vectors to run along.
     if last_var in used_a:
         return None
 
@@ -94,13 +97,13 @@ def _orient(contraction: Contraction) -> Contraction:
 
 
 def is_contiguous(factor: Expr, axes: Sequence[Axis]) -> bool:
-    """Is the operand contiguous in memory along one of ``axes``?"""
+    """Is the operand contiguous in memory along any of ``axes``?"""
     innermost = [variables(x.indices[-1]) for x in loads(_without_mask(factor)) if len(x.indices)]
     return any(axis.var in used for axis in axes for used in innermost)
 
 
 def _without_mask(factor: Expr) -> Expr:
-    """The operand of a masked one, ``Select(condition, operand, number)``; else ``factor`` itself."""
+    """What a masked operand masks, ``Select(condition, operand, number)``; else ``factor`` itself."""
     is_masked = isinstance(factor, tirx.Select) and isinstance(factor.false_value, tirx.FloatImm)
     return factor.true_value if is_masked else factor
 

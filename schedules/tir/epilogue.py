@@ -28,6 +28,7 @@ def _can_fuse(ctx: NestContext, producer: Stage, epilogue: Sequence[Stage], stag
     write nothing that they read?"""
     if [a.extent for a in stage.space] != [a.extent for a in producer.space]:
         return False
+    # Stored element by element, it would overwrite what the producer still reads for the next element.
     if any(x.source.same_as(stage.buffer) for s in (producer, *epilogue) for x in s.reads):
         return False
     reads = reads_of(ctx, stage)

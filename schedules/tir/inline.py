@@ -24,18 +24,20 @@ from .stages import Program, Stage, loads, variables
 Provided = Callable[[Sequence[Expr]], Expr]
 Expansion = Callable[[Any], tuple[Sequence[tuple[Any, Expr]], Expr]]  # a call -> (variable, step) pairs, its value
 
-COSTLY = 8  # a division or a function in additions; chosen, not measured. It decides what may be recomputed, no bit
+# A division or a function, in additions; chosen, not measured. If it is too large, long chains of additions are
+# recomputed at each read; if too small, cheap values go through memory. No bit depends on it.
+COSTLY = 8
 _FREE = {"prim.if_then_else", "tirx.reinterpret"}
 _IF = tirx.if_then_else(tirx.Var("c", "bool"), 1, 0).op
 
 
 def _is_boolean(expr: Expr) -> bool:
-    """A truth value or a cast of one. No variable is bound to it: TVM's analyzer has no range for a vector of them."""
+    """A truth value or its cast. No variable is bound to it: TVM's analyzer has no range for a vector of them."""
     return str(expr.ty.dtype) == "bool" or (isinstance(expr, tirx.Cast) and str(expr.value.ty.dtype) == "bool")
 
 
 def cost(expr: Expr) -> int:
-    """Rough cost of one evaluation in additions, without the inlined stages that it reads."""
+    """Rough cost of an evaluation in additions, without the inlined stages that it reads."""
     cheap = collect(expr, (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min))
     costly = [node for node in collect(expr, (Call, tirx.Div)) if not _is_free(node)]
     return len(cheap) + COSTLY * len(costly)
@@ -51,9 +53,12 @@ class InlinedStages:
     ``real``: buffers that are stored in any case. ``functions``: calls that the target wants expanded."""
 
     def __init__(
-        self, program: Program, contractions: Sequence[Stage], functions: Mapping[str, Expansion] | None = None,
+        self,
+        program: Program,
+        contractions: Sequence[Stage],
+        functions: Mapping[str, Expansion] | None = None,
         real: Collection[Any] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.functions = functions or {}
         self.stages: dict[Any, Stage] = {}
         self._costs: dict[Any, int] = {}
@@ -67,7 +72,8 @@ class InlinedStages:
                 self.stages[stage.buffer] = stage
 
     def cost(self, stage: Stage) -> int:
-        """Rough cost of one evaluation of the stage's value in additions, inlined stages included."""
+        """Rough cost of an evaluation of the stage's value in additions, inlined stages included."""
+        # A serial body: a guess by its loads, chosen, since its statements may be of any kind.
         if stage.value is None:
             return 4 * max(1, len(loads(stage.serial[1]) if stage.serial else ()))
         return cost(stage.value) + sum(self._costs.get(x.source, 0) for x in loads(stage.value))
@@ -75,11 +81,11 @@ class InlinedStages:
     def _should_inline(self, program: Program, stage: Stage, contractions: Sequence[Stage]) -> bool:
         """Is recomputing the stage wherever it is read cheaper than storing and loading it?"""
         users = [s for s in program.stages if any(x.source.same_as(stage.buffer) for x in s.reads)]
-        # A serial body reads memory, and a buffer that two stages write has no one value.
+        # A serial body reads memory, and a buffer that two stages write has no single value.
         if any(u.serial for u in users) or any(stage.buffer in u.writes for u in program.stages if u is not stage):
             return False
-        # A product evaluates its operand once for each tile that reads it: one product may, two would repeat all of it.
-        # An operand widened from half precision is widened once, before the product (cpu/widen_operands.py).
+        # A product evaluates its operand once for each tile that reads it: a single product may, two would repeat all
+        # of it. An operand widened from half precision is widened once, before the product (cpu/widen_operands.py).
         products = sum(u in contractions for u in users)
         if products > 1 or (products and half_load(stage.value) is not None):
             return False
@@ -94,7 +100,7 @@ def _has_let_steps(stage: Stage) -> bool:
 
 
 def is_plain_store(stage: Stage) -> bool:
-    """Is each axis alone in one dimension of the stored buffer, and every other index 0?"""
+    """Is each axis alone in a dimension of the stored buffer, and every other index 0?"""
     positions = [index for index in stage.indices if not is_int(index, 0)]
     axes = {axis.var for axis in stage.space}
     return len(positions) == len(axes) and set(positions) == axes
@@ -106,11 +112,12 @@ def _is_recomputed(stage: Stage, user: Stage) -> bool:
     innermost = (user.reduce or user.space)[-1:]
     reads = [x for x in loads(user.value) if x.source.same_as(stage.buffer)]
     varies = any(axis.var in variables(list(x.indices)) for axis in innermost for x in reads)
+    # Four times is chosen, not measured: below, a store and the loads cost about as much as the repetition.
     return varies and user.points * user.depth >= 4 * stage.points
 
 
 class ScalarWriter:
-    """Writes the values of stages at one element of a nest, and collects the statements that must precede them.
+    """Writes the values of stages at an element of a nest, and collects the statements that must precede them.
 
     ``provided``: buffer -> function of indices, for values that the nest holds in registers (an accumulator, a row).
     ``binds``: the statements. ``conditions``: those that the ranges in ``analyzer`` do not decide.
@@ -154,7 +161,7 @@ class ScalarWriter:
         return self._bind_to_variable(expr, name)
 
     def _expand(self, call: Any) -> Expr:
-        """A call that the target wants expanded. Its steps get variables: as one expression it would grow too fast."""
+        """A call that the target wants expanded. Its steps get variables: as a whole it would grow too fast."""
         function = self.inlined.functions.get(call.op.name)
         if function is None or str(call.ty.dtype) != "float32":
             return call
@@ -172,7 +179,7 @@ class ScalarWriter:
 
     def _read(self, read: Any) -> Expr:
         indices = [self._simplify(index) for index in read.indices]
-        # Two stages that read one element share its variable; simplified indices make equal elements equal keys.
+        # Two stages that read the same element share its variable; simplified indices make equal elements equal keys.
         key = (read.source, tvm_ffi.StructuralKey(indices))
         if key in self._memo:
             return self._memo[key]
@@ -199,7 +206,7 @@ class ScalarWriter:
         return from_bits16(chosen) if is_bf16(call) else chosen
 
     def _branch(self, branch: Expr, coords: dict[Any, Expr]) -> Expr:
-        """The value of a branch as one expression: its steps are nested Lets, evaluated only if it is taken."""
+        """The value of a branch as a single expression: its steps are nested Lets, evaluated only if it is taken."""
         inner = ScalarWriter(self.inlined, self.provided, self.analyzer)
         inner.conditions = self.conditions
         value = inner.write(branch, coords)
@@ -219,6 +226,7 @@ def _lift_conditions(expr: Expr, lifted: dict[Any, Expr]) -> Expr:
         lifted[var] = call
         return var
 
+    # Outermost first: a nested condition belongs to its branch, and is lifted when that is written.
     return rewrite(expr, [(Call, lift)], order="pre")
 
 
@@ -248,6 +256,7 @@ def _needs_scalars(call: Any, dependent: set[Any]) -> bool:
 
 
 def _op_vectorizes(op: Any) -> bool:
+    # TVM vectorizes it all the same, though its operator has no such mark.
     if op.name == "tirx.reinterpret":
         return True
     if op.name not in _VECTORIZABLE:

@@ -23,7 +23,9 @@ from .inline import ScalarWriter
 from .rewrite import collect
 from .stages import Axis, Stage, loads, substitute, variables
 
-MAX_BOXES = 64  # boxes of a nest, each with its own code; with more, conditions stay. Chosen, not measured
+# Boxes of a nest, each with its own code: with more, conditions stay, and vectors with them fall back to scalars.
+# Chosen, not measured; a larger number is a longer text and compile.
+MAX_BOXES = 64
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
@@ -36,7 +38,7 @@ class Box:
     is_whole: bool
 
     def analyzer(self, axis_vars: Sequence[Any]) -> Any:
-        """An analyzer that knows ``axis_vars``, one an axis, to lie in the box."""
+        """An analyzer that knows ``axis_vars``, a variable an axis, to lie in the box."""
         analyzer = Analyzer()
         for var, low, extent in zip(axis_vars, self.lows, self.extents, strict=True):
             dtype = str(var.ty.dtype)
@@ -45,7 +47,7 @@ class Box:
 
 
 def boxes(ctx: NestContext, stages: Sequence[Stage]) -> list[Box]:
-    """The common space of elementwise stages, cut into boxes; one whole box if it would be more than MAX_BOXES."""
+    """The common space of elementwise stages, cut into boxes; uncut if it would be more than MAX_BOXES."""
     axes = stages[0].space
     whole_space = Box((0,) * len(axes), tuple(a.extent for a in axes), True)
     cuts: dict[Any, set[int]] = {axis.var: {0, axis.extent} for axis in axes}
@@ -57,6 +59,7 @@ def boxes(ctx: NestContext, stages: Sequence[Stage]) -> list[Box]:
     count = prod(map(len, segments))
     if not 1 < count <= MAX_BOXES:
         return [whole_space]
+    # The product of all cuts, though a condition may hold for a part of them only: a few boxes more, but each simple.
     return [Box(tuple(a for a, _ in box), tuple(b - a for a, b in box), False) for box in product(*segments)]
 
 
@@ -68,10 +71,11 @@ def conditions(ctx: NestContext, stage: Stage, whole_space: Box) -> list[Expr]:
 
 
 def _add_cuts(condition: Expr, cuts: Mapping[Any, set[int]], axes: Sequence[Axis]) -> None:
-    """Adds the indices at which a comparison of one axis with a number changes."""
+    """Adds the indices at which a comparison of an axis with a number changes."""
     extents = {axis.var: axis.extent for axis in axes}
     for comparison in collect(condition, _COMPARISONS):
         used = variables(comparison)
+        # Boxes can follow a comparison of a single axis only: i <= j cuts along a diagonal, and stays a condition.
         if len(used) == 1 and used <= set(extents) and not loads(comparison):
             (var,) = used
             cuts[var].update(point for point in _changes(comparison, var) if 0 < point < extents[var])

@@ -1,7 +1,7 @@
 """Let bindings as one-element buffers, a form that TVM's simplifier leaves alone.
 
 TVM substitutes the value of every ``Bind`` back into its uses: a chain of n values, each used twice, grows to 2^n
-terms. So a bound value is stored in a buffer of one element a lane, which LLVM promotes to a register.
+terms. So a bound value is stored in a buffer of an element a lane, which LLVM promotes to a register.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def split_names(stmt: Any, lane: Any, width: int) -> tuple[list[Any], Any]:
         return [], stmt
     varying = set() if lane is None else {lane}
     slots: dict[Any, tuple[Any, Any]] = {}
+    # In program order, so that a value bound from a value that varies is seen to vary.
     for binding in bindings:
         varies = not varying.isdisjoint(collect(binding.value, Var))
         if varies:

@@ -1,7 +1,7 @@
 """Horizontal fusion: one parallel loop over pieces of many tensors, for an optimizer step over all parameters.
 
-As in multi-tensor apply (NVIDIA Apex) a task is a piece of one tensor, and small tensors cost next to nothing. Members
-of one form share code; addresses, lengths and first tasks stand in tables on the stack, where a task finds its member
+As in multi-tensor apply (NVIDIA Apex) a task is a piece of a tensor, and small tensors cost next to nothing. Members
+of a form share code; addresses, lengths and first tasks stand in tables on the stack, where a task finds its member
 by binary search. A sum has a partial result a piece; these are reduced as a row is. Piece lengths fix the order.
 """
 
@@ -24,9 +24,11 @@ from .stages import Axis, NotStaged, Program, Stage, loads, read_program
 from .tensor_list import Form, Member, Members, read_members
 from .thread_cost import element_nanoseconds
 
-# Elements of a task; chosen, not measured. The second is part of the order of sums: changed, it changes bits.
+# Elements of a task; chosen, not measured: larger pieces leave threads idle at the end, smaller search for their member
+# more often. The second is part of the order of sums: changed, it changes bits.
 ELEMENTWISE_PIECE, REDUCTION_PIECE = 2048, 8192
-ADDRESS_FIELD = 15  # TVMStructFieldKind::kTVMFFIAnyUnionValue: the value of a 16-byte entry of the address table
+# TVMStructFieldKind::kTVMFFIAnyUnionValue: the value of a 16-byte entry of the address table. It is TVM 0.27's number.
+ADDRESS_FIELD = 15
 
 
 @attrs.frozen
@@ -54,7 +56,7 @@ class MultiTensorRule:
 
 @attrs.frozen(eq=False)
 class TensorGroup:
-    """The members of one form.
+    """The members of a form.
 
     begin:     number of the group's first task; ``tasks``: how many it has
     piece:     elements of a task
@@ -63,7 +65,7 @@ class TensorGroup:
     own:       those of them that differ between members
     addresses: table of the addresses of ``own``, member by member
     spans:     table of (first task, length) of each member
-    partial:   reduction -> its partial results, one a task
+    partial:   reduction -> its partial results, an element a task
     """
 
     ctx: NestContext
@@ -96,8 +98,10 @@ class TensorGroup:
 
     def tables(self) -> list[Stmt]:
         """Statements that fill the tables."""
+        # A single member needs none: its addresses and length are in the code.
         if len(self.members) == 1:
             return []
+        # On the stack: a table in a constant could not hold addresses, which are known at the call only.
         entries = tirx.tvm_stack_alloca("tvm_ffi_any", len(self.own) * len(self.members))
         statements: list[Stmt] = [tirx.AllocBuffer(self.spans), tirx.Bind(self.addresses, entries)]
         for n, member in enumerate(self.members):
@@ -111,7 +115,7 @@ class TensorGroup:
         return statements
 
     def run(self, task: Expr) -> Stmt:
-        """One task: a binary search for its member (the last whose first task is not after it), then its piece."""
+        """A task: a binary search for its member (the last whose first task is not after it), then its piece."""
         local_task = task - i64(self.begin)
         if len(self.members) == 1:
             return self._piece(local_task, i64(0), i64(0), i64(self.members[0].length))
@@ -169,6 +173,8 @@ class TensorGroup:
         def vector_at(v: Expr) -> Stmt:
             return vector(lanes, lambda lane: element(begin + (v * lanes + lane)))
 
+        # The rest element by element: its length is known at run time only, so no narrower vector can be written for
+        # it.
         vectors = tirx.floordiv(count, i64(lanes))
         rest = dynamic_loop(tirx.floormod(count, i64(lanes)), lambda r: element(begin + (vectors * lanes + r)), "r")
         return [*binds, dynamic_loop(vectors, vector_at, "v"), rest]
@@ -190,13 +196,14 @@ class TensorGroup:
                 indices = tuple(i64(0) for _ in buffer.shape)
                 value = load(partial, c.var + i64(self.firsts[n]) if count > 1 else i64(self.firsts[n]))
                 reduction = stage.reduction if count > 1 else None
+                # A single partial result is copied: a reduction of extent 1 would add 0 to it, and make 0 of -0.
                 combine_stage = Stage(stage.name, (), (c,) if reduction else (), buffer, indices, value, reduction)
                 statements.append(stage_body(self.ctx, combine_stage, []))
         return statements
 
 
 def _load_once(buffer: Any, binds: list[Stmt], provided: dict[Any, Provided]) -> None:
-    """Binds a variable to the one element of ``buffer``, and provides it. A bool is bound as int32, which TVM can
+    """Binds a variable to the only element of ``buffer``, and provides it. A bool is bound as int32, which TVM can
     vectorize; a bfloat16 is left alone (``bfloat16.py``)."""
     is_bool = str(buffer.dtype) == "bool"
     value = load(buffer, i64(0))
@@ -221,18 +228,25 @@ def make_group(
     counts = [-(-m.length // piece) for m in members]
     firsts = tuple(sum(counts[:n]) for n in range(len(counts)))
     results = [form.buffers.index(s.buffer) for s in reductions]
-    memory = tuple(
-        k for k, b in enumerate(members[0].buffers) if not program.owns(b) and k not in results
-    )  # fmt: skip
+    memory = tuple(k for k, b in enumerate(members[0].buffers) if not program.owns(b) and k not in results)
     own = tuple(k for k in memory if any(not m.buffers[k].same_as(members[0].buffers[k]) for m in members))
     in_memory = [form.buffers[k] for k in memory]
     plain = attrs.evolve(program, stages=())
     virtual = InlinedStages(plain, (), target.functions)
+    # However costly, what is not in memory is inlined: a member's intermediate has no buffer.
     virtual.stages = {s.buffer: s for s in form.stages if s.is_elementwise and s.buffer not in in_memory}
     ctx = NestContext(plain, virtual, target.lanes, target.registers)
     return TensorGroup(
-        ctx, form, tuple(members), begin, piece, firsts, sum(counts), memory, own,
+        ctx,
+        form,
+        tuple(members),
+        begin,
+        piece,
+        firsts,
+        sum(counts),
+        memory,
+        own,
         tirx.Var("addresses", PointerType(PrimType("void"))),
         scratch([2 * len(members)], "int64", "spans"),
         {s: scratch([sum(counts)], str(s.buffer.dtype), "partial") for s in reductions},
-    )  # fmt: skip
+    )

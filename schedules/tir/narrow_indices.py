@@ -19,6 +19,7 @@ WIDE, NARROW = "int64", "int32"
 MIN_INT32, MAX_INT32 = -(2**31), 2**31 - 1
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _SMALL = ("int8", "int16", "int32", "uint8", "uint16")
+# Their results lie between, or have no more bits than, their operands. A sum or product may overflow int32 and stays.
 _CLOSED = (tirx.Min, tirx.Max, tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor)
 
 
@@ -29,9 +30,8 @@ def in_32_bits(node: Any, extents: Mapping[Any, int]) -> Any:
     """
 
     def compare(test: Any) -> Expr:
-        if str(test.a.ty.dtype) != WIDE or not collect(
-            test, tirx.Cast
-        ):  # of indices only: they are int64 from the start
+        # Without a cast it is a comparison of indices, which are int64 from the start.
+        if str(test.a.ty.dtype) != WIDE or not collect(test, tirx.Cast):
             return test
         a, b = narrowed(test.a, extents), narrowed(test.b, extents)
         return test if a is None or b is None else type(test)(a, b)
@@ -53,6 +53,7 @@ def narrowed(expr: Expr, extents: Mapping[Any, int]) -> Expr | None:
     if is_int(expr):
         return tirx.IntImm(NARROW, value_of(expr)) if MIN_INT32 <= value_of(expr) <= MAX_INT32 else None
     if isinstance(expr, Var):
+        # An unknown variable counts as too long. A known variable is below its extent, so an extent of 2^31 still fits.
         return tirx.Cast(NARROW, expr) if extents.get(expr, MAX_INT32 + 2) <= MAX_INT32 + 1 else None
     operands = _narrowable_operands(expr)
     narrow_operands = [narrowed(part, extents) for part in operands]

@@ -23,7 +23,7 @@ from .point_writer import elementwise_group
 from .rewrite import rewrite
 from .stages import Axis, Stage, substitute, variables
 
-WORDS = 4  # of 32 bits, that one counter gives
+WORDS = 4  # of 32 bits, that a counter gives
 
 
 @attrs.frozen(eq=False)
@@ -57,6 +57,7 @@ def read_draw(stage: Stage) -> Draw | None:
     rewritten = [(var, _in_terms_of_counter(expr, counter, stage.space)) for var, expr in bindings]
     if any(variables(expr) & {a.var for a in stage.space} for expr in [*words, *(e for _, e in rewritten)]):
         return None
+    # The key is split off, so that a nest derives it once, in front of its loop over counters.
     varying, fixed, dependent = {counter}, [], []
     for var, expr in rewritten:
         varies = bool(variables(expr) & varying)
@@ -87,6 +88,7 @@ def _tests_remainder(test: Expr, n: int, space: Sequence[Axis]) -> bool:
     mod = test.a if isinstance(test, tirx.EQ) and is_int(test.b, n) else None
     if not isinstance(mod, tirx.FloorMod | tirx.Mod) or not is_int(mod.b, WORDS):
         return False
+    # Up to simplification: the form of the element's number depends on the axes that the shape has.
     return is_int(Analyzer().simplify(tirx.floormod(mod.a - _flat_index(space), i64(WORDS))), 0)
 
 
@@ -103,7 +105,7 @@ def _in_terms_of_counter(expr: Expr, counter: Any, space: Sequence[Axis]) -> Exp
 
 
 def draw_group(ctx: NestContext, stages: Sequence[Stage]) -> list[Stage] | None:
-    """The stages of one nest, if ``stages`` begin with a draw, else None.
+    """The stages of the nest, if ``stages`` begin with a draw, else None.
 
     The elementwise stages after it are fused if all their accesses are in the order of the elements' numbers, as four
     neighbours come at once; else the draw is alone, and its words go to memory."""

@@ -1,7 +1,7 @@
 """Schedule rules that share one plan: a rule answers for the programs whose plan has nests of certain kinds.
 
-CPU and GPU have one plan function each. The rules differ in name and in the kinds that they take, so that the report
-says of a kernel what it is made of. A plan is made once and remembered while the rules are asked one after the other.
+CPU and GPU have a plan function each. The rules differ in name and in the kinds that they take, so that the report
+says of a kernel what it is made of. A plan is made once and remembered while the rules are asked in turn.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class PlanRule:
 def memoized(make_plan: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """``make_plan``, its latest result remembered; None where it raises NotStaged."""
 
+    # A single entry is enough, since all rules are asked for a program before the next program comes.
     @functools.lru_cache(maxsize=1)
     def plan(func: Any, target: Any) -> Any:
         try:

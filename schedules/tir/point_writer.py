@@ -28,7 +28,7 @@ def index_of(axes: Sequence[Axis], indices: Sequence[Expr]) -> dict[Any, Expr]:
 
 
 def elementwise_group(ctx: NestContext, stages: Sequence[Stage]) -> list[Stage]:
-    """The longest prefix of ``stages`` that can be fused into one elementwise nest."""
+    """The longest prefix of ``stages`` that can be fused into an elementwise nest."""
     group = [stages[0]]
     for stage in stages[1:]:
         if not stage.is_elementwise or not _can_fuse(ctx, group, stage):
@@ -47,6 +47,7 @@ def _can_fuse(ctx: NestContext, group: Sequence[Stage], stage: Stage) -> bool:
         expected = [substitute(index, _axis_map(other, stage)) for index in other.indices]
         if any(r.buffer.same_as(other.buffer) and not same_indices(r.indices, expected) for r in reads):
             return False
+        # Point by point, a store of this stage would come before another stage's load for a later point.
         if any(x.source.same_as(stage.buffer) for x in other.reads):
             return False
     return True
@@ -60,6 +61,7 @@ def is_materialized(ctx: NestContext, stage: Stage, group: Sequence[Stage]) -> b
     """Must the stage's buffer be in memory: is it a parameter, or read by a stage outside ``group``?"""
     if not ctx.program.owns(stage.buffer):
         return True
+    # Inside the group the value is in a variable: only a reader in another nest needs it in memory.
     others = [s for s in ctx.program.stages if s not in group]
     return any(x.source.same_as(stage.buffer) for s in others for x in s.reads)
 
@@ -72,13 +74,14 @@ def point_stores(
     materialized: Sequence[Stage],
     analyzer: Any = None,
 ) -> Stmt:
-    """All stages at one ``point`` (an index an axis): values first, then stores of what is ``materialized``, so that an
+    """All stages at a ``point`` (an index an axis): values first, then stores of what is ``materialized``, so that an
     update in place reads before it writes. ``analyzer``: knows the ranges of the point's variables."""
     writer = ScalarWriter(ctx.virtual, dict(provided), analyzer)
     stores = []
     for stage in stages:
         coords = index_of(stage.space, point)
         value = writer.bind(writer.write(stage.value, coords))
+        # Later stages read the variable: the buffer has its old element until the stores below.
         writer.provided[stage.buffer] = lambda _, value=value: value
         if stage in materialized:
             stores.append(store(stage.buffer, value, *writer.indices(stage.indices, coords)))

@@ -1,7 +1,7 @@
 """Loops of one stage inside a task: elementwise along vectors, reductions along rows or down columns, serial bodies.
 
 A reduction along memory is a tree: TREE_WIDTH lanes (four times as many for a long row) each add every TREE_WIDTH-th
-element in turn, then the upper half is added to the lower until one lane is left. A reduction across memory has
+element in turn, then the upper half is added to the lower until a single lane is left. A reduction across memory has
 columns side by side, each summed from the first row to the last. Both orders follow from the shape alone: neither
 vector width nor threads enter, so every target has the same bits.
 """
@@ -24,8 +24,9 @@ from .inline import ScalarWriter
 from .point_writer import index_of, point_stores, store_result
 from .stages import Axis, Stage, binds, statements, substitute
 
-# Four independent vectors of additions hide the latency of one, 4 cycles on current cores. LONG_ROW is part of the
+# Four independent vectors of additions hide an addition's latency, 4 cycles on current cores. LONG_ROW is part of the
 # order of sums: changed, it changes bits; COLUMNS does where it decides what is split (``split_reduction.py``).
+# LONG_ROW is four elements a lane. Both are chosen, not measured.
 LONG_ROW = 256  # elements from which a tree has 4 * TREE_WIDTH lanes
 COLUMNS = 64  # columns summed side by side: four vectors of TREE_WIDTH
 
@@ -78,6 +79,7 @@ def _serial(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> Stmt:
 def _instantiate(ctx: NestContext, stmt: Stmt, coords: dict[Any, Expr]) -> Stmt:
     """A statement at ``coords``. Variables that it binds are replaced by fresh ones, as it may occur more than once."""
     fresh: dict[Any, Expr] = {}
+    # TVM wants each variable bound once; two instances of a body in a kernel would bind it twice.
     for binding in binds(stmt):
         fresh[binding.var] = tirx.Var(binding.var.name, str(binding.value.ty.dtype))
     written = []
@@ -101,10 +103,10 @@ def _store_element(ctx: NestContext, stage: Stage, coords: dict[Any, Expr], valu
 
 @attrs.frozen
 class ReductionOrder:
-    """The order in which the elements of one result are added.
+    """The order in which the elements of a result are added.
 
     For each index of ``outer``, in order, lane n of ``width`` adds every width-th element of ``tail`` from the n-th on;
-    then the lanes are reduced as a tree. A width of 1 adds one element after the other.
+    then the lanes are reduced as a tree. A width of 1 adds all elements in order.
     """
 
     outer: tuple[Axis, ...]
@@ -123,12 +125,13 @@ def reduction_order(ctx: NestContext, stage: Stage) -> ReductionOrder:
     outer, tail = stage.reduce[: len(stage.reduce) - tail_count], stage.reduce[len(stage.reduce) - tail_count :]
     depth = prod(a.extent for a in tail)
     if depth < TREE_WIDTH or stage.in_order or not reduces_along_memory(ctx, stage):
-        return ReductionOrder(outer, tail, 1)  # columns too are sequential, whatever nest they are in
+        # Columns too are sequential, whatever nest they are in: a fused row nest must give the bits of a column nest.
+        return ReductionOrder(outer, tail, 1)
     return ReductionOrder(outer, tail, TREE_WIDTH if depth < LONG_ROW or is_argmax(stage) else 4 * TREE_WIDTH)
 
 
 def _tree(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> Stmt:
-    """One result: lanes along the innermost reduced axes, loops over the others, then the tree."""
+    """A result: lanes along the innermost reduced axes, loops over the others, then the tree."""
     order = reduction_order(ctx, stage)
     outer, tail, width, depth = order.outer, order.tail, order.width, order.depth
     extents = [a.extent for a in tail]
@@ -150,7 +153,7 @@ def _tree(ctx: NestContext, stage: Stage, coords: dict[Any, Expr]) -> Stmt:
 def _init_slots(acc: Accumulator, first: int, width: int, distinct: bool) -> Stmt:
     """Initializes ``width`` slots from ``first`` on. ``distinct``: slot n sees element n first, else all see 0.
 
-    An argmax starts with the index of that element: it is the answer if no key is better than the initial one."""
+    An argmax starts with the index of that element: it is the answer if no key is better than the initial key."""
     return vector(width, lambda lane: acc.start(lane + first, lane + first if distinct else i64(0)))
 
 
@@ -160,6 +163,7 @@ def _strided_loop(depth: int, width: int, add: Any) -> list[Stmt]:
         return [loop(depth, lambda k: add(k, i64(0)), name="k")]
     full, rest = divmod(depth, width)
 
+    # Vectors of TREE_WIDTH on every target: where registers are narrower LLVM splits them, and the lanes stay.
     def iteration(block_index: Expr) -> Stmt:
         return seq([_vector_span(block_index * width, first, TREE_WIDTH, add) for first in range(0, width, TREE_WIDTH)])
 
@@ -202,6 +206,7 @@ def dynamic_reduction(ctx: NestContext, stage: Stage, first: Expr, length: Expr,
         return seq([_vector_span(base, offset, TREE_WIDTH, add) for offset in range(0, width, TREE_WIDTH)])
 
     init = [_init_slots(acc, offset, TREE_WIDTH, False) for offset in range(0, width, TREE_WIDTH)]
+    # The rest goes to the lanes that a full step would give it: so the order is that of a row whose length is known.
     rest = dynamic_loop(tirx.floormod(length, i64(width)), lambda r: add(iterations * width + r, r), "k")
     result = on_result(acc.result(i64(0)))
     return block(
@@ -221,9 +226,14 @@ def _columns(ctx: NestContext, stage: Stage, coords: dict[Any, Expr], axis: Axis
 
 
 def reduce_columns(
-    ctx: NestContext, stage: Stage, coords: dict[Any, Expr], axis: Axis, start: Expr, width: int,
+    ctx: NestContext,
+    stage: Stage,
+    coords: dict[Any, Expr],
+    axis: Axis,
+    start: Expr,
+    width: int,
     epilogue: Sequence[Stage],
-) -> Stmt:  # fmt: skip
+) -> Stmt:
     """``width`` columns from ``start`` on, each reduced from the first row to the last, and their ``epilogue``."""
     acc = accumulator(stage, width)
     spans = [(offset, min(TREE_WIDTH, width - offset)) for offset in range(0, width, TREE_WIDTH)]

@@ -13,7 +13,7 @@ from typing import Any
 import tvm_ffi
 
 # The functions behind structural_map and structural_walk. Those look up the type indices of the classes at every call,
-# of which a build makes tens of thousands; here they are cached.
+# of which a build makes tens of thousands; these are cached.
 _MAP, _WALK = (tvm_ffi.get_global_func(f"ffi.Structural{name}") for name in ("Map", "Walk"))
 _ORDERS = {"pre": int(tvm_ffi.WalkOrder.PREORDER), "post": int(tvm_ffi.WalkOrder.POSTORDER)}
 

@@ -1,6 +1,6 @@
 """Row fusion: consecutive stages that agree on their leading axes run inside one loop over these, the row axes.
 
-Softmax, normalization, cross-entropy, argmax: what one stage computes for a row stays in the first cache (on a GPU: in
+Softmax, normalization, cross-entropy, argmax: what a stage computes for a row stays in the first cache (on a GPU: in
 shared memory or registers) for the next, and only results that something else reads are stored. Each stage does for a
 row what it would do alone, so fusion changes no bit.
 """
@@ -21,7 +21,9 @@ from .point_writer import is_materialized
 from .rewrite import collect, rewrite
 from .stages import Stage, variables
 
-ROWS = 8  # rows of one task, which allocates its scratch once; chosen, not measured. It changes no bit
+# Rows of a task, which allocates its scratch once. Chosen, not measured: fewer are more tasks to start, more leave
+# threads idle where rows are few. It changes no bit.
+ROWS = 8
 
 
 @attrs.frozen(eq=False)
@@ -38,20 +40,21 @@ class RowGroup:
 def row_group(ctx: NestContext, stages: Sequence[Stage], accept: Any, is_profitable: Any = None) -> RowGroup | None:
     """The longest prefix of ``stages`` that can share loops over some leading axes; of equals, with the most axes.
 
-    ``accept(stage, lead)``: may the stage be in it? ``is_profitable(ctx, group)``: is it worth being one nest?"""
+    ``accept(stage, lead)``: may the stage be in it? ``is_profitable(ctx, group)``: is it worth a nest?"""
     max_lead = max((len(s.space) for s in stages[:1]), default=0)
     best: RowGroup | None = None
     for lead in range(max_lead, -1, -1):
         group = _collect(ctx, stages, lead, accept)
         if group is None or not (is_profitable or _has_enough_rows)(ctx, group):
             continue
+        # Of equals the first, with the most row axes: these give the most tasks, and the shortest rows to keep.
         if best is None or len(group.stages) > len(best.stages):
             best = group
     return best
 
 
 def single_row_group(stage: Stage) -> RowGroup:
-    """One stage alone, with every axis of its space a row axis."""
+    """A stage alone, with every axis of its space a row axis."""
     return RowGroup((stage,), len(stage.space), {})
 
 
@@ -98,7 +101,7 @@ def _store_indices(stage: Stage) -> list[tuple[Expr, ...]]:
 
 
 def _stored_row_dims(stage: Stage, lead: int) -> tuple[int, ...] | None:
-    """The dimensions of the stored buffer that the row axes index, each axis alone in one dimension; else None."""
+    """The dimensions of the stored buffer that the row axes index, each axis alone in a dimension; else None."""
     rows = [a.var for a in stage.space[:lead]]
     candidates = []
     for indices in _store_indices(stage):
@@ -113,6 +116,7 @@ def _reads_own_row(ctx: NestContext, stage: Stage, lead: int, row_dims: dict[Any
     rows = [a.var for a in stage.space[:lead]]
     for read in reads_of(ctx, stage):
         dims = row_dims.get(read.buffer)
+        # Another row may not be computed yet, or by another thread.
         if dims is not None and not same_indices([read.indices[d] for d in dims], rows):
             return False
     return True
@@ -126,6 +130,7 @@ def local_buffers(ctx: NestContext, group: RowGroup) -> list[Any]:
 def _is_local(ctx: NestContext, buffer: Any, group: RowGroup) -> bool:
     writers = [s for s in group.stages if buffer in s.writes]
     others = [s for s in ctx.program.stages if s not in group.stages]
+    # A buffer that another nest writes too (a part of a joined tensor) must exist as a whole.
     no_other_writer = not any(buffer in s.writes for s in others)
     return no_other_writer and not any(_needs_memory(ctx, s, buffer, group) for s in writers)
 
@@ -138,12 +143,12 @@ def _needs_memory(ctx: NestContext, stage: Stage, buffer: Any, group: RowGroup) 
 
 
 def row_length(buffer: Any, group: RowGroup) -> int:
-    """The number of elements of ``buffer`` in one row."""
+    """The number of elements of ``buffer`` in a row."""
     return prod(e for d, e in enumerate(shape_of(buffer)) if d not in group.row_dims[buffer])
 
 
 def row_buffer(buffer: Any, group: RowGroup) -> Any:
-    """A scratch buffer for one row of ``buffer``: its shape without the row dimensions."""
+    """A scratch buffer for a row of ``buffer``: its shape without the row dimensions."""
     rest = [e for d, e in enumerate(shape_of(buffer)) if d not in group.row_dims[buffer]]
     return scratch(rest or [1], str(buffer.dtype), buffer.name)
 

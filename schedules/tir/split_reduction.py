@@ -1,7 +1,7 @@
 """Two-pass reduction (split-K): a long reduction with few results becomes partial results a piece, and their reduction.
 
 Pieces are tasks for threads (on a GPU: blocks). Where to split follows from the shape alone, so the order of a sum is
-the same for any number of threads: from the shape of one result, or of one row of results side by side. More results in
+the same for any number of threads: from the shape of a result, or of a row of results side by side. More results in
 front, as when microbatches are stacked, leave the order of each as it was.
 """
 
@@ -22,11 +22,12 @@ from .inline import InlinedStages
 from .reduction import COLUMNS, reduces_along_memory
 from .stages import Axis, Program, Stage, substitute
 
-# All of these decide the order of sums: changed, they change bits. They are chosen, not measured.
+# All of these decide the order of sums: changed, they change bits. They are chosen, not measured: larger numbers leave
+# cores idle on longer sums, smaller make partial results that cost more than they gain.
 PARALLEL_TASKS = 16  # results, or tiles of COLUMNS columns, that are enough tasks without a split
-PIECE_ELEMENTS = 8192  # elements that one partial result sums: 32 KiB of float32
+PIECE_ELEMENTS = 8192  # elements that a partial result sums: 32 KiB of float32
 MIN_ROW_ELEMENTS = 65_536  # elements reduced into a row of results from which a split pays
-MIN_RESULT_ELEMENTS = 32_768  # elements reduced into one result from which a split pays
+MIN_RESULT_ELEMENTS = 32_768  # elements reduced into a result from which a split pays
 
 
 def split_reductions(program: Program) -> Program:
@@ -39,9 +40,10 @@ def split_reductions(program: Program) -> Program:
 
 
 def _is_long(ctx: NestContext, stage: Stage) -> bool:
+    # An argmax is not split: no order changes its bits, so a GPU may do it alone (``gpu/split_argmax.py``).
     if stage.reduction is None or is_argmax(stage) or stage.depth < 2 * PARALLEL_TASKS:
         return False
-    # A product's k is one chain of multiply-adds: that is its promised order, and products have tasks of their own.
+    # A product's k is a chain of multiply-adds: that is its promised order, and products have tasks of their own.
     if stage.in_order or read_contraction(ctx.program, stage) is not None:
         return False
     if reduces_along_memory(ctx, stage):
@@ -51,14 +53,17 @@ def _is_long(ctx: NestContext, stage: Stage) -> bool:
 
 
 def _split(ctx: NestContext, stage: Stage) -> list[Stage]:
-    """Partial reductions over equal pieces, one over a shorter last piece, and the reduction of the partial results."""
+    """Partial reductions over equal pieces, another over a shorter last piece, and the reduction of the results."""
     stage = _merge_reduced_axes(ctx, stage)
     outer_axis, inner = stage.reduce[0], stage.reduce[1:]
     inner_elements = prod(a.extent for a in inner) * (1 if reduces_along_memory(ctx, stage) else stage.space[-1].extent)
     size = max(1, PIECE_ELEMENTS // inner_elements)
     full, rest = divmod(outer_axis.extent, size)
+    # The outer axis is too short to be cut: a single piece would be the sum itself.
     if full < 2:
         return [stage]
+    # Partial results lie as the elements did, so that their own reduction runs along memory or down columns like the
+    # first.
     count, partials_last = full + (1 if rest else 0), reduces_along_memory(ctx, stage)
     extents = [a.extent for a in stage.space]
     partial_extents = [*extents, count] if partials_last else [count, *extents]
@@ -84,7 +89,7 @@ def _merge_reduced_axes(ctx: NestContext, stage: Stage) -> Stage:
 def _piece(stage: Stage, partial: Any, partials_last: bool, slot: int, count: int, size: int, start: int = 0) -> Stage:
     """``count`` pieces of ``size`` iterations of the outermost reduced axis, into ``partial`` from ``slot`` on.
 
-    ``partials_last``: the partial results of one result are its last dimension, and are reduced as a row; else they are
+    ``partials_last``: the partial results of a result are its last dimension, and are reduced as a row; else they are
     the first, and are reduced as columns."""
     first = stage.reduce[0]
     dtype = str(first.var.ty.dtype)

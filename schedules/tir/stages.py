@@ -1,6 +1,6 @@
 """A PrimFunc of plain blocks, read as a list of stages: the form on which all schedules work.
 
-A stage is one block. It is elementwise (a value at every point of its space), a reduction (sum, product, max or min
+A stage is a block. It is elementwise (a value at every point of its space), a reduction (sum, product, max or min
 with a neutral start), or serial (any other body without loops, kept as statements). Axes of extent 1 are dropped:
 their variable becomes 0. What is not so is refused with NotStaged, and left to other rules.
 """
@@ -76,7 +76,7 @@ class Stage:
 
     @property
     def depth(self) -> int:
-        """The number of elements that are reduced into one."""
+        """The number of elements that are reduced into a result."""
         return prod(axis.extent for axis in self.reduce)
 
     @functools.cached_property
@@ -115,7 +115,7 @@ class Program:
 
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
-        """(read, written) parameters that may share one memory: donated buffers (function attribute ``in_place``)."""
+        """(read, written) parameters that may share memory: donated buffers (function attribute ``in_place``)."""
         attribute = self.func.attrs.get("in_place", ()) if self.func.attrs else ()
         return [(self.params[int(read)], self.params[int(write)]) for read, write in attribute]
 
@@ -168,12 +168,13 @@ def statements(stmt: Stmt) -> list[Stmt]:
 
 def _check_shapes(buffers: Iterable[Any]) -> None:
     for buffer in buffers:
+        # Nests flatten indices row-major, with extents that are numbers.
         if any(not is_int(extent) for extent in buffer.shape) or list(buffer.strides or []):
             raise NotStaged(f"buffer {buffer.name} has no fixed row-major shape")
 
 
 def _read_stage(stmt: Stmt) -> Stage:
-    """Loops around one block, read as a stage."""
+    """Loops around a block, read as a stage."""
     extents: dict[Any, int] = {}
     while isinstance(stmt, tirx.For):
         if not (is_int(stmt.min, 0) and is_int(stmt.extent) and stmt.kind == tirx.ForKind.SERIAL):
@@ -191,6 +192,7 @@ def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
         raise NotStaged(f"block {block.name_hint} is not plain")
     space, reduce, unit_axes = [], [], {}
     for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
+        # Popped, so that a loop has a single axis: two would run together, along a diagonal of their space.
         extent = 1 if is_int(value, 0) else extents.pop(value, None) if isinstance(value, Var) else None
         if extent is None or extent != int(iter_var.dom.extent) or not is_int(iter_var.dom.min, 0):
             raise NotStaged(f"block {block.name_hint}: an axis that is no plain loop")
@@ -200,6 +202,7 @@ def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
         (reduce if iter_var.iter_type == tirx.IterVar.CommReduce else space).append(Axis(iter_var.var, extent))
     if any(extent != 1 for extent in extents.values()):
         raise NotStaged(f"block {block.name_hint}: a loop bound to no axis")
+    # Unit axes become 0, so that a shape with extents of 1 gives the same stages as a shape without.
     init = None if block.init is None else substitute(block.init, unit_axes)
     body = in_32_bits(substitute(block.body, unit_axes), {axis.var: axis.extent for axis in (*space, *reduce)})
     stage = _classify(block.name_hint, tuple(space), tuple(reduce), init, body)
@@ -209,6 +212,8 @@ def _read_block(realize: Any, extents: dict[Any, int]) -> Stage:
 def _classify(name: str, space: tuple[Axis, ...], reduce: tuple[Axis, ...], init: Stmt | None, body: Stmt) -> Stage:
     if isinstance(body, tirx.BufferStore):
         if init is None and not reduce:
+            # Its own element may be updated in place. Any other would be read before or after its update, by the order
+            # of loops.
             if any(x.source.same_as(body.buffer) for x in loads(body.value)) and not _reads_own_element(body):
                 raise NotStaged(f"block {name} reads what it writes at another place")
             return Stage(name, space, (), body.buffer, tuple(body.indices), body.value)

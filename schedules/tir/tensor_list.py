@@ -1,7 +1,7 @@
 """Horizontal fusion, the reading part: a program over many tensors as members, one a tensor, over a flat element axis.
 
 An optimizer updates every parameter by the same stages. Members whose stages are equal but for buffers and length share
-a form: the stages over ELEMENT_AXIS with stand-in buffers. ``multi_tensor.py`` makes one loop of all members, as
+a form: the stages over ELEMENT_AXIS with stand-in buffers. ``multi_tensor.py`` makes a loop of all members, as
 multi-tensor apply does in Apex and PyTorch's foreach optimizers.
 """
 
@@ -19,7 +19,8 @@ from .builder import Expr, Load, i64, is_int, load, shape_of
 from .rewrite import rewrite
 from .stages import Axis, Program, Stage, loads, variables
 
-HALF_TYPES = ("bfloat16", "float16")  # their partial sums would need another dtype than their results
+# Their partial sums would need another dtype than their results, float32: sums of these are left to other rules.
+HALF_TYPES = ("bfloat16", "float16")
 # The axis of every form. Its extent, a member's length, is known at run time only.
 ELEMENT_AXIS = Axis(tirx.Var("f", "int64"), 0)
 
@@ -55,7 +56,8 @@ def read_members(program: Program) -> Members | None:
     """The program as members, None if it has another form."""
     after = tuple(s for s in program.stages if s.is_elementwise and s.points == 1)
     rest = [s for s in program.stages if s not in after]
-    results = {s.buffer for s in program.stages if s in after or s.reduction}  # complete only when all members are done
+    # These are complete only when all members are done, so no member may read them.
+    results = {s.buffer for s in program.stages if s in after or s.reduction}
     if any(x.source in results for s in rest for x in s.reads):
         return None
     if any(size(x.source) > 1 for s in after for x in s.reads):
@@ -74,7 +76,7 @@ def size(buffer: Any) -> int:
 def _components(program: Program, stages: Sequence[Stage]) -> list[list[Stage]]:
     """The connected components of ``stages``, by union-find: a tensor that two stages use connects them.
 
-    The two parameters of a donated pair count as one tensor."""
+    The two parameters of a donated pair count as the same tensor."""
     root: dict[Any, Any] = {}
 
     def find_root(b: Any) -> Any:
@@ -86,6 +88,7 @@ def _components(program: Program, stages: Sequence[Stage]) -> list[list[Stage]]:
         for b in buffers[1:]:
             root[find_root(b)] = find_root(buffers[0])
 
+    # Scalars connect nothing: all parameters read the same learning rate and are updated independently.
     touched = {s: [b for b in (*s.writes, *(x.source for x in s.reads)) if size(b) > 1] for s in stages}
     for pair in program.pairs:
         union(pair)
@@ -98,9 +101,10 @@ def _components(program: Program, stages: Sequence[Stage]) -> list[list[Stage]]:
 
 
 def _member(stages: Sequence[Stage], forms: dict[Any, Form]) -> Member | None:
-    """The stages as a member; an equal form in ``forms`` is shared, a new one is added. None if they are not over one
+    """The stages as a member; an equal form in ``forms`` is shared, a new one is added. None if they are not over a
     flat axis."""
     length = {s.points * s.depth for s in stages}
+    # Stages of different lengths cannot share a loop over elements.
     if len(length) != 1 or any(s.serial is not None for s in stages):
         return None
     stand_ins: dict[Any, Any] = {}
@@ -114,6 +118,7 @@ def _member(stages: Sequence[Stage], forms: dict[Any, Form]) -> Member | None:
     return Member(shared, tuple(stand_ins), length.pop())
 
 
+# By number and dtype: the stages of two members compare equal only if their stand-ins are the same buffers.
 _STAND_INS: dict[tuple[int, str], Any] = {}
 
 

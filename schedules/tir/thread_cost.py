@@ -1,6 +1,6 @@
 """Cost model of loops on one CPU thread, in nanoseconds, from their statements.
 
-It decides one thing: whether a loop is parallelized. That changes no bit, as its iterations write different elements,
+It decides only whether a loop is parallelized. That changes no bit, as its iterations write different elements,
 or are reduced in an order that the nest fixed before. A wrong estimate costs time only.
 """
 
@@ -23,22 +23,44 @@ from .stages import Stage, variables
 # a third in the second. A lower bound would lose on busy machines, a higher one leaves cores idle.
 MIN_PARALLEL_NANOSECONDS = 6000  # on one thread
 
-# Nanoseconds of one vector (or scalar) operation on a core at 3 GHz, fitted to times of the examples' kernels: 124 of
-# 147 come within a factor of 2 (docs/schedules.md).
+# Nanoseconds of a vector (or scalar) operation on a core at 3 GHz, fitted to times of the examples' kernels: 124 of 147
+# come within a factor of 2 (docs/schedules.md). A wrong number makes a loop parallel too early or too late: it costs
+# time only.
 OPERATION, DIVISION, FUNCTION = 0.15, 1.2, 5.0
 ACCESS = 0.25
 STRIDED_ELEMENT = 0.35  # an element of a gathered or scattered vector
 ITERATION = 0.25  # loop overhead
 MULTIPLY_ADDS = 4  # vectors of multiply-adds a nanosecond
 _OPERATIONS = (
-    tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min, tirx.Select, tirx.Cast, tirx.And, tirx.Or, tirx.Not, tirx.EQ,
-    tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.LShift, tirx.RShift, tirx.BitwiseAnd, tirx.BitwiseOr,
-    tirx.BitwiseXor, tirx.Shuffle,
-)  # fmt: skip
+    tirx.Add,
+    tirx.Sub,
+    tirx.Mul,
+    tirx.Max,
+    tirx.Min,
+    tirx.Select,
+    tirx.Cast,
+    tirx.And,
+    tirx.Or,
+    tirx.Not,
+    tirx.EQ,
+    tirx.NE,
+    tirx.LT,
+    tirx.LE,
+    tirx.GT,
+    tirx.GE,
+    tirx.LShift,
+    tirx.RShift,
+    tirx.BitwiseAnd,
+    tirx.BitwiseOr,
+    tirx.BitwiseXor,
+    tirx.Shuffle,
+)
 _DIVISIONS = (tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Mod)
 _LIGHT = {"prim.if_then_else", "tirx.reinterpret", "tirx.call_llvm_pure_intrin"}
 _ROOTS = {"tirx.sqrt"}
-MAX_REGISTER_ELEMENTS = 64  # a buffer up to this size stays in registers: its accesses are free
+# Elements of a buffer that stays in registers, whose accesses are free: four vectors of a reduction. Chosen, not
+# measured.
+MAX_REGISTER_ELEMENTS = 64
 
 
 def nanoseconds(stmt: Stmt, lanes: int) -> float:
@@ -74,7 +96,7 @@ class _CostModel:
     register_buffers: frozenset[Any]
 
     def statement(self, stmt: Stmt, lane: Any, width: int) -> float:
-        """Nanoseconds of a statement in a vector loop over ``lane`` of ``width``; outside of one these are None, 1."""
+        """Nanoseconds of a statement in a vector loop over ``lane`` of ``width``; outside these are None, 1."""
         if isinstance(stmt, tirx.SeqStmt):
             return sum(self.statement(part, lane, width) for part in stmt.seq)
         if isinstance(stmt, tirx.For):
@@ -88,7 +110,7 @@ class _CostModel:
         return self._expression(stmt.value, lane, width) if isinstance(stmt, tirx.Bind) else 0.0
 
     def _branch(self, stmt: Any, lane: Any, width: int) -> float:
-        """The dearer branch: of chunks, the full ones are many and the shorter last is one. A branch without an else is
+        """The dearer branch: of chunks, the full are many and the shorter is the last. A branch without an else is
         taken half of the time."""
         branches = [
             self.statement(branch, lane, width) for branch in (stmt.then_case, stmt.else_case) if branch is not None
@@ -105,6 +127,7 @@ class _CostModel:
         """Loads and operations. Index arithmetic is not counted: most of it is hoisted."""
         reads: dict[Any, Any] = {}
 
+        # A load that occurs twice is done once, and what stands in its indices is no arithmetic of the value.
         def replace_load(node: Any) -> Any:
             return reads.setdefault(node, tirx.Var("x", str(node.ty.dtype)))
 
@@ -122,7 +145,7 @@ class _CostModel:
         return -(-width * int(lanes or 1) * bits // (32 * self.lanes))
 
     def _access(self, buffer: Any, indices: Any, lane: Any, width: int) -> float:
-        """One scalar, a contiguous vector, or a gathered one."""
+        """A scalar, a contiguous vector, or a gathered vector."""
         if buffer in self.register_buffers:
             return 0.0
         depends_on_lane = [lane is not None and lane in variables(index) for index in indices]
@@ -133,7 +156,7 @@ class _CostModel:
 
 
 def _operation_cost(node: Any, changing: set[Any]) -> float:
-    """Nanoseconds of one operation. A division or function of a loop invariant is hoisted: it costs nothing here."""
+    """Nanoseconds of an operation. A division or function of a loop invariant is hoisted: it costs nothing."""
     cost = OPERATION
     if isinstance(node, _DIVISIONS):
         cost = OPERATION if is_int(node.b) else DIVISION

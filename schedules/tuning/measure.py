@@ -22,11 +22,19 @@ import tvm
 
 from ..tir.stages import stored
 
-MAX_KERNEL_SECONDS = 60  # for one kernel with all its rounds; a slower one counts as failed
-TRACKER_TIMEOUT = 10  # seconds to connect to a tracker; beyond it is reported as absent
-REPEATS, MIN_ROUND_MS = 5, 10  # rounds, and their least length: 10 ms hide the clock's resolution. Chosen
-MAX_SHIFT = 31  # of a 32-bit word: a shift by 32 or more is undefined in C and in LLVM
-FILLS = 2  # sets of inputs: numbers of both signs, and numbers in 0.5 .. 1.5, for which roots and logs are finite
+# Seconds for a kernel with all its rounds, after which a node ends the session; a slower kernel counts as failed.
+# Chosen.
+MAX_KERNEL_SECONDS = 60
+# Seconds to connect to a tracker. Beyond, it is reported as absent. Chosen.
+TRACKER_TIMEOUT = 10
+# Rounds, of which the median counts, and their least length: 10 ms hide the clock's resolution. Chosen; fewer or
+# shorter rounds are noisier, and a record may then be kept for a kernel that is not faster.
+REPEATS, MIN_ROUND_MS = 5, 10
+# Of a 32-bit word: a shift by 32 or more is undefined in C and in LLVM.
+MAX_SHIFT = 31
+# Sets of inputs: numbers of both signs, and numbers in 0.5 .. 1.5, for which roots and logs are finite. With the first
+# alone such kernels would write NaNs, which compare equal whatever the schedule.
+FILLS = 2
 
 
 class MeasureFault(RuntimeError):
@@ -69,6 +77,7 @@ def _numbers(rng: np.random.Generator, shape: Sequence[int], dtype: str, fill: i
         return rng.integers(0, 2, shape).astype("bool")
     if dtype.startswith("uint"):
         return rng.integers(0, np.iinfo(dtype).max if shape else MAX_SHIFT, shape, dtype, endpoint=True)
+    # Some of them out of a small tensor's range, some within, so that clamps and tests are exercised. Chosen.
     if dtype.startswith("int"):
         return rng.integers(-2, 67, shape).astype(dtype)
     floats = rng.standard_normal(shape, "float32") if fill == 0 else rng.uniform(0.5, 1.5, shape)

@@ -1,7 +1,7 @@
 """Tuning records: schedule traces that a build replays, without search or clock. docs/tuning.md says what is promised.
 
-A record belongs to one program by its key, the sha256 of the program with canonical variable names, so it is found by
-content alone. Its trace is MetaSchedule's: a list of instructions and the decisions taken in them. Traces with an
+A record belongs to a program by its key, the sha256 of the program with canonical variable names: content alone
+identifies it. Its trace is MetaSchedule's: a list of instructions and the decisions taken in them. Traces with an
 instruction that could change the order of a sum are refused.
 """
 
@@ -33,13 +33,11 @@ FORMAT = 1
 FILE = "records.jsonl"
 _UNFINISHED = re.compile(r"\.records[a-z0-9_]{8}")
 SHIPPED = Path(__file__).parents[1] / "records"  # those of the examples, see docs/tuning.md
-KEPT_ATTRIBUTES = (
-    "s_tir",
-    "tirx.noalias",
-    "in_place",
-)  # attributes that are part of a program's identity; the rest is dropped from the key
+# Attributes that are part of a program's identity. The rest is dropped from the key, since lowering adds it by the
+# graph around the program: kept, equal programs of two runs would not share a record.
+KEPT_ATTRIBUTES = ("s_tir", "tirx.noalias", "in_place")
 # Instructions that leave the order of every sum as it is. Others of MetaSchedule's do not (RFactor), or change what is
-# computed with (Tensorize, SetScope), so a record that has one is refused.
+# computed with (Tensorize, SetScope), so a record with any other is refused.
 _KEEP_BITS = """
 Annotate Bind CacheRead CacheWrite ComputeAt ComputeInline DecomposeReduction EnterPostproc Fuse GetChildBlocks
 GetConsumers GetLoops GetProducers GetSBlock Parallel Reorder ReverseComputeAt ReverseComputeInline SampleCategorical
@@ -54,7 +52,7 @@ class RecordsFault(ValueError):
 
 @attrs.frozen
 class Record:
-    """What tuning found for one program.
+    """What tuning decided for a program.
 
     key:    see ``key_of``
     kernel: the program's name where it was tuned, for a reader
@@ -95,7 +93,7 @@ class TunedRule:
 
 
 def set_of(target: Any) -> str:
-    """The schedule set whose records ``target`` uses: GPUs of a level share one library, and so its schedules."""
+    """The schedule set whose records ``target`` uses: GPUs of a level share a library, and so its schedules."""
     return target.gpu.level if target.gpu is not None else target.name
 
 
@@ -112,6 +110,7 @@ def canonical(func: Any) -> Any:
     func = func.with_attr("global_symbol", "main")
     graph = json.loads(tvm.ir.save_json(func))
     nodes = graph["nodes"]
+    # By order of occurrence, which follows from the program's structure; names come from the graph around it.
     for n, node in enumerate(node for node in list(nodes) if node["type"] == "ir.Var"):
         nodes.append({"type": "ffi.String", "data": f"v{n}"})
         node["data"]["name"] = len(nodes) - 1
@@ -194,6 +193,7 @@ def write(folder: Path, target: str, records: Iterable[Record]) -> Path:
         temporary.take(handle)
         file.write(text(target, records))
         file.flush()
+        # On disk before the rename: after a power failure the name stands for the old file or all of the new file.
         os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)

@@ -25,8 +25,11 @@ from ..tir.context import MIN_PARALLEL_WORK
 from ..tir.rewrite import collect
 from .records import with_fma
 
-ROUND_SIZE = 4  # candidates a generation; the next is bred from their times. Small, since few trials are made
-NOMINAL_CORES = 2  # of the machine that spaces are made for, whatever machine tunes: a record must not depend on it
+# Candidates a generation; the next is bred from their times. Chosen: small, since few trials are made. Larger
+# generations learn less from as many trials.
+ROUND_SIZE = 4
+# Cores of the machine that spaces are made for, whatever machine tunes: a record must not depend on it.
+NOMINAL_CORES = 2
 MAX_TASKS_PER_CORE = 16  # parallel tasks; MetaSchedule's own default
 SEED_COUNT = 2**31 - 2  # distinct seeds of TVM's linear congruential generator
 MAX_VECTOR_LANES = 64  # elements of a vector and of the innermost tile; MetaSchedule's own default
@@ -82,10 +85,11 @@ def _cuda() -> Any:
 
 
 class Search:
-    """Candidates for one program in rounds: an evolutionary search on one thread, so that candidates are a function of
-    the program, the seed (any number from 0 on) and the times passed to ``tell``."""
+    """Candidates for a program in rounds: an evolutionary search on a thread, so that candidates are a function of the
+    program, the seed (any number from 0 on) and the times passed to ``tell``."""
 
     def __init__(self, func: Any, target: Any, trials: int, seed: int) -> None:
+        # Any seed to a state of the generator: 0 is no state, and -1 would ask TVM for a random seed.
         seed = 1 + (seed - 1) % SEED_COUNT
         target_config = dict(target.tvm) if target.gpu is not None else {**target.tvm, "num-cores": NOMINAL_CORES}
         self._target = tvm.target.Target(target_config)
@@ -96,6 +100,8 @@ class Search:
             else _cpu(MAX_TASKS_PER_CORE if _largest_block_points(func) >= MIN_PARALLEL_WORK else -1)
         )
         space = ms.space_generator.PostOrderApply(None, rules, postprocs, mutators)
+        # Chosen, not measured. Population and generations are far smaller than MetaSchedule's defaults (512 and 4),
+        # which are meant for thousands of trials: with tens of them, most of that breeding would be thrown away.
         search = ms.search_strategy.EvolutionarySearch(
             population_size=32,
             init_measured_ratio=0.5,
@@ -119,12 +125,14 @@ class Search:
             return list(self._context.generate_measure_candidates() or ())
 
     def tell(self, candidates: Sequence[Any], seconds: Sequence[float | None]) -> None:
-        """What the last round's candidates took; None for one that is of no use."""
+        """What the last round's candidates took; None for a candidate that is of no use."""
         for candidate, elapsed in zip(candidates, seconds, strict=True):
             if elapsed is not None:
                 record = ms.database.TuningRecord(
                     candidate.sch.trace, self._workload, [elapsed], self._target, candidate.args_info
                 )
                 self._database.commit_tuning_record(record)
+        # A useless candidate gets a time, since MetaSchedule waits for a result of each: so long that nothing is bred
+        # from it.
         results = [ms.runner.RunnerResult([1e10 if s is None else s], None) for s in seconds]
         self._context.notify_runner_results(candidates, results)

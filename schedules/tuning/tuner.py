@@ -28,9 +28,13 @@ from .measure import Arguments, Measured, arguments
 from .records import Record
 from .search_space import Search
 
-MIN_SPEEDUP = 0.05  # of the rules' time: above the noise of a median of a few rounds. Chosen
-MIN_GAIN = 0.2e-6  # seconds, half of what a launch costs; for less a record is not worth keeping
-COMPARISONS = 3  # measurements of each in the final comparison, of which the median counts
+# Part of the rules' time: above the noise of a median of a few rounds. Chosen; a smaller number keeps records of noise.
+MIN_SPEEDUP = 0.05
+# Seconds, half of what a launch costs: for less a record is not worth keeping. Chosen.
+MIN_GAIN = 0.2e-6
+# Measurements of each in the final comparison, of which the median counts. Chosen: odd, so that the median is a time
+# that was measured.
+COMPARISONS = 3
 LOG_FILE = "trials.jsonl"
 OTHER_BITS = "candidates have other bits: "
 SPLIT_SUMS = "the rules sum in lanes that meet at the end, and candidates one element after the other"
@@ -77,7 +81,7 @@ class Outcome:
 
 class Log:
     """Measurements in a file, a line each. What is no measurement is dropped, such as a line that a stop cut short,
-    and one of another compiler's."""
+    and a line of another compiler's."""
 
     def __init__(self, path: Path) -> None:
         self._measurements: dict[str, Measured] = {}
@@ -88,9 +92,8 @@ class Log:
                 self._measurements[what] = measured
         text = "".join(_line(what, m) for what, m in self._measurements.items())
         if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
-            replacement = path.with_name(
-                f"{path.name}.new"
-            )  # whatever ends the process, the old or the new file is there
+            # Beside it and renamed: whatever ends the process, the old or the new file is there.
+            replacement = path.with_name(f"{path.name}.new")
             replacement.write_text(text, encoding="utf-8")
             replacement.replace(path)
         self._file: TextIO = path.open("a", encoding="utf-8")
@@ -135,7 +138,7 @@ def tune(
 ) -> dict[str, Record]:
     """Records for all ``programs``, in ``folder`` after each of them, beside those of other programs that are there.
 
-    ``tell`` hears of every program: its place, how many there are, its name, and what came of it.
+    ``tell`` hears of every program: its number, how many there are, its name, and what came of it.
     Raises RecordsFault for records that cannot be read, MeasureFault, and what ``tools.check`` raises.
     """
     name_of_set = records.set_of(target)
@@ -157,7 +160,7 @@ def tune(
 
 
 def tune_one(name: str, func: tirx.PrimFunc, target: Any, effort: Effort, tools: Tools, log: Log) -> Outcome:
-    """Search, compare and decide for one program."""
+    """Search, compare and decide for a program."""
     key = records.key_of(func)
     reason = unsuitable_reason(func, target)
     if reason:
@@ -219,7 +222,7 @@ class _SearchResult:
 
 @attrs.frozen
 class _Trial:
-    """The trials of one program."""
+    """The trials of a program."""
 
     key: str
     func: tirx.PrimFunc
@@ -255,7 +258,7 @@ class _Trial:
 
     def search(self, bits: str) -> _SearchResult:
         """The fastest candidate that writes ``bits``. After a first round in which none does the search ends: all
-        candidates sum in one order, so none will."""
+        candidates sum in the same order, so none will."""
         try:
             search = Search(self.func, self.target, self.effort.trials, self.effort.seed)
             batch = search.next()
@@ -288,9 +291,10 @@ class _Trial:
         return measured.seconds
 
     def compare(self, trace: Any, bits: str) -> tuple[float, float]:
-        """Median seconds of the rules' kernel and of the candidate's, measured in turns; infinite for one that does not
-        write ``bits`` each time."""
+        """Median seconds of the rules' kernel and of the candidate's, measured in turns; infinite if it does not write
+        ``bits`` each time."""
         rule_runs, candidate_runs = [], []
+        # In turns, so that a machine that slows down slows both.
         for n in range(COMPARISONS):
             rule_runs.append(self.measured(f"rule again {n}", self.rules_schedule))
             candidate_runs.append(self.measured(f"{_trace_name(trace)} again {n}", self.trace_schedule(trace)))

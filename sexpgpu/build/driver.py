@@ -76,23 +76,23 @@ def report_text(plan: Plan, made: Made, targets: Sequence[Any], memory: Memory) 
 
 def run_memory(plan: Plan, made: Made) -> Memory:
     """The memory plan of what was compiled: that of the target that needs the most."""
-    from artifacts.loop.memory_simulation import rehearse
+    from artifacts.loop.memory_simulation import simulate
 
     manifest, constants = make_manifest(plan, made.lowered, (), {}), made.lowered.constants
     taken = [
-        rehearse(manifest, asked(plan, compiled), constants, made.graphs if name in made.kernels else None)
+        simulate(manifest, asked(plan, compiled), constants, made.graphs if name in made.kernels else None)
         for name, compiled in made.compiled.items()
     ]
     return measured(plan, made.inside, max(t.device for t in taken), max(t.thread for t in taken))
 
 
 def asked(plan: Plan, compiled: Any) -> dict[str, Any]:
-    """Phase -> artifacts.rehearsal.Asked of its function."""
-    from artifacts.loop.memory_simulation import Asked
+    """Phase -> artifacts.loop.memory_simulation.CallMemory of its function."""
+    from artifacts.loop.memory_simulation import CallMemory
 
-    def one(call: Any) -> Asked:
+    def one(call: Any) -> CallMemory:
         kernels = (compiled.workspaces[name] for name in call.kernels)
-        return Asked(call.blocks, tuple((w.own, w.task) for w in kernels))
+        return CallMemory(call.blocks, tuple((w.own, w.task) for w in kernels))
 
     return {p.name: one(compiled.lowered.planned[p.function]) for p in plan.phases}
 

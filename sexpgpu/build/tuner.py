@@ -100,7 +100,7 @@ def alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     from artifacts.base import directory_lock
 
     folder.mkdir(parents=True, exist_ok=True)
-    with directory_lock.held(str(folder), say):
+    with directory_lock.hold(str(folder), say):
         yield
 
 

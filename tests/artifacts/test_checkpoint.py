@@ -508,9 +508,9 @@ def test_row_62_a_lock_of_a_dead_process_is_no_lock(artifact: str, out: Path) ->
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 4096, b"\xff", b"3", b"{}", b'{"pid":[],"host":{},"since":0}'])
 def test_whatever_a_lock_s_holder_wrote_into_it(tmp_path: Path, text: bytes) -> None:
-    with directory_lock.held(str(tmp_path), lambda _: None):
+    with directory_lock.hold(str(tmp_path), lambda _: None):
         (tmp_path / "lock").write_bytes(text)
-        with pytest.raises(RunError) as caught, directory_lock.held(str(tmp_path), lambda _: None):
+        with pytest.raises(RunError) as caught, directory_lock.hold(str(tmp_path), lambda _: None):
             pass
     assert caught.value.code.name == "E-LOCK-001"
 
@@ -524,7 +524,7 @@ def test_a_lock_that_its_holder_gave_up_is_not_taken(tmp_path: Path, monkeypatch
         real(fd, how)
 
     monkeypatch.setattr(directory_lock.fcntl, "flock", late)
-    with pytest.raises(RunError) as caught, directory_lock.held(str(tmp_path), lambda _: None):
+    with pytest.raises(RunError) as caught, directory_lock.hold(str(tmp_path), lambda _: None):
         pass
     assert caught.value.code.name == "E-LOCK-001"
 
@@ -535,7 +535,7 @@ def test_row_62_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.
 
     warnings: list[str] = []
     monkeypatch.setattr(directory_lock.fcntl, "flock", none)
-    with directory_lock.held(str(tmp_path), warnings.append) as locked:
+    with directory_lock.hold(str(tmp_path), warnings.append) as locked:
         assert not locked
     assert len(warnings) == 1
 

@@ -102,7 +102,10 @@ def test_a_run_has_as_many_threads_as_its_group_grants(monkeypatch: pytest.Monke
     assert threads.set_threads(None) == 3 and os.environ["TVM_NUM_THREADS"] == "3"
     assert threads.set_threads(5) == 5 and os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "0"
     said = "this process may use 8 cores, and a quota of 2.5 of a core in /g"
-    assert threads.words(None) == f"threads: 3 ({said})" and threads.words(5) == f"threads: 5 (by --threads; {said})"
+    assert (
+        threads.description(None) == f"threads: 3 ({said})"
+        and threads.description(5) == f"threads: 5 (by --threads; {said})"
+    )
 
 
 def read(folder: str, name: str) -> str:
@@ -139,7 +142,7 @@ def test_a_real_quota_is_seen() -> None:
             pytest.skip(f"no quota can be set here: {error}")
         code = (
             "import os, sys\nfrom artifacts.device import threads\n"
-            "open(sys.argv[1], 'w').write(str(os.getpid()))\nprint(threads.available(), threads.words(None))"
+            "open(sys.argv[1], 'w').write(str(os.getpid()))\nprint(threads.available(), threads.description(None))"
         )
         argv = [sys.executable, "-c", code, str(group / "cgroup.procs")]
         done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=60)
@@ -162,7 +165,7 @@ class Told:
         self.now = self.busy = self.own = self.waited = 0.0
         self.switched = self.reads = 0
         self.counts: list[int] = []
-        self.crew = active_threads.Crew(most, self.counts.append)
+        self.crew = active_threads.ActiveThreads(most, self.counts.append)
 
     def read(self) -> active_threads.Reading:
         self.reads += 1
@@ -173,8 +176,8 @@ class Told:
         before = len(self.counts)
         for _ in range(windows * 25):
             self.now += active_threads.PERIOD / 24  # a little more than a window
-            self.own += active_threads.PERIOD / 24 * self.crew.working
-            self.busy += active_threads.PERIOD / 24 * (self.crew.working + others)
+            self.own += active_threads.PERIOD / 24 * self.crew.active
+            self.busy += active_threads.PERIOD / 24 * (self.crew.active + others)
             self.waited += active_threads.PERIOD / 24 * held
             self.switched += 20 if held else 0
             self.crew.look()
@@ -199,7 +202,7 @@ def test_threads_rest_where_others_hold_them_up_and_come_back(
     told = Told(monkeypatch, most, there)
     assert told.go(4, others, held=0.5) == [count]
     assert told.go(20, others) == []  # what others do is seen with fewer threads too
-    assert told.go(4) == [most] and told.crew.fewest == count
+    assert told.go(4) == [most] and told.crew.min_active == count
     assert told.go(20) == []
 
 

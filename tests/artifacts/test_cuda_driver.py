@@ -156,15 +156,15 @@ def test_kernels_are_served_by_their_key_and_nothing_else_is(tmp_path: Path) -> 
     kernels = {f"kernels/{key}.sm_90.cubin": b"\x7fELF", f"kernels/{key}.compute_80.ptx": b"// text"}
     tar_writer.write(str(tmp_path / "a.tar"), manifest(H100), {**toy.MEMBERS, **kernels})
     with tarball.open(str(tmp_path / "a.tar")) as artifact:
-        assert cuda._server(artifact, "sm_90")(f"sexpgpu-kernels:{key}\n") == b"\x7fELF"
-        assert cuda._server(artifact, "compute_80")(f"sexpgpu-kernels:{key}") == b"// text\0"
+        assert cuda._kernel_server(artifact, "sm_90")(f"sexpgpu-kernels:{key}\n") == b"\x7fELF"
+        assert cuda._kernel_server(artifact, "compute_80")(f"sexpgpu-kernels:{key}") == b"// text\0"
         for source, code in (
             ('extern "C" __global__ void k() {}', errors.ENV_LIBRARY),
             (f"sexpgpu-kernels:../{key}", errors.ENV_LIBRARY),
             (f"sexpgpu-kernels:{'0' * 64}", errors.ART_MEMBERS),
         ):
             with pytest.raises(RunError) as caught:
-                cuda._server(artifact, "sm_90")(source)
+                cuda._kernel_server(artifact, "sm_90")(source)
             assert caught.value.code is code
 
 
@@ -200,9 +200,9 @@ def test_what_a_gpu_runs() -> None:
         (120, "compute_80"),
         (75, None),
     ):
-        assert cuda_driver.served(archs, capability) == arch
-    assert cuda_driver.served(("sm_86",), 80) is None and cuda_driver.served(("sm_80",), 90) is None
-    assert cuda_driver.served(("sm_103", "sm_100"), 101) == "sm_100"
+        assert cuda_driver.best_arch(archs, capability) == arch
+    assert cuda_driver.best_arch(("sm_86",), 80) is None and cuda_driver.best_arch(("sm_80",), 90) is None
+    assert cuda_driver.best_arch(("sm_103", "sm_100"), 101) == "sm_100"
 
 
 def test_the_target_with_a_cubin_comes_first_and_ptx_after_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,18 +213,18 @@ def test_the_target_with_a_cubin_comes_first_and_ptx_after_all_of_them(monkeypat
         monkeypatch.setenv("FAKE_CUDA_CC", str(capability))
         choice = interface.choose(made, "x.tar")
         assert (choice.target.name, choice.has.arch) == (name, arch)
-        assert choice.words == f"cuda:0, Fake GPU, kernels for {arch}"
+        assert choice.description == f"cuda:0, Fake GPU, kernels for {arch}"
 
 
 def test_the_gpu_first_then_the_cpu_which_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     made = manifest(CPU, H100)
     assert interface.choose(made, "x.tar").target is H100
     assert interface.choose(made, "x.tar", device="cpu").target is CPU
-    assert interface.choose(made, "x.tar", target=CPU.name).words == ""
+    assert interface.choose(made, "x.tar", target=CPU.name).description == ""
     monkeypatch.setenv("FAKE_CUDA_INIT", "100")
     choice = interface.choose(made, "x.tar")
     assert choice.target is CPU and choice.row is interface.ROWS["cpu"]
-    assert choice.words == "cpu-any, on the CPU, since the NVIDIA driver sees no GPU (E-DEVICE-011)"
+    assert choice.description == "cpu-any, on the CPU, since the NVIDIA driver sees no GPU (E-DEVICE-011)"
     for wish in ({"device": "cuda"}, {"target": "nvidia-h100"}):
         with pytest.raises(RunError, match="sees no GPU"):
             interface.choose(made, "x.tar", **wish)
@@ -240,7 +240,7 @@ def test_a_gpu_that_could_be_used_is_not_passed_over(monkeypatch: pytest.MonkeyP
 def test_the_device_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
     choice = interface.choose(manifest(H100), "x.tar", device="cuda:1")
-    assert choice.number == choice.has.gpu.number == 1 and choice.words.startswith("cuda:1, ")
+    assert choice.number == choice.has.gpu.number == 1 and choice.description.startswith("cuda:1, ")
     with pytest.raises(RunError, match=re.escape("there is no GPU 2: 2 visible, counted from 0")) as caught:
         interface.choose(manifest(CPU, H100), "x.tar", device="cuda:2")
     assert caught.value.code is errors.DEVICE_NONE
@@ -377,7 +377,7 @@ def test_numbers_and_names_are_those_of_cudas_headers(name: str) -> None:
 def test_flags_are_those_of_cudas_headers() -> None:
     flags = {word: int(n, 16) for word, n in re.findall(r"#define (cuda\w+)\s+(0x\w+)", header("driver_types.h"))}
     assert flags["cudaStreamNonBlocking"] == cuda_runtime.NON_BLOCKING
-    assert flags["cudaEventBlockingSync"] | flags["cudaEventDisableTiming"] == cuda_runtime.QUIET
+    assert flags["cudaEventBlockingSync"] | flags["cudaEventDisableTiming"] == cuda_runtime.EVENT_FLAGS
 
 
 def test_each_error_of_cuda_has_one_meaning() -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from artifacts.base import canonical_json, safetensors_io
 from artifacts.base.errors import RunError
 from artifacts.data import file_formats as sources
-from artifacts.data.loaders import Feed, Records, fingerprint, in_order, open_records
+from artifacts.data.loaders import Feed, Records, batches_in_order, fingerprint, open_records
 from artifacts.data.shuffle import Order
 from artifacts.format import manifest as m
 from artifacts.format import tar_writer, tarball
@@ -412,7 +412,7 @@ def test_what_a_reader_raises_over_bad_bytes_is_the_data_s_fault(tmp_path: Path,
         for _ in range(300):
             path.write_bytes(corrupted(rng, good))
             try:
-                assert sources.held(sources.blobs(str(tmp_path), source, fields), fields) < 2**27
+                assert sources.memory_needed(sources.blobs(str(tmp_path), source, fields), fields) < 2**27
                 load(tmp_path, source)
             except RunError as error:
                 assert error.code.name.startswith("E-DATA") and len(str(error)) <= 300 and "\n" not in str(error)
@@ -524,10 +524,10 @@ def test_fuzz_only_run_errors_escape(tmp_path_factory: pytest.TempPathFactory, k
 
 def test_a_pass_reads_in_order_and_drops_the_rest(tmp_path: Path) -> None:
     found = load(tmp_path, save(tmp_path, "npz"))
-    batches = list(in_order(found, None))
+    batches = list(batches_in_order(found, None))
     assert [b["x"].shape[0] for b in batches] == [4, 4]
     assert np.array_equal(np.concatenate([b["x"] for b in batches]), RECORDS["x"][:8])
-    assert len(list(in_order(found, 1))) == 1 and len(list(in_order(found, 9))) == 2
+    assert len(list(batches_in_order(found, 1))) == 1 and len(list(batches_in_order(found, 9))) == 2
 
 
 def test_the_feed_follows_the_order_from_any_position(tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ def test_an_error_in_the_feed_surfaces_in_the_caller(tmp_path: Path) -> None:
 
 def test_waiting_for_data_looks_for_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = load(tmp_path, save(tmp_path, "npz"))
-    monkeypatch.setattr(Feed, "_work", lambda self: [self._asked.get(), self._asked.get()])
+    monkeypatch.setattr(Feed, "_work", lambda self: [self._requests.get(), self._requests.get()])
     feed = Feed(found, Order(7, "rows", found.count, True), 0)
     with pytest.raises(InterruptedError):
         feed.next(_stop)

@@ -57,7 +57,7 @@ memory = mmap.mmap(-1, 32 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.madvise(mmap.MADV_NOHUGEPAGE)
 memory.write(b"x" * (32 << 20))
 memory.madvise(mmap.MADV_HUGEPAGE)
-joined = pages.join()
+joined = pages.collapse()
 with open("/proc/self/smaps") as file:
     print(joined >> 20, sum(int(line.split()[1]) for line in file if line.startswith("AnonHugePages")) >> 10)
 """
@@ -81,12 +81,12 @@ def test_where_large_pages_are_turned_off_nothing_is_asked(monkeypatch: pytest.M
     (tmp_path / "enabled").write_text("always madvise [never]\n")
     monkeypatch.setattr(huge_pages, "ENABLED", str(tmp_path / "enabled"))
     monkeypatch.setattr(huge_pages, "_areas", None)  # would be called next
-    assert huge_pages.join() == 0
+    assert huge_pages.collapse() == 0
 
 
 def test_a_machine_without_them_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "ENABLED", "/nowhere")
-    assert huge_pages.join() == 0
+    assert huge_pages.collapse() == 0
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -104,7 +104,7 @@ def test_a_run_settles_once_after_its_first_step(tmp_path: Path, resumed: bool) 
 
             return noted
 
-        def settled(self) -> None:
+        def step_finished(self) -> None:
             seen.append("settled")
 
     def device(artifact: tarball.Artifact, threads: int | None) -> HostDevice:

@@ -13,7 +13,7 @@ import pytest
 
 from artifacts import reporting
 from artifacts.data import jsonl
-from artifacts.data.jsonl import bound
+from artifacts.data.jsonl import max_records
 from artifacts.format import manifest as m
 from tests.artifacts.test_data import load, refuse
 
@@ -123,7 +123,7 @@ def test_good_lines_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch: py
     def fail(*_: object) -> None:
         pytest.fail("a line was looked at alone")
 
-    for name in ("_careful", "_check", "_parse", "_object", "_integer"):
+    for name in ("_strict_decode", "_check", "_parse", "_object", "_integer"):
         monkeypatch.setattr(jsonl, name, fail)
     count = 2 * jsonl.CHUNK // len(GOOD)
     write(tmp_path, *[GOOD % ',"t":"a \\"x\\": [\\n], \\u00e4","n":7,"e":1e5'] * count)
@@ -151,15 +151,15 @@ def test_numbers_are_those_that_numpy_makes_of_them(tmp_path: Path, dtype: str) 
 def test_a_file_cannot_hold_more_records_than_are_reckoned_with() -> None:
     line = '{"x":[0,0,0],"y":0}'
     for count in (1, 2, 7):
-        assert bound(10**9, len(line) * count, (X, Y)) == count + 1
-        assert bound(count - 1, 10**9, (X, Y)) == count
+        assert max_records(10**9, len(line) * count, (X, Y)) == count + 1
+        assert max_records(count - 1, 10**9, (X, Y)) == count
 
 
 def test_reading_is_shown_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     with open(theirs, "w") as terminal, monkeypatch.context() as patch:
         patch.setattr("sys.stderr", terminal)
-        patch.setattr(reporting, "EVERY", -1.0)
+        patch.setattr(reporting, "PROGRESS_PERIOD", -1.0)
         patch.setenv("TERM", "xterm")
         with reporting.reading(reporting.Console(), "rows") as tick:
             tick(3 * 2**20)

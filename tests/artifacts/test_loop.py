@@ -412,9 +412,7 @@ def with_trips(folder: Path, trips: int) -> str:
 
 
 @pytest.mark.parametrize("looks", [1, 2, 3, 9])
-def test_a_trip_takes_nothing_before_its_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
-) -> None:
+def test_a_trip_takes_nothing_before_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """As many tensors for 400,000 trips as for 12, up to a stop before the first microbatch or some trips into it."""
     taken = []
     for trips in (12, 400_000):

@@ -28,12 +28,15 @@ def test_what_a_run_wants() -> None:
     made = attrs.evolve(made, memory=m.Memory(0, 0, 0, 0, 0, 1000, 10))
     batch = toy.B * 4 * (toy.W + 1)
     want = memory_check.wanted(made, 3)
-    assert (want.device, want.threads, want.batches) == (1000, 30, (memory_check.AHEAD + 1) * batch)
+    assert (want.device, want.threads, want.batches) == (1000, 30, (memory_check.MAX_QUEUED_BATCHES + 1) * batch)
     assert want.checkpoint == 4 * (toy.W + 1 + toy.W)
     assert want.total == 1030 + want.batches + want.checkpoint
-    assert memory_check.AHEAD == loaders.AHEAD + 1
+    assert memory_check.MAX_QUEUED_BATCHES == loaders.MAX_READY + 1
     twice = tuple(attrs.evolve(p, name=f"{p.name}*2", stack=2) if p.name == "train" else p for p in made.phases)
-    assert memory_check.wanted(attrs.evolve(made, phases=twice), 3).batches == (memory_check.AHEAD + 4) * batch
+    assert (
+        memory_check.wanted(attrs.evolve(made, phases=twice), 3).batches
+        == (memory_check.MAX_QUEUED_BATCHES + 4) * batch
+    )
 
 
 def with_memory(nbytes: int) -> m.Manifest:
@@ -110,9 +113,9 @@ def opened(folder: Path, embedded: bool, *names: str) -> tarball.Artifact:
 def test_data_are_counted_as_they_will_lie_in_memory(tmp_path: Path, kind: str, embedded: bool) -> None:
     """Not as they lie in the file: packed, as text, or beside what no field reads. A folder on disk is mapped."""
     with opened(tmp_path, embedded, saved(tmp_path, kind)) as artifact:
-        found = loaders.held(artifact, str(tmp_path))
+        found = loaders.memory_needed(artifact, str(tmp_path))
         want = 0 if kind == "npy" and not embedded else BYTES
-        extra = jsonl.GROWTH * 2 * jsonl.CHUNK + 0.2 * BYTES if kind == "jsonl" else 10_000
+        extra = jsonl.OBJECT_BYTES_PER_BYTE * 2 * jsonl.CHUNK + 0.2 * BYTES if kind == "jsonl" else 10_000
         assert want <= found <= want + extra
 
 
@@ -120,7 +123,7 @@ def test_data_are_counted_as_they_will_lie_in_memory(tmp_path: Path, kind: str, 
 @pytest.mark.parametrize("kind", SAVED)
 def test_reading_takes_no_more_than_was_counted(tmp_path: Path, kind: str, embedded: bool) -> None:
     with opened(tmp_path, embedded, saved(tmp_path, kind)) as artifact:
-        found, loader = loaders.held(artifact, str(tmp_path)), artifact.manifest.loaders[0]
+        found, loader = loaders.memory_needed(artifact, str(tmp_path)), artifact.manifest.loaders[0]
         loaders.open_records(loader, str(tmp_path), artifact)  # what is imported, and made once
         tracemalloc.start()
         try:
@@ -130,15 +133,15 @@ def test_reading_takes_no_more_than_was_counted(tmp_path: Path, kind: str, embed
             tracemalloc.stop()
     assert peak <= found + 4 * file_formats.CHUNK  # a piece of the file, and what packs it out
     if kind == "jsonl":
-        assert peak <= 3 * BYTES + jsonl.GROWTH * jsonl.CHUNK
+        assert peak <= 3 * BYTES + jsonl.OBJECT_BYTES_PER_BYTE * jsonl.CHUNK
 
 
 def test_several_sources_are_counted_together_and_what_is_not_there_not(tmp_path: Path) -> None:
     name = saved(tmp_path, "npz")
     with opened(tmp_path, False, name, name, "nowhere.npz") as artifact:
-        assert loaders.held(artifact, str(tmp_path)) < BYTES  # reading refuses the loader as a whole
+        assert loaders.memory_needed(artifact, str(tmp_path)) < BYTES  # reading refuses the loader as a whole
     with opened(tmp_path, False, name, name) as artifact:
-        assert 2 * BYTES <= loaders.held(artifact, str(tmp_path)) < 2 * BYTES + 10_000
+        assert 2 * BYTES <= loaders.memory_needed(artifact, str(tmp_path)) < 2 * BYTES + 10_000
 
 
 @pytest.mark.parametrize("kind", ["npz", "packed", "npy", "safetensors"])
@@ -161,7 +164,7 @@ def test_a_header_that_promises_too_much_is_the_file_s_fault(tmp_path: Path, kin
                 archive.writestr("x.npy", lie)
                 archive.writestr("y.npy", lie)
     with opened(tmp_path, False, name) as artifact:
-        assert loaders.held(artifact, str(tmp_path)) < 10**6
+        assert loaders.memory_needed(artifact, str(tmp_path)) < 10**6
         with pytest.raises(RunError) as caught:
             loaders.open_records(artifact.manifest.loaders[0], str(tmp_path), artifact)
     assert caught.value.code.name in ("E-DATA-010", "E-DATA-012")

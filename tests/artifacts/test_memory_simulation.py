@@ -6,41 +6,41 @@ import attrs
 import pytest
 
 from artifacts.format import manifest as m
-from artifacts.loop.memory_simulation import BESIDE, PAGE, Asked, rehearse
+from artifacts.loop.memory_simulation import BLOCK_OVERHEAD, PAGE, CallMemory, simulate
 from tests.artifacts import toy
 
-NOTHING = Asked((), ())
+NOTHING = CallMemory((), ())
 
 
-def taken(manifest: m.Manifest, graphs: bool | None = None, **asked: Asked) -> int:
+def taken(manifest: m.Manifest, graphs: bool | None = None, **asked: CallMemory) -> int:
     """Bytes of the rehearsed run; ``asked``: phase, with _ for its dot, -> what a call asks for beside its results."""
     calls = {p.name: asked.get(p.name.replace(".", "_"), NOTHING) for p in manifest.phases}
-    return rehearse(manifest, calls, graphs=graphs).device
+    return simulate(manifest, calls, graphs=graphs).device
 
 
-def captured(manifest: m.Manifest, **asked: Asked) -> int:
+def captured(manifest: m.Manifest, **asked: CallMemory) -> int:
     """The same on a GPU whose calls are captured."""
     return taken(manifest, True, **asked)
 
 
-def cost(asked: Asked, phase: str = "train") -> int:
+def cost(asked: CallMemory, phase: str = "train") -> int:
     """By how much the run takes more when ``phase`` asks for ``asked``."""
     return taken(toy.manifest(), None, **{phase: asked}) - taken(toy.manifest())
 
 
 def test_blocks_are_kept_by_size_and_used_again_by_other_phases() -> None:
-    assert cost(Asked((40_000,), ())) == 40_960 + BESIDE
-    one = Asked((40_000, 40_000), ())
-    assert cost(one) == 2 * (40_960 + BESIDE)
-    both = taken(toy.manifest(), train=one, generate_step=Asked((40_960, 8 * PAGE), ())) - taken(toy.manifest())
-    assert both == 2 * (40_960 + BESIDE) + 8 * PAGE + BESIDE  # the step's first block is one of train's
+    assert cost(CallMemory((40_000,), ())) == 40_960 + BLOCK_OVERHEAD
+    one = CallMemory((40_000, 40_000), ())
+    assert cost(one) == 2 * (40_960 + BLOCK_OVERHEAD)
+    both = taken(toy.manifest(), train=one, generate_step=CallMemory((40_960, 8 * PAGE), ())) - taken(toy.manifest())
+    assert both == 2 * (40_960 + BLOCK_OVERHEAD) + 8 * PAGE + BLOCK_OVERHEAD  # the step's first block is one of train's
 
 
 def test_results_that_live_are_beside_the_blocks_of_their_size() -> None:
     wide = widened("state")
     states = (taken(wide) - taken(toy.manifest())) / (4 * 10**6)
     assert 1.99 < states < 2.01  # that of a trip, and of the trip before
-    again = taken(wide, generate_step=Asked((4 * 10**6,), ())) - taken(wide)
+    again = taken(wide, generate_step=CallMemory((4 * 10**6,), ())) - taken(wide)
     assert again > 4 * 10**6  # a block of its own, as none is free
 
 
@@ -58,7 +58,7 @@ def widened(*kinds: str, role: str = "", count: int = 10**6) -> m.Manifest:
     return attrs.evolve(toy.manifest(), phases=tuple(map(wide, toy.PHASES)))
 
 
-def wider(kinds: tuple[str, ...], graphs: bool | None, **asked: Asked) -> float:
+def wider(kinds: tuple[str, ...], graphs: bool | None, **asked: CallMemory) -> float:
     """How many tensors of a million numbers a run of ``widened(*kinds)`` has more than the toy; pages are no matter."""
     return round((taken(widened(*kinds), graphs, **asked) - taken(toy.manifest(), graphs)) / (4 * 10**6), 1)
 
@@ -71,7 +71,7 @@ def test_captures_hold_what_they_return_and_neither_inits_results_nor_those_in_p
 
 
 def test_a_state_that_trips_cannot_write_in_turn_is_there_once_more() -> None:
-    block = {"generate_step": Asked((4 * 10**6,), ())}
+    block = {"generate_step": CallMemory((4 * 10**6,), ())}
     assert wider(("state",), False, **block) == 3 and wider(("state",), True, **block) == 4
 
 
@@ -106,16 +106,16 @@ def test_a_pass_that_first_comes_late_finds_the_step_captured() -> None:
 def test_constants_are_on_the_gpu_and_in_a_cpus_library() -> None:
     calls = {p.name: NOTHING for p in toy.PHASES}
     for graphs, more in ((True, 4 * PAGE), (False, 4 * PAGE), (None, 0)):
-        found = rehearse(toy.manifest(), calls, (8, 8, PAGE + 1), graphs).device
-        assert found - rehearse(toy.manifest(), calls, (), graphs).device == more
+        found = simulate(toy.manifest(), calls, (8, 8, PAGE + 1), graphs).device
+        assert found - simulate(toy.manifest(), calls, (), graphs).device == more
 
 
 def test_workspaces_are_those_of_the_hungriest_kernel_and_of_each_thread() -> None:
     kernels = (((30 * PAGE,), (2 * PAGE,)), ((20 * PAGE, 10 * PAGE), ()), ((), (3 * PAGE,)))
-    found = rehearse(toy.manifest(), {p.name: Asked((), kernels) for p in toy.PHASES})
-    assert found.thread == 3 * PAGE + BESIDE
+    found = simulate(toy.manifest(), {p.name: CallMemory((), kernels) for p in toy.PHASES})
+    assert found.thread == 3 * PAGE + BLOCK_OVERHEAD
     # the calling thread: 30 and 2 pages; then 20 in the 30, and 10 where the 2 were; then 3 in the 10
-    assert found.device - taken(toy.manifest()) == (30 + 10) * PAGE + 2 * BESIDE
+    assert found.device - taken(toy.manifest()) == (30 + 10) * PAGE + 2 * BLOCK_OVERHEAD
 
 
 def test_many_trips_and_batches_are_rehearsed_at_once() -> None:

@@ -157,14 +157,14 @@ def test_a_log_that_cannot_be_kept_apart_is_not_touched(
     lines = interrupted_log(artifact, out)
     lines[2] = NULS + b"\n"
     (out / "metrics.jsonl").write_bytes(b"".join(lines))
-    real = atomic_files._held
+    real = atomic_files._create_locked
 
     def full(folder: str) -> tuple[str, int]:
         if folder == str(out):
             raise OSError(28, "No space left on device")
         return real(folder)
 
-    monkeypatch.setattr(atomic_files, "_held", full)
+    monkeypatch.setattr(atomic_files, "_create_locked", full)
     assert len(resumed(artifact, out, capsys)) == 1
     assert (out / "metrics.jsonl").read_bytes() == b"".join(lines) and steps(out)[-1] == 6
 
@@ -258,7 +258,7 @@ def test_a_file_called_lock_is_not_written_over(artifact: str, out: Path, capsys
     out.mkdir()
     (out / directory_lock.NAME).write_text("the key of my house\n")
     assert run_toy(artifact, out, "-q") == 0 and (out / directory_lock.NAME).read_text() == "the key of my house\n"
-    with directory_lock.held(str(out), print):
+    with directory_lock.hold(str(out), print):
         assert run_toy(artifact, out, "-q", "--resume") == 4
     assert "the directory is in use by another process" in capsys.readouterr().err
 

@@ -224,7 +224,7 @@ def test_more_threads_than_cores_do_not_spin(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("TVM_NUM_THREADS", "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT"):
         monkeypatch.setenv(name, "7")
     threads.set_threads(2)
-    assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == str(threads.LOOKS)
+    assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == str(threads.SPIN_COUNT)
     threads.set_threads(3)
     assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == "0"
 

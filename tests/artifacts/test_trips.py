@@ -159,7 +159,7 @@ class Gpu(Replaying):
     def __init__(self, made: m.Manifest, pick: Pick, blocks: Sequence[int], graphs: bool) -> None:
         self.manifest, self.pool, self.blocks = made, Pool(pick), blocks
         self.stream = Stream(self.pool)
-        self._replaying(Graphs(self.stream) if graphs else None)
+        self._init_replay(Graphs(self.stream) if graphs else None)
 
     def tensor(self, array: np.ndarray) -> Tensor:
         out = self._empty(array)
@@ -207,7 +207,7 @@ class Gpu(Replaying):
             self.stream.do(work)
             return tuple(returned.values())
 
-        return self._replayed(name, call) if self._graphs else call
+        return self._capturable(name, call) if self._graphs else call
 
     def repeat(self, *args: Any) -> Any:
         self.pool.spoil()
@@ -249,7 +249,7 @@ def test_two_graphs_whatever_the_pool_and_the_bits_of_none(trips: int, pool: str
     assert got == want
     assert gpu._graphs is not None
     # generate.init, the trips, generate.finish, train; the pass writes, too.
-    assert {key: graphs for key, (graphs, _) in gpu._graphs.took.items()} == {
+    assert {key: graphs for key, (graphs, _) in gpu._graphs.captured.items()} == {
         ("zero",): 1, ("update",): 1, ("train", 1): 3 + min(trips, 2), ("eval", "held"): 3 + min(trips, 2),
     }  # fmt: skip
     assert len(gpu.stream.alive) <= 2 + 2 * 5
@@ -260,7 +260,7 @@ def test_where_a_call_takes_no_memory_of_its_states_sizes_nothing_is_copied(tmp_
     _, gpu = run_trips(tmp_path, "graphs", manifest(40), pick=last, blocks=(10_000,), graphs=True)
     assert gpu._graphs is not None
     for key in (("train", 1), ("eval", "held")):
-        assert gpu._graphs.laid[key].held == set() and gpu._graphs.laid[key].missed <= 1
+        assert gpu._graphs.layouts[key].held_inputs == set() and gpu._graphs.layouts[key].miss_count <= 1
     assert gpu.stream.copies == 0
 
 
@@ -268,7 +268,7 @@ def test_only_what_is_in_the_way_is_copied(tmp_path: Path) -> None:
     _, gpu = run_trips(tmp_path, "graphs", manifest(40), pick=last, blocks=(ROW,), graphs=True)
     assert gpu._graphs is not None
     d = 4  # its place among the step's inputs: w, a, b, c, d
-    assert gpu._graphs.laid["train", 1].held and d not in gpu._graphs.laid["train", 1].held
+    assert gpu._graphs.layouts["train", 1].held_inputs and d not in gpu._graphs.layouts["train", 1].held_inputs
 
 
 def test_memory_does_not_grow_with_the_trips(tmp_path: Path) -> None:
@@ -285,12 +285,12 @@ def test_a_layout_is_learned_in_three_misses() -> None:
     layout.learn(lay, lay)
     with pytest.raises(Missed):
         layout.learn(lay, {1: 20, 2: 10, 3: 30})  # what lay at 10 was asked for first, by what is made for input 2
-    assert layout.order == [2, 1, 3] and layout.held == set()
+    assert layout.order == [2, 1, 3] and layout.held_inputs == set()
     with pytest.raises(Missed):
         layout.learn(lay, {1: 10, 2: 77, 3: 30})
-    assert layout.held == {2}
+    assert layout.held_inputs == {2}
     layout.learn(lay, {1: 10, 2: 99, 3: 30})
     with pytest.raises(Missed):
         layout.learn(lay, {1: 88, 2: 99, 3: 30})
-    assert layout.held == {1, 2, 3}
+    assert layout.held_inputs == {1, 2, 3}
     layout.learn(lay, {1: 88, 2: 99, 3: 66})

@@ -16,7 +16,7 @@ import tvm
 import tvm_ffi
 
 import schedules
-from lowering.codegen.objects import CONFIG, ready
+from lowering.codegen.objects import CONFIG, prepare_for_codegen
 from lowering.math import elementary
 
 from . import compile as cuda
@@ -269,7 +269,7 @@ def compile(func: Any, target: str = "cuda-sm_80", synced: bool = False, mode: s
     digest = hashlib.sha256(tvm.ir.save_json(func).encode()).hexdigest()[:12]
     name = f"run_{digest}"  # the names of kernels begin with it, and global functions have one name space
     order, texts, made_for = ["forward"], [], tvm_target(target)
-    module = ready(tvm.IRModule({name: func.with_attr("global_symbol", name)}), made_for)
+    module = prepare_for_codegen(tvm.IRModule({name: func.with_attr("global_symbol", name)}), made_for)
     passes = tvm.transform.PassContext(config=CONFIG, disabled_pass=[] if synced else ["s_tir.ThreadSync"])
     with made_for, passes, _replaced("target.build.cuda", _device(order, texts, mode)):
         library = tvm.compile(module, target=made_for)

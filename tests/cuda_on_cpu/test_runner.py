@@ -188,7 +188,7 @@ def same_weights(out: Path, other: Path, step: int) -> bool:
 # A runner that expects too little memory, one that does not look again either, and one whose captures may not allocate.
 CHANGED = {
     "memory": "from artifacts.device import cuda; cuda.wanted = lambda *_: 0",
-    "spare": "from artifacts.device import cuda; cuda.wanted = lambda *_: 0; cuda.SPARE = 0",
+    "spare": "from artifacts.device import cuda; cuda.wanted = lambda *_: 0; cuda.MIN_FREE = 0",
     "capture": "from artifacts.device import cuda_runtime as cudart; cudart.RELAXED = 0",
 }
 
@@ -228,12 +228,12 @@ BREAKAGES = {
     "the host waits for what it reads": [("pinned_staging.py", EMPTIED, "")],
     "a chunk is used again when its copies are over": [
         SMALL,
-        ("pinned_staging.py", "        if chunk.left:\n            self.stream.wait_for(chunk.event)\n", ""),
+        ("pinned_staging.py", "        if chunk.is_full:\n            self.stream.wait_for(chunk.event)\n", ""),
     ],
     "a chunk is emptied before it is filled again": [SMALL, ("pinned_staging.py", "== CHUNKS:", "== 9 * CHUNKS:")],
     "the library's constants are waited for": [("cuda.py", "        self._stream.wait_for_default()\n", "")],
     "a trip has its number": [("cuda_runtime.py", "            if number is not None:\n", "            if False:\n")],
-    "the state is where the first trip's graph reads it": [("paired_graphs.py", "if i in held:", "if False:")],
+    "the state is where the first trip's graph reads it": [("paired_graphs.py", "if i in held_inputs:", "if False:")],
 }
 
 

@@ -43,7 +43,7 @@ def plain(func: Any, _: Any) -> Any:
     return SimpleNamespace(func=schedule.mod["main"], rule="plain", failures=())
 
 
-def many(count: int = objects.PART + 2) -> Graph:
+def many(count: int = objects.KERNELS_PER_OBJECT + 2) -> Graph:
     """A function of ``count`` kernels, more than one part has."""
     b = Builder()
     xs = inputs(b, **{f"x{n}": T("f32", 100 + n) for n in range(count)})
@@ -272,7 +272,7 @@ def test_a_list_of_modules_is_read_as_it_was_written() -> None:
 
 
 def test_cuda_stays_text_on_a_machine_that_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cuda_source.PLAIN, "0")
+    monkeypatch.setenv(cuda_source.FORCE_FALLBACK, "0")
     with cuda_source.as_text():
-        assert os.environ[cuda_source.PLAIN] == "1"
-    assert os.environ[cuda_source.PLAIN] == "0"
+        assert os.environ[cuda_source.FORCE_FALLBACK] == "1"
+    assert os.environ[cuda_source.FORCE_FALLBACK] == "0"

@@ -75,7 +75,7 @@ def test_a_library_wants_only_what_every_runner_has():
     data = shared_library.library(compiled(small()), "x86_64")
     shared = elf.read(data)
     assert shared.machine == "x86_64" and shared.needed == ()
-    assert set(shared.undefined) <= {"TVMFFIErrorSetRaisedFromCStrParts", *shared_library.MEMORY}
+    assert set(shared.undefined) <= {"TVMFFIErrorSetRaisedFromCStrParts", *shared_library.LLVM_SYMBOLS}
     assert shared_library.libm(data) == ()
     assert not any(word in data for word in (b"/tmp", b"/work", b"/home", b"GCC", sys.prefix.encode()))
 
@@ -154,7 +154,7 @@ def test_damaged_elf_files_are_refused_and_never_crash():
 
 def test_a_full_folder_for_temporary_files_is_no_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=temp_space.ROOM - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=temp_space.MIN_FREE_BYTES - 1))
     with pytest.raises(OSError, match="32 MiB") as caught:
         shared_library.library(compiled(small()), "x86_64")
     assert os.path.isdir(caught.value.filename)

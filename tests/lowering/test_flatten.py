@@ -37,7 +37,7 @@ def compared(found: list[tuple[int, int, bool]]) -> Callable[[], Any]:
         want, got = flatten_buffer.ORIGINAL()(module), original()(module)
         for gv, func in module.functions_items():
             same = tvm.ir.save_json(want[gv.name_hint]) == tvm.ir.save_json(got[gv.name_hint])
-            found.append((*variables(flatten_buffer.shared(func.body)), same))
+            found.append((*variables(flatten_buffer.share_loop_vars(func.body)), same))
         return got
 
     return lambda: run
@@ -72,7 +72,7 @@ def test_loops_in_one_another_keep_variables_of_their_own() -> None:
         return loop(4, lambda i: loop(4, lambda j: store(rows, tirx.const(value, "float32"), i, j)))
 
     body = tirx.SeqStmt([nest(1.0), nest(2.0)])
-    assert variables(body) == (4, 4) and variables(flatten_buffer.shared(body)) == (4, 2)
+    assert variables(body) == (4, 4) and variables(flatten_buffer.share_loop_vars(body)) == (4, 2)
     module = tvm.IRModule({"main": tirx.PrimFunc([rows], body).with_attr("global_symbol", "main")})
     want, got = flatten_buffer.ORIGINAL()(module)["main"], flatten_buffer.flatten()(module)["main"]
     assert tvm.ir.save_json(want) == tvm.ir.save_json(got) and variables(got.body) == (4, 4)

@@ -110,7 +110,7 @@ def test_many_tensors_are_several_programs_of_the_same_bits(monkeypatch):
 
     g, pairs = update(adam)
     whole = run(compiled(g, scheduler=by_rule, in_place={"update": pairs}), g)
-    monkeypatch.setattr(horizontal_fusion, "MOST", 15)
+    monkeypatch.setattr(horizontal_fusion, "MAX_TENSORS", 15)
     made = compiled(g, scheduler=by_rule, in_place={"update": pairs})
     joined = [name.rstrip("123") for name in calls(made) if name.startswith("update")]
     assert joined == ["update_elements"] * 3 + ["update_totals"]  # 7 tensors a parameter, two of a sum

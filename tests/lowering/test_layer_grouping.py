@@ -46,7 +46,7 @@ def test_a_deep_model_has_the_kernels_of_a_shallow_one():
 def test_calls_of_equal_programs_make_the_bits_of_one_program(monkeypatch, step):
     g, pairs = update(step, LAYER * 4 + ENDS)
     dealt = compiled(g, scheduler=by_rule, in_place={"update": pairs})
-    monkeypatch.setattr(layer_grouping, "CALL", 10**6)
+    monkeypatch.setattr(layer_grouping, "CALL_COST", 10**6)
     whole = compiled(g, scheduler=by_rule, in_place={"update": pairs})
     assert calls(whole)["update_elements"] == 1
     assert sorted(n for k, n in calls(dealt).items() if "elements" in k) == [1, 2]
@@ -58,12 +58,12 @@ def test_calls_of_equal_programs_make_the_bits_of_one_program(monkeypatch, step)
 @given(st.lists(st.integers(1, 40), max_size=6))
 def test_every_member_is_dealt_once_and_calls_are_alike(sizes: list[int]) -> None:
     members = [(group, (group, n)) for group, size in enumerate(sizes) for n in range(size)]
-    taken, rest = layer_grouping.dealt(members)
+    taken, rest = layer_grouping.split_into_calls(members)
     assert sorted([m for call in taken for m in call] + rest) == sorted(m for _, m in members)
     assert len({tuple(group for group, _ in call) for call in taken}) <= 1
     assert all(n < max(1, len(taken)) for n in Counter(group for group, _ in rest).values()) or not taken
 
 
 def test_few_members_are_one_call_and_many_are_some_root_of_them():
-    assert layer_grouping.dealt([(0, 1), (0, 2), (1, 3)]) == ([], [1, 2, 3])
-    assert [layer_grouping.how_many({"w": 4 * n, "b": 2 * n, "e": 1}) for n in (1, 8, 32, 128)] == [1, 4, 8, 16]
+    assert layer_grouping.split_into_calls([(0, 1), (0, 2), (1, 3)]) == ([], [1, 2, 3])
+    assert [layer_grouping.best_call_count({"w": 4 * n, "b": 2 * n, "e": 1}) for n in (1, 8, 32, 128)] == [1, 4, 8, 16]

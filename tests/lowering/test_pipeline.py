@@ -89,11 +89,13 @@ def test_parts_share_out_the_programs_and_each_is_compiled_once():
     from lowering.codegen import objects
 
     b = Builder()
-    xs = inputs(b, **{f"x{n}": T("f32", n + 2, 3) for n in range(2 * objects.PART + 1)})
+    xs = inputs(b, **{f"x{n}": T("f32", n + 2, 3) for n in range(2 * objects.KERNELS_PER_OBJECT + 1)})
     lowered = pipeline.lower(emit.emit([graph("f", xs, **{f"y{n}": b("exp", x) for n, x in enumerate(xs)})]))
     parts = objects.parts(lowered)
     names = [gv.name_hint for part in parts for gv, _ in tvm.ir.load_json(part).functions_items()]
-    assert len(parts) == 3 and sorted(names) == list(lowered.programs) and len(names) == 2 * objects.PART + 1
+    assert (
+        len(parts) == 3 and sorted(names) == list(lowered.programs) and len(names) == 2 * objects.KERNELS_PER_OBJECT + 1
+    )
 
 
 def test_an_output_in_place_takes_no_memory():

@@ -9,7 +9,7 @@ import pytest
 
 from lowering import pipeline
 from lowering.emit import emit
-from lowering.kernels.split_concat import MANY, MOST, cuts
+from lowering.kernels.split_concat import MAX_PARTS, MAX_SEPARATE_SLICES, cuts
 from lowering.scalar_operands import as_data
 from sexpgpu.graph.autodiff import gradients
 from sexpgpu.graph.core import Builder, Graph, Value
@@ -73,8 +73,8 @@ def test_few_kernels_make_hundreds_of_parts(name: str) -> None:
 @pytest.mark.parametrize("name", ["split and concat", "sum of terms"])
 def test_the_numbers_are_those_of_the_graph(name: str) -> None:
     """Of more parts than a program has, the last program with fewer of them."""
-    made = graph(CASES[name], MOST + 9)
-    x = np.random.default_rng(2).standard_normal((MOST + 9, 4)).astype("float32")
+    made = graph(CASES[name], MAX_PARTS + 9)
+    x = np.random.default_rng(2).standard_normal((MAX_PARTS + 9, 4)).astype("float32")
     results = compiled([made], scheduled)["main"](*map(tensor, [x]))
     for got, want in zip(results, evaluate(tuple(v for _, v in made.outputs), {"x": x}), strict=True):
         # Sums of 73 terms of size 1, in f32, and sin of a library that is off by 1.5 units.
@@ -89,14 +89,14 @@ def tensor(x: np.ndarray):
 
 def test_a_few_slices_stay_with_what_is_made_of_them() -> None:
     b = Builder()
-    x = b.input("x", TensorType((MANY, 4), "f32"))
-    few = Graph("main", (x,), tuple((f"y{n}", b("sin", p)) for n, p in enumerate(split(b, x, MANY))))
+    x = b.input("x", TensorType((MAX_SEPARATE_SLICES, 4), "f32"))
+    few = Graph("main", (x,), tuple((f"y{n}", b("sin", p)) for n, p in enumerate(split(b, x, MAX_SEPARATE_SLICES))))
     assert not cuts(few)
 
 
 def test_equal_slices_share_a_program() -> None:
     """Whatever their place is: what is cut beforehand differs, and is a plain copy."""
-    lowered = pipeline.lower(emit([graph(CASES["split and concat"], 4 * MOST)]), {})
+    lowered = pipeline.lower(emit([graph(CASES["split and concat"], 4 * MAX_PARTS)]), {})
     assert len([name for name in lowered.programs if name.startswith("parts")]) == 1
 
 

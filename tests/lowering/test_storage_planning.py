@@ -33,14 +33,14 @@ def chain(depth: int) -> Graph:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30), st.integers(0, 9)), max_size=25))
 def test_no_two_that_live_at_once_share_a_block(spans: list[tuple[int, int, int]]) -> None:
-    from lowering.passes.storage_planning import Life, shared
+    from lowering.passes.storage_planning import Lifetime, share_blocks
 
-    lives = [Life(None, 4 * size, first, first + n) for size, first, n in spans]
-    blocks = shared(lives)
-    assert sorted(map(id, (life for block in blocks for life in block.lives))) == sorted(map(id, lives))
+    lives = [Lifetime(None, 4 * size, first, first + n) for size, first, n in spans]
+    blocks = share_blocks(lives)
+    assert sorted(map(id, (life for block in blocks for life in block.lifetimes))) == sorted(map(id, lives))
     for block in blocks:
-        assert block.size == max(life.size for life in block.lives)
-        in_order = sorted(block.lives, key=lambda life: life.first)
+        assert block.size == max(life.size for life in block.lifetimes)
+        in_order = sorted(block.lifetimes, key=lambda life: life.first)
         assert all(a.last < b.first for a, b in zip(in_order, in_order[1:], strict=False))
     alive = max((sum(a.first <= at <= a.last for a in lives) for at in range(40)), default=0)
     assert len(blocks) >= alive
@@ -81,13 +81,13 @@ def test_a_function_trusts_its_caller_and_releases_all_at_once() -> None:
 def test_the_plan_needs_no_more_than_that_of_tvm() -> None:
     """TVM's own plan of the same function, in bytes."""
     from lowering import emit, pipeline
-    from lowering.passes.memory_usage import planned
+    from lowering.passes.memory_usage import call_memory
 
     g, module = chain(7), None
     state = pipeline._State({})
     module = emit.emit([g])
     for name, run in pipeline.PASSES:
-        module = tvm.relax.transform.StaticPlanBlockMemory()(module) if name == "Storages" else run(module, state)
-        if name == "Storages":
+        module = tvm.relax.transform.StaticPlanBlockMemory()(module) if name == "PlanStorage" else run(module, state)
+        if name == "PlanStorage":
             break
-    assert pipeline.lower(emit.emit([g])).planned["f"].bytes <= planned(module)["f"].bytes
+    assert pipeline.lower(emit.emit([g])).planned["f"].bytes <= call_memory(module)["f"].bytes

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, te, tirx
 
 import schedules
-from lowering.codegen.objects import CONFIG, ready
+from lowering.codegen.objects import CONFIG, prepare_for_codegen
 from lowering.emit import emit
 from lowering.math import elementary
 from sexpgpu.graph.core import Builder, Graph
@@ -149,7 +149,7 @@ def build(func: Any, target: str = V3, code: str | None = None) -> Built:
     module = tvm.IRModule({"main": done.func})
     made_for = tvm_target(code or target)
     with made_for, tvm.transform.PassContext(config=CONFIG):
-        library = tvm.compile(ready(module, made_for), target=made_for)
+        library = tvm.compile(prepare_for_codegen(module, made_for), target=made_for)
     params = tuple((tuple(map(int, p.shape)), str(p.dtype)) for p in func.params)
     return Built(done.rule, library["main"], params)
 

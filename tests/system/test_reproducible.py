@@ -64,15 +64,15 @@ from artifacts.device import cpu
 from artifacts.run import main
 
 class Crew:
-    fewest = most = 2
+    min_active = max_threads = 2
     told = 0
-    def __init__(self, most, tell):
+    def __init__(self, max_threads, tell):
         self.tell = tell
     def look(self):
         Crew.told += 1
         self.tell(1 + Crew.told % 2)
 
-cpu.Crew = Crew
+cpu.ActiveThreads = Crew
 status = main(sys.argv[1:])
 print(Crew.told)
 sys.exit(status)

@@ -289,12 +289,12 @@ def left_by(code: str) -> Done:
 
 def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
     mine, other = f".tmp-{os.getpid()}-0123abcd", [".tmp-x", ".tmp-12-0123abcd.tar", "tmp-12-0123abcd", "notes"]
-    left_by(f"from artifacts.base import atomic_files as files\nfiles._held({str(tmp_path)!r})")
+    left_by(f"from artifacts.base import atomic_files as files\nfiles._create_locked({str(tmp_path)!r})")
     (left,) = tmp_path.iterdir()
     for name in (mine, *other):
         (tmp_path / name).touch()
     (tmp_path / ".tmp-1-aaaaaaaa").symlink_to(tmp_path / "notes")
-    name, fd = atomic_files._held(str(tmp_path))  # of a process that writes
+    name, fd = atomic_files._create_locked(str(tmp_path))  # of a process that writes
     past = time.time() - 10**6  # before this one began: the number has been used again
     (tmp_path / f".tmp-{os.getpid()}-99999999").touch()
     os.utime(tmp_path / f".tmp-{os.getpid()}-99999999", (past, past))

@@ -134,4 +134,4 @@ def test_the_runner_knows_the_cards_that_a_build_has_names_for() -> None:
     from artifacts.device import interface
 
     named = {name: t.gpu.capability for name, t in schedules.TARGETS.items() if t.gpu and name.startswith("nvidia-")}
-    assert named == interface.CARDS
+    assert named == interface.GPU_NAMES

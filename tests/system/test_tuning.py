@@ -231,7 +231,7 @@ def test_two_cannot_tune_into_one_folder(run: Path, tmp_path: Path, stub: list[b
     from artifacts.base import directory_lock
 
     (tmp_path / ONE).mkdir()
-    with directory_lock.held(str(tmp_path / ONE), print):
+    with directory_lock.hold(str(tmp_path / ONE), print):
         assert tuned(run, tmp_path) == 4
     err = capsys.readouterr().err
     assert err.startswith("error[E-LOCK-001]: ") and "is in use by process" in err and err.count("\n") == 1
@@ -360,8 +360,8 @@ def test_the_library_of_a_gpu_replays_the_records_of_its_level(run: Path) -> Non
     key = records.key_of(programs[first])
     part = tvm.ir.save_json(tvm.IRModule(programs))
     made = compile_part(part, GPU_SET, None, {key: records.Record(key, first, traces[first])})
-    assert made.told[first] == ("tuned", ()) and others
-    assert all(made.told[name][0] not in ("", "tuned") for name in others)
+    assert made.outcomes[first] == ("tuned", ()) and others
+    assert all(made.outcomes[name][0] not in ("", "tuned") for name in others)
     assert made.device is not None and not made.unbound
 
 

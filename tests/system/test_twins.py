@@ -46,7 +46,7 @@ CONSTANTS = [
     # the score of a hidden key
     ("sexpgpu/ops/nn.py:MASKED_SCORE", "schedules/gpu/attention/causal_mask.py:MASKED_SCORE"),
     # bytes from which TVM takes a kernel's own buffer from its pool
-    ("lowering/passes/memory_usage.py:STACK", "schedules/cpu/matmul_tiling.py:MAX_STACK_BYTES"),
+    ("lowering/passes/memory_usage.py:MIN_HEAP_BYTES", "schedules/cpu/matmul_tiling.py:MAX_STACK_BYTES"),
     ("sexpgpu/language/grammar.py:MAX_COUNT", "artifacts/format/conditions.py:MAX_COUNT"),
     ("sexpgpu/trace/values.py:CTX_KEYS", "artifacts/format/data_flow.py:CTX"),
     ("sexpgpu/trace/values.py:CTX_MOVING", "artifacts/format/manifest.py:MOVING"),
@@ -55,7 +55,7 @@ CONSTANTS = [
     ("sexpgpu/trace/mixed_precision.py:PRECISIONS", "artifacts/format/manifest_checks.py:PRECISIONS"),
 ]
 
-SAME = {"i64": "number"}  # functions that make an i64 constant
+SAME = {"i64": "number", "int64": "number"}  # functions that make an i64 constant
 
 
 @pytest.mark.parametrize(("first", "second"), DEFINITIONS, ids=lambda place: place.rpartition(":")[2])

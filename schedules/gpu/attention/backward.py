@@ -1,9 +1,9 @@
 """Gradients of attention as two launches, by queries (dq) and by keys (dk, dv); no score matrix is written.
 
 As in FlashAttention-2, scores are recomputed: dq sums over columns of the score matrix, dk and dv over its rows; for
-these the scores are made a second time, transposed: a row is then a key, and each launch is one of ``resident``,
-``kv_tiled`` or ``tensor_core_plan``. Only row max and row sums go from one launch to the other, through memory. No
-atomics: the order of sums is that of the launches.
+these the scores are made a second time, transposed: a row is then a key, and each launch is that of ``resident``,
+``kv_tiled`` or ``tensor_core_plan``. Only row max and row sums go from the first launch to the second, through memory.
+No atomics: the order of sums is that of the launches.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ Matcher = Callable[[NestContext, Sequence[Stage], bool], tuple[int, Stmt] | None
 def gradient_nests(
     program: Program, matchers: Sequence[Matcher]
 ) -> tuple[NestContext, list[tuple[Matcher, int, Stmt]]] | None:
-    """The launches of a program of attention's gradients, each by the first of ``finders`` that answers; None if it is
-    none, or does not fit into a block."""
+    """The launches of a program of attention's gradients, each by the first of ``matchers`` that answers; None if it is
+    no such program, or does not fit into a block."""
     groups = _groups(program)
     if groups is None:
         return None
     evolved = attrs.evolve(program, stages=tuple(s for group in groups for s in group))
     products = contractions_of(evolved)
     factors = {x.source for s in products for x in loads(s.value)}
-    materialized = {
-        *factors,
-        *(s.buffer for s in groups[1] if program.owns(s.buffer)),
-    }  # recomputed in shared memory, where they cost nothing
+    # These stay in shared memory or registers of their launch. Inlined into a product, an operand would be evaluated
+    # for each result that it enters.
+    materialized = {*factors, *(s.buffer for s in groups[1] if program.owns(s.buffer))}
     ctx = NestContext(evolved, InlinedStages(evolved, list(products), real=materialized), 1, 0)
     nests = []
     for group in groups:
         remaining = [s for s in group if s.buffer not in ctx.virtual.stages]
+        # The launch by keys has no reduction: it reads the row max and sums that the launch by queries has stored.
         answers = ((matcher, matcher(ctx, remaining, group is groups[0])) for matcher in matchers)
         nest = next(((m, *answer) for m, answer in answers if answer is not None and answer[0] == len(remaining)), None)
+        # A launch for only some of the stages would leave a score matrix in memory for the others.
         if nest is None:
             return None
         nests.append(nest)
@@ -53,6 +54,7 @@ def gradient_nests(
 
 def _groups(program: Program) -> tuple[list[Stage], list[Stage]] | None:
     """The stages by queries, and those by keys."""
+    # A serial stage has statements instead of a value: it cannot be made transposed.
     if any(s.buffer is None for s in program.stages):
         return None
     makers = {s.buffer: s for s in program.stages if program.owns(s.buffer)}
@@ -77,7 +79,7 @@ def _sums_over_rows(program: Program, makers: dict[Any, Stage], stage: Stage) ->
 
 
 def _is_matrix(stage: Stage) -> bool:
-    """Is its last axis but one a row, its last a column, of more than one element each?"""
+    """Is its last axis but one a row, its last a column, of several elements each?"""
     axes = [a.var for a in stage.space[-2:]]
     return len(axes) == 2 and len(stage.indices) > 1 and all(map(_same, stage.indices[-2:], axes))
 
@@ -87,7 +89,7 @@ def _same(a: Expr, b: Expr) -> bool:
 
 
 def _needed(program: Program, makers: dict[Any, Stage], products: Sequence[Stage]) -> list[Stage]:
-    """The stages of the matrices that ``last`` are made of, in order."""
+    """The stages of the matrices that ``products`` are made of, in order."""
     todo, needed = [*products], set()
     shapes = {shape_of(x.source) for s in products for x in loads(s.value) if x.source in makers}
     while todo:
@@ -100,6 +102,8 @@ def _needed(program: Program, makers: dict[Any, Stage], products: Sequence[Stage
 
 
 def _is_recomputable(program: Program, stage: Stage) -> bool:
+    # A row's max and sum are not recomputed: transposed, they would go across the rows of a block. They are read
+    # instead.
     return stage.is_elementwise or read_contraction(program, stage) is not None
 
 

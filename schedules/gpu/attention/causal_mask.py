@@ -16,7 +16,9 @@ from ...tir.builder import Call, Expr, Load
 from ...tir.stages import Axis, Stage
 from .pass_plan import KvTiledPlan
 
-MASKED_SCORE = -1e30  # what a mask writes; far from any score, so that exp(masked - row max) is exactly 0
+# What a mask writes: so far below any score that exp(masked - row max) is exactly 0 (float32's exp is 0 below -104). A
+# score as low as that would count as masked.
+MASKED_SCORE = -1e30
 ZERO, MASKED = "zero", "below"
 LATER, EARLIER = "later", "earlier"
 
@@ -28,7 +30,7 @@ def masked_columns(kv_plan: KvTiledPlan) -> str:
 
 
 def is_row_max(kv_plan: KvTiledPlan, buffer: Any) -> bool:
-    """Is it the row max over the unmasked scores? Each query sees at least one: that of its own number."""
+    """Is it the row max over the unmasked scores? Each query sees the score of its own number at least."""
     maker = next((s for s in kv_plan.ctx.program.stages if s.buffer is not None and s.buffer.same_as(buffer)), None)
     if maker is None or maker.reduction is None or maker.reduction.kind != "max" or len(maker.reduce) != 1:
         return False
@@ -59,16 +61,21 @@ class _MaskedColumns:
 
     def _value(self, stage: Stage, x: Expr) -> str | None:
         """The abstract value of ``x`` in a masked column."""
-        part = lambda y: self._value(stage, y)  # noqa: E731
+
+        def part(y: Expr) -> str | None:
+            return self._value(stage, y)
+
         if isinstance(x, Load):
             return self._buffer_value(x.source)
         if isinstance(x, tirx.Select):
             other = part(x.false_value)
             return other if self._is_masked(stage, x.condition) or part(x.true_value) == other else None
+        # 0 times an infinity or a NaN is no 0: ops/attention_mask.py in sexpgpu hands over no masked ones.
         if isinstance(x, tirx.Mul):
             return ZERO if ZERO in (part(x.a), part(x.b)) else None
         if isinstance(x, tirx.Div):
             return ZERO if part(x.a) == ZERO else None
+        # Only less a max of unmasked scores does it stay far below: masked less masked is 0, and its exp 1.
         if isinstance(x, tirx.Sub):
             is_masked = part(x.a) == MASKED and isinstance(x.b, Load) and is_row_max(self.kv_plan, x.b.source)
             return MASKED if is_masked else None
@@ -88,6 +95,7 @@ class _MaskedColumns:
 def _number(x: Expr) -> str | None:
     if not isinstance(x, tirx.FloatImm):
         return None
+    # float32 rounds -1e30, so a little less counts too.
     return ZERO if float(x.value) == 0 else MASKED if float(x.value) <= MASKED_SCORE * 0.999 else None
 
 

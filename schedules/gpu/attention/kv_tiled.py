@@ -1,7 +1,7 @@
 """Attention by K/V tiles, for rows that do not fit into shared memory: scores are recomputed once a pass.
 
-A block has some rows of one head and 64 score columns at a time in shared memory (a FlashAttention without the online
-softmax). A reduction that needs another one, as a softmax's sum needs the row max, is a pass of its own. Columns are
+A block has some rows of a head and 64 score columns at a time in shared memory (a FlashAttention without the online
+softmax). A reduction that needs another, as a softmax's sum needs the row max, is a pass of its own. Columns are
 added in ascending order, in the lanes of the CPU's reduction tree: the bits are the CPU's.
 """
 
@@ -24,24 +24,24 @@ from .pass_plan import TILE_COLUMNS, TRANSPOSED_WIDTH, KvTiledPlan, Pass
 from .row_matmul import RowMatmul
 from .row_reduction import RowReduction
 from .row_stages import RowBlock, copy_a_to_shared, store_element
-from .shared_memory import (  # fmt: skip
-    THREADS,
-    TILE_PADDING,
-    padded_length,
-)
+from .shared_memory import THREADS, TILE_PADDING, padded_length
 
 
 def kv_tiled_launch(kv_plan: KvTiledPlan, batch: Sequence[int], total_rows: int) -> Stmt:
-    """The launch: ``whole`` rows of each of ``batch``."""
+    """The launch: ``total_rows`` rows of each of ``batch``."""
     memory, fused = kv_plan.memory, kv_plan.fused
     count, groups = memory.rows, -(-total_rows // memory.rows)
+    # Buffers of a region share memory, allocated under the name and dtype of its first user (reversed: the first wins).
     first_users = {region: b for b, (region, _) in reversed([*memory.regions.items()])}
-    made = {region: shared([count * memory.regions[b][1]], str(b.dtype), b.name) for region, b in first_users.items()}
-    shared_buffers = {b: made[region] for b, (region, _) in memory.regions.items()}
+    region_buffers = {
+        region: shared([count * memory.regions[b][1]], str(b.dtype), b.name) for region, b in first_users.items()
+    }
+    shared_buffers = {b: region_buffers[region] for b, (region, _) in memory.regions.items()}
     products = [s for s in kv_plan.score_stages if s in kv_plan.products]
     a_copies = {
         s: shared([count * padded_length(kv_plan.products[s].contraction.k)], "float32", "left") for s in products
     }
+    # All products use the same two tiles in turn, so these are as large as the largest needs.
     widths = [kv_plan.tile_n(p) for p in kv_plan.products.values()]
     size = max(memory.tile_k(w) * (w + TILE_PADDING) for w in widths)
     tiles = shared([size], "float32", "tile"), shared([size], "float32", "tile")
@@ -52,15 +52,15 @@ def kv_tiled_launch(kv_plan: KvTiledPlan, batch: Sequence[int], total_rows: int)
         rows = RowBlock(kv_plan.ctx, fused, memory, shared_buffers, heads, first_row, total_rows, thread, tiles, None)
         copies = [part for s in products for part in copy_a_to_shared(rows, kv_plan.products[s], a_copies[s])]
         parts = [_PassWriter(kv_plan, rows, a_copies, kv_pass).statement() for kv_pass in kv_plan.passes]
-        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *a_copies.values(), *tiles)]
-        return seq([*makes, *copies, *parts])
+        allocations = [tirx.AllocBuffer(b) for b in (*region_buffers.values(), *a_copies.values(), *tiles)]
+        return seq([*allocations, *copies, *parts])
 
     return launch(prod(batch) * groups, THREADS, body)
 
 
 @attrs.frozen(eq=False)
 class _PassWriter:
-    """Writes one pass."""
+    """Writes a pass."""
 
     kv_plan: KvTiledPlan
     rows: RowBlock
@@ -78,6 +78,7 @@ class _PassWriter:
             rows = attrs.evolve(self.rows, column_offset=c * TILE_COLUMNS)
             parts = [part for s in self.kv_pass.score_stages for part in self._score_stage(rows, s)]
             ragged = self.kv_plan.extent % TILE_COLUMNS != 0
+            # A barrier after each: the scores that it reads are overwritten by the next tile's.
             parts += [
                 x
                 for f in reductions.values()
@@ -90,31 +91,33 @@ class _PassWriter:
             return seq(parts)
 
         k_v_loop = loop(-(-self.kv_plan.extent // TILE_COLUMNS), column_tile, name="piece")
-        ends = [part for reduction in reductions.values() for part in reduction.finish()]
-        ends += [matmul.for_each_element(lambda *e, s=s: self._store_output(s, *e)) for s, matmul in matmuls.items()]
-        made = [
+        results = [part for reduction in reductions.values() for part in reduction.finish()]
+        results += [matmul.for_each_element(lambda *e, s=s: self._store_output(s, *e)) for s, matmul in matmuls.items()]
+        registers = [
             *(f.acc.acc for f in reductions.values()),
             *(b for s in matmuls.values() for b in (s.b_loader.staging, s.sums)),
         ]
-        return block([*starts, k_v_loop, *ends], made)
+        return block([*starts, k_v_loop, *results], registers)
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
 
     def _score_stage(self, rows: RowBlock, stage: Stage) -> list[Stmt]:
-        """One tile of scores, TILE_COLUMNS wide."""
+        """A tile of scores, TILE_COLUMNS wide."""
         if stage in self.kv_plan.products:
             matmul = self._matmul(stage)
             k_loop = matmul.k_loop(rows.column_offset, i64(0), i64(0), -(-stage.depth // matmul.tile_k))
-            ends = matmul.for_each_element(
+            stores = matmul.for_each_element(
                 lambda slot, column, value: self._store_score(rows, stage, slot, column, value)
             )
-            return [block([matmul.clear(), k_loop, ends], [matmul.b_loader.staging, matmul.sums]), barrier()]
+            return [block([matmul.clear(), k_loop, stores], [matmul.b_loader.staging, matmul.sums]), barrier()]
+        # Where memory runs along rows (the mask of transposed scores), neighbouring threads take a few columns of
+        # several rows: a compromise between coalesced loads and bank conflicts.
         across = TRANSPOSED_WIDTH if self.kv_plan.reads_transposed(stage) else TILE_COLUMNS
         return [rows.for_each(TILE_COLUMNS, lambda slot, f: self._elementwise(rows, stage, slot, f), across), barrier()]
 
     def _store_score(
         self, rows: RowBlock, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]
-    ) -> Stmt:  # fmt: skip
+    ) -> Stmt:
         result, guards = value
         indices = index_of(stage.space, [*rows.row_indices(slot), rows.column_offset + column])
         return store_element(rows, stage, indices, result, slot, *guards)
@@ -122,21 +125,23 @@ class _PassWriter:
     def _elementwise(self, rows: RowBlock, stage: Stage, slot: Expr, f: Expr) -> Stmt:
         column = rows.column_offset + f
         coords = [*rows.row_indices(slot), column]
-        made = rows.store_guarded(stage, point_stores(rows.ctx, [stage], coords, {}, [stage]), slot)
+        stmt = rows.store_guarded(stage, point_stores(rows.ctx, [stage], coords, {}, [stage]), slot)
         if self.kv_plan.extent % TILE_COLUMNS == 0:
-            return made
+            return stmt
+        # An output product reads whole tiles: past the last column its A is 0 and meets B's fill of -0, which changes
+        # no sum.
         zero = tirx.const(0, str(stage.buffer.dtype))
         zeroed = store(rows.shared_buffers[stage.buffer], zero, slot * rows.pitch(stage.buffer) + f)
-        return tirx.IfThenElse(column < i64(self.kv_plan.extent), bind_in_buffers(made), zeroed)
+        return tirx.IfThenElse(column < i64(self.kv_plan.extent), bind_in_buffers(stmt), zeroed)
 
     # -- output products -----------------------------------------------------------------------------------------------
 
     def _matmul(self, stage: Stage) -> RowMatmul:
         product = self.kv_plan.products[stage]
-        left, line = self.a_copies.get(stage), padded_length(product.contraction.k)
-        if left is None:
-            left, line = self.rows.shared_buffers[product.a.source], self.rows.pitch(product.a.source)
-        return RowMatmul.make(self.rows, product, self.kv_plan.tile_n(product), left, line)
+        a_shared, a_pitch = self.a_copies.get(stage), padded_length(product.contraction.k)
+        if a_shared is None:
+            a_shared, a_pitch = self.rows.shared_buffers[product.a.source], self.rows.pitch(product.a.source)
+        return RowMatmul.make(self.rows, product, self.kv_plan.tile_n(product), a_shared, a_pitch)
 
     def _store_output(self, stage: Stage, slot: Expr, column: Expr, value: tuple[Expr, Sequence[Expr]]) -> Stmt:
         """Stores an output element, with its epilogue."""
@@ -149,7 +154,7 @@ class _PassWriter:
             *([rows.first_row + slot < i64(rows.total_rows)] if rows.total_rows % rows.memory.rows else []),
         ]
         guards += [column < i64(product.n)] if product.n % self.kv_plan.tile_n(product) else []
-        done = rows.to_shared(
+        stmt = rows.to_shared(
             bind_in_buffers(store_result(rows.ctx, stage, indices, result, self.kv_plan.epilogues[stage])), slot
         )
-        return tirx.IfThenElse(tirx.all(*guards), done, None) if guards else done
+        return tirx.IfThenElse(tirx.all(*guards), stmt, None) if guards else stmt

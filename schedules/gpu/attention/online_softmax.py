@@ -33,7 +33,10 @@ class Softmax:
 
 def softmax_of(kv_plan: KvTiledPlan, probs: Stage) -> Softmax | None:
     makers = {s.buffer: s for s in kv_plan.fused.stages}
-    maker = lambda x: makers.get(x.source) if isinstance(x, Load) else None  # noqa: E731
+
+    def maker(x: Expr) -> Stage | None:
+        return makers.get(x.source) if isinstance(x, Load) else None
+
     value = _unmasked(probs.value)
     exp_scores, row_sum = (maker(value.a), maker(value.b)) if isinstance(value, tirx.Div) else (None, None)
     if (
@@ -52,18 +55,21 @@ def softmax_of(kv_plan: KvTiledPlan, probs: Stage) -> Softmax | None:
         or (row_max.reduction.kind, row_sum.reduction.kind) != ("max", "sum")
     ):
         return None
+    # The max must be of the very scores that exp takes: less any other number, exp could overflow.
     same = maker(row_sum.value) is exp_scores and structural_equal(_as_of(row_max, exp_scores, x.a), row_max.value)
     return Softmax(row_max, exp_scores, row_sum, probs) if same else None
 
 
 def to_online_softmax(kv_plan: KvTiledPlan) -> KvTiledPlan:
-    """The passes for row max, row sum and P @ V as one; unchanged if the first three are not these."""
+    """The passes for row max, row sum and P @ V merged; unchanged if the first three are not these."""
     if len(kv_plan.passes) < 3:
         return kv_plan
     first, second, third, *rest = kv_plan.passes
     softmax = next((x for s in third.score_stages if (x := softmax_of(kv_plan, s)) is not None), None)
     if softmax is None or (first.results, second.results) != ((softmax.row_max,), (softmax.row_sum,)):
         return kv_plan
+    # A result that is not linear in probs, or a score stage that reads the softmax, needs the final max and sum: it
+    # cannot be rescaled afterwards, and keeps its passes.
     others = [s for s in third.steps if s not in (softmax.exp_scores, softmax.probs)]
     if not all(
         _is_linear(kv_plan, softmax, s) if s in third.results else not _read(kv_plan, softmax, s) for s in others
@@ -73,6 +79,7 @@ def to_online_softmax(kv_plan: KvTiledPlan) -> KvTiledPlan:
     score = attrs.evolve(softmax.exp_scores, value=shifted.a)
     row_max = attrs.evolve(softmax.row_max, value=_as_of(softmax.row_max, softmax.exp_scores, score_load))
     exp_scores = attrs.evolve(softmax.exp_scores, value=tirx.exp(score_load - shifted.b))
+    # probs without their division: the sums are divided once a row at the end, instead of each score in turn.
     masked, unscaled = softmax.probs.value, _unmasked(softmax.probs.value).a
     if isinstance(masked, tirx.Select):
         unscaled = tirx.Select(masked.condition, unscaled, masked.false_value)

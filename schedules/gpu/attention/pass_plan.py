@@ -1,4 +1,9 @@
-"""Which passes attention over K/V tiles makes: score stages, row results, and the outputs of each pass."""
+"""Which passes attention over K/V tiles makes: score stages, row results, and the outputs of each pass.
+
+It takes a fused row group. A result that needs another, as a softmax's sum needs the row max, goes into a later pass;
+each pass makes the scores that it needs again. Results keep the group's order; how columns are summed is decided by
+``kv_tiled`` and ``tensor_core``, which write the passes.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +34,12 @@ from .shared_memory import (
     with_padding,
 )
 
-# score columns of a K/V tile: as many as the most lanes of a reduction, so that tiles change no order.
+# Score columns of a K/V tile: as many as the most lanes of a reduction, so that tiles change no order. With fewer, a
+# lane of a long row would not get the columns that the CPU gives it.
 TILE_COLUMNS = 64
-TRANSPOSED_WIDTH = 4  # columns a row for neighbouring threads where memory runs along rows. Chosen, not measured
+# Columns a row for neighbouring threads where memory runs along rows: 4 columns by 8 rows a warp. Chosen, not measured;
+# fewer coalesce better and conflict more in shared memory.
+TRANSPOSED_WIDTH = 4
 
 
 @attrs.frozen(eq=False)
@@ -70,8 +78,8 @@ class KvTiledPlan:
     @property
     def cost(self) -> int:
         """Multiply-adds of a row: scores are made once a pass."""
-        made = [s for p in self.passes for s in p.steps if s in self.products]
-        return sum(self.products[s].n * s.depth for s in made)
+        products = [s for p in self.passes for s in p.steps if s in self.products]
+        return sum(self.products[s].n * s.depth for s in products)
 
     def tile_n(self, product: Product) -> int:
         """Columns of a matmul that are made at once: all of an output product's."""
@@ -108,11 +116,13 @@ class KvTiledPlan:
 def plan_kv_tiled(
     ctx: NestContext, fused: RowGroup, products: Mapping[Any, Product], heads: int, rows: int
 ) -> KvTiledPlan | None:
-    """None if not all of its stages are of such kinds, or not one row fits."""
+    """None if not all of its stages are of such kinds, or not even a row fits."""
     kv_plan = read_kv_tiled(ctx, fused, products)
     if kv_plan is None:
         return None
     regions = kv_plan.memory.regions
+    # Padding goes before a row does: rows share the loads of K and V, and a bank conflict costs less than loading them
+    # again for fewer.
     layouts = [with_padding(regions, dict.fromkeys(regions, kv_plan.padding)), regions]
     for count in row_counts(heads, rows):
         fitting = [layout for layout in layouts if kv_plan.shared_bytes(count, layout) <= MAX_SHARED_BYTES]
@@ -122,12 +132,12 @@ def plan_kv_tiled(
 
 
 def read_kv_tiled(ctx: NestContext, fused: RowGroup, products: Mapping[Any, Product]) -> KvTiledPlan | None:
-    """The passes, for blocks of one row; None if not all stages are of such kinds."""
+    """The passes, for blocks of a row; None if not all stages are of such kinds."""
     column_axes = fused.stages[0].space[fused.lead :]
     all_regions = assign_regions(ctx, fused)
     last_products = [s for s, p in products.items() if is_a_in_shared(fused, all_regions, p)]
     outputs = {s: [m for m in fused.stages if _is_epilogue(ctx, s, m)] for s in last_products}
-    written = {s.buffer for product, maps in outputs.items() for s in (product, *maps)}
+    written = {s.buffer for product, epilogue in outputs.items() for s in (product, *epilogue)}
     regions = {b: (region, TILE_COLUMNS if n > 1 else 1) for b, (region, n) in all_regions.items() if b not in written}
     kinds = _StageKinds(ctx, fused, products, regions, column_axes[0].extent if len(column_axes) == 1 else 0, outputs)
     passes, epilogues = kinds.passes(), kinds.epilogues()
@@ -162,20 +172,22 @@ class _StageKinds:
             return False
         if stage in self.outputs:
             product = self.products[stage]
+            # All output columns are made at once, since their accumulators stay in registers from the first tile to the
+            # last.
             a_is_elementwise = any(s.is_elementwise and s.buffer.same_as(product.a.source) for s in self.fused.stages)
             return a_is_elementwise and product.n <= max(COLUMNS) and stage.depth == self.extent
         return stage.reduction is not None and stage.depth == self.extent and self._reads_at(stage, stage.reduce[0].var)
 
     def _reads_at(self, stage: Stage, column: Any) -> bool:
-        """Does it read score matrices at this one column alone?"""
+        """Does it read score matrices at this column alone?"""
         matrices = [r for r in reads_of(self.ctx, stage) if self.regions.get(r.buffer, (0, 1))[1] > 1]
         return all(reads_at_column(self.fused, x, column) for x in matrices)
 
     def epilogues(self) -> dict[Any, tuple[Stage, ...]] | None:
         """The epilogue of each output product; None if a stage is of no kind."""
         remaining = {s for s in self.fused.stages if not self.is_score_stage(s) and not self.is_result(s)}
-        following = {m for maps in self.outputs.values() for m in maps}
-        return {s: tuple(maps) for s, maps in self.outputs.items()} if remaining == following else None
+        in_epilogues = {m for epilogue in self.outputs.values() for m in epilogue}
+        return {s: tuple(epilogue) for s, epilogue in self.outputs.items()} if remaining == in_epilogues else None
 
     def passes(self) -> tuple[Pass, ...] | None:
         """Results in order, as many a pass as need no other of the same pass."""
@@ -187,11 +199,12 @@ class _StageKinds:
             else:
                 groups.append([stage])
         steps = [{*g, *(s for x in g for s in self._score_stages_of(x))} for g in groups]
-        made = [
+        passes = [
             Pass(tuple(s for s in self.fused.stages if s in m), tuple(g)) for m, g in zip(steps, groups, strict=True)
         ]
-        chained = {s for p in made for s in p.score_stages}
-        return tuple(made) if made and chained == set(filter(self.is_score_stage, self.fused.stages)) else None
+        # A score stage that no pass needs would not be made at all: such a group is refused.
+        in_passes = {s for p in passes for s in p.score_stages}
+        return tuple(passes) if passes and in_passes == set(filter(self.is_score_stage, self.fused.stages)) else None
 
     def _score_stages_of(self, result: Stage) -> list[Stage]:
         makers, todo, needed = {s.buffer: s for s in filter(self.is_score_stage, self.fused.stages)}, [result], set()

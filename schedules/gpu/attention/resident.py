@@ -1,6 +1,6 @@
 """Fused attention with resident scores: one launch keeps all scores of a block's rows in shared memory.
 
-It takes matmuls, reductions and elementwise stages that agree on batch axes and rows. A block has some rows of one
+It takes matmuls, reductions and elementwise stages that agree on batch axes and rows. A block has some rows of a
 head; K and V come through shared tiles, and no score matrix is written. Every stage is done as it would be alone,
 so sums keep their order. Longer rows go to ``kv_tiled``.
 """
@@ -37,9 +37,9 @@ from .shared_memory import (
     plan_memory,
 )
 
-LOAD_COST = (
-    16  # multiply-adds in the time of one element's load. Chosen, not measured; larger prefers more rows a block
-)
+# Multiply-adds in the time of an element's load. Chosen, not measured. Larger numbers prefer more rows a block, and so
+# passes that recompute scores; no bit depends on it.
+LOAD_COST = 16
 
 
 @attrs.frozen(eq=False)
@@ -53,10 +53,10 @@ class AttentionGroup:
     is_tiled: bool
 
 
-def attention_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
+def attention_nest(ctx: NestContext, stages: Sequence[Stage], needs_reduction: bool = True) -> tuple[int, Stmt] | None:
     """How many stages it takes, and the launch; None if no product comes first, or too little is done on its rows: with
-    ``folds`` there must be one."""
-    group = read_group(ctx, stages, folds)
+    ``needs_reduction`` there must be a reduction."""
+    group = read_group(ctx, stages, needs_reduction)
     if group is None:
         return None
     fused, products, heads, rows = group.fused, group.products, prod(group.batch), group.rows
@@ -69,7 +69,7 @@ def attention_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True
     return len(fused.stages), _launch(ctx, fused, products, memory, group.batch, rows)
 
 
-def read_group(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> AttentionGroup | None:
+def read_group(ctx: NestContext, stages: Sequence[Stage], needs_reduction: bool) -> AttentionGroup | None:
     """The stages from the first on that are attention's, as ``attention_nest`` takes them."""
     if read_contraction(ctx.program, stages[0]) is None:
         return None
@@ -77,8 +77,10 @@ def read_group(ctx: NestContext, stages: Sequence[Stage], folds: bool) -> Attent
     if fused is None or not fused.lead or not _fits(ctx, fused):
         return None
     products = _products(ctx, fused)
-    if (folds and all(s.is_elementwise for s in fused.stages if s not in products)) or len(products) < 2:
+    # A single product has no score matrix between itself and another that could be kept out of memory.
+    if (needs_reduction and all(s.is_elementwise for s in fused.stages if s not in products)) or len(products) < 2:
         return None
+    # Rows of a head read the same K and V only if some product has the last lead axis as its rows, not in its batch.
     is_tiled = any(len(p.contraction.batch) < fused.lead for p in products.values())
     lead = [a.extent for a in fused.stages[0].space[: fused.lead]]
     return (
@@ -106,13 +108,14 @@ def _accepts(ctx: NestContext, stage: Stage, lead: int) -> bool:
     if contraction is not None:
         return as_product(contraction, stage, lead) is not None
     if stage.reduction is not None:
+        # No argmax: it has an index beside its key, and RowReduction keeps a single value a lane.
         reduces_a_row = len(stage.space) == lead and len(stage.reduce) == 1
         return reduces_a_row and not is_argmax(stage) and str(stage.buffer.dtype) == "float32"
     return stage.is_elementwise and not isinstance(stage.value, tirx.Let)
 
 
 def _fits(ctx: NestContext, fused: RowGroup) -> bool:
-    """Do all intermediates have elements of at most 4 bytes?"""
+    """Do all intermediates have elements of at most 4 bytes? Shared memory is reckoned with ELEMENT_BYTES of each."""
     return all(tvm.DataType(str(b.dtype)).itemsize <= 4 for b in local_buffers(ctx, fused))
 
 
@@ -125,8 +128,10 @@ def _launch(
     total_rows: int,
 ) -> Stmt:
     first_users = {region: b for b, (region, _) in reversed([*memory.regions.items()])}
-    made = {r: shared([memory.rows * memory.regions[b][1]], str(b.dtype), b.name) for r, b in first_users.items()}
-    shared_buffers = {b: made[region] for b, (region, _) in memory.regions.items()}
+    region_buffers = {
+        r: shared([memory.rows * memory.regions[b][1]], str(b.dtype), b.name) for r, b in first_users.items()
+    }
+    shared_buffers = {b: region_buffers[region] for b, (region, _) in memory.regions.items()}
     widths = [memory.tile_n(p.n) for p in products.values()]
     size = max(memory.tile_k(w) * (w + TILE_PADDING) for w in widths)
     tiles = shared([size], "float32", "tile"), shared([size], "float32", "tile")
@@ -139,8 +144,8 @@ def _launch(
             ctx, fused, memory, shared_buffers, heads, group * memory.rows, total_rows, thread, tiles, a_copy
         )
         parts = [part for s in fused.stages for part in _stage(rows, s, products)]
-        makes = [tirx.AllocBuffer(b) for b in (*made.values(), *tiles, a_copy)]
-        return seq([*makes, *_zero_padding(rows), *parts])
+        allocations = [tirx.AllocBuffer(b) for b in (*region_buffers.values(), *tiles, a_copy)]
+        return seq([*allocations, *_zero_padding(rows), *parts])
 
     return launch(prod(batch) * groups, THREADS, body)
 
@@ -159,6 +164,9 @@ def _zero_padding(rows: RowBlock) -> list[Stmt]:
         length, pitch = row_length(buffer, rows.fused), rows.pitch(buffer)
         padded = padded_length(length)
         if length < padded and pitch > 1 and str(buffer.dtype) == "float32":
-            clear = lambda slot, i, b=target, n=length, pitch=pitch: store(b, zero, slot * pitch + n + i)  # noqa: E731
+
+            def clear(slot: Expr, i: Expr, b: Any = target, n: int = length, pitch: int = pitch) -> Stmt:
+                return store(b, zero, slot * pitch + n + i)
+
             cleared[target] = rows.for_each(padded - length, clear)
     return [*cleared.values()]

@@ -28,10 +28,10 @@ from ..threads.tile_staging import (
 )
 from .shared_memory import THREADS, Product
 
-MAX_ROWS_PER_THREAD = 4  # rows of a thread's register tile. Chosen, not measured: more reuse B, fewer fill more threads
-StoreElement = Callable[
-    [Expr, Expr, tuple[Expr, Sequence[Expr]]], Stmt
-]  # row, column, (value, where it is one) -> its end
+# Rows of a thread's register tile. Chosen, not measured: more of them reuse B more often, fewer fill more threads.
+MAX_ROWS_PER_THREAD = 4
+# (row, column, (value, the conditions under which it exists)) -> what stores it
+StoreElement = Callable[[Expr, Expr, tuple[Expr, Sequence[Expr]]], Stmt]
 
 
 @attrs.frozen(eq=False)
@@ -57,7 +57,9 @@ class RowMatmul:
         contraction = product.contraction
         tile_k, tm = rows.memory.tile_k(tile_n), min(MAX_ROWS_PER_THREAD, rows.memory.rows)
         thread_rows = rows.memory.rows // tm
+        # As many columns a thread as keep all threads busy; in a narrow tile some threads only load.
         tn = max(1, tile_n * thread_rows // THREADS)
+        # Past the end of k, B is -0 and A's padding 0: their product -0 changes no sum (``matmul/simt.py``).
         b_loader = tile_loader(rows.ctx, contraction, product.b, product.columns, tile_n, tile_k, THREADS, -0.0)
         b_loader = attrs.evolve(b_loader, tiles=rows.b_tiles)
         batch = index_of(contraction.batch, rows.batch[: len(contraction.batch)])
@@ -66,7 +68,7 @@ class RowMatmul:
 
     @property
     def tile_k(self) -> int:
-        """k steps of one B tile."""
+        """k steps of a B tile."""
         return self.b_loader.tile_k
 
     @property
@@ -77,14 +79,14 @@ class RowMatmul:
     def clear(self) -> Stmt:
         return unrolled(self.tm * self.tn, lambda e: store(self.sums, tirx.const(0, "float32"), e), "e")
 
-    def k_loop(self, first_column: Expr, first_tile: Expr, a_column: Expr, count: int, whole: int = 1) -> Stmt:
+    def k_loop(self, first_column: Expr, first_tile: Expr, a_column: Expr, count: int, k_multiple: int = 1) -> Stmt:
         """Adds ``count`` k tiles from step ``first_tile`` on, at ``a_column`` in A, for the columns from
-        ``first_column`` on. k is bounds-checked if it is no multiple of ``whole``."""
+        ``first_column`` on. k is bounds-checked if it is no multiple of ``k_multiple``."""
         loader = self.b_loader
 
         def read(t: Expr) -> Stmt:
             return load_global(
-                loader, self.batch, first_column, self.product.n, first_tile + t * self.tile_k, self.thread, whole
+                loader, self.batch, first_column, self.product.n, first_tile + t * self.tile_k, self.thread, k_multiple
             )
 
         def multiply(buffer: int, piece: Expr) -> Stmt:
@@ -115,7 +117,7 @@ class RowMatmul:
         return unrolled(self.tm, lambda i: unrolled(self.tn, lambda j: element(i, j), "j"), "i")
 
     def _multiply_tile(self, a_column: Expr, b_tile: Any) -> Stmt:
-        """One k tile: A is read four k steps at a time (float4), B one row of the tile at a time."""
+        """A k tile: A is read four k steps at a time (float4), B a row of the tile at a time."""
         y, x = self._thread_coords()
         tm, tn, thread_columns = self.tm, self.tn, self.thread_columns
         a, b = registers([tm * FLOAT4], "float32", "left"), registers([tn], "float32", "right")
@@ -127,7 +129,11 @@ class RowMatmul:
 
             def k_step(q: Expr) -> Stmt:
                 b_row = (k * FLOAT4 + q) * self.b_loader.pitch + x
-                load_b = lambda j: store(b, load(b_tile, b_row + j * thread_columns), j)  # noqa: E731
+
+                # Columns of a thread are ``thread_columns`` apart: neighbouring threads read neighbouring banks.
+                def load_b(j: Expr) -> Stmt:
+                    return store(b, load(b_tile, b_row + j * thread_columns), j)
+
                 outer_product = unrolled(tm, lambda i: unrolled(tn, lambda j: add(i, j, q), "j"), "i")
                 return seq([unrolled(tn, load_b, "j"), outer_product])
 

@@ -1,6 +1,6 @@
 """Row reductions of attention by warp shuffles (``__shfl_down_sync``), in the order of the CPU's reduction tree.
 
-Neighbouring threads of one warp have the lanes of a row's tree: lane = slot * group size + thread. Each lane adds its
+Neighbouring threads of a warp have the lanes of a row's tree: lane = slot * group size + thread. Each lane adds its
 columns in ascending order; then a tree combines the lanes, first in a thread, then between threads. So the bits are the
 CPU's.
 """
@@ -27,6 +27,7 @@ from .shared_memory import THREADS
 
 def tree_width(ctx: NestContext, stage: Stage) -> int:
     """The lanes of the reduction tree, as on a CPU (``tir/reduction.py``)."""
+    # The same rule as ``reduction_order``: if they differ, attention's bits leave the CPU's.
     if stage.depth < TREE_WIDTH or stage.in_order or not reduces_along_memory(ctx, stage):
         return 1
     return TREE_WIDTH if stage.depth < LONG_ROW else 4 * TREE_WIDTH
@@ -35,7 +36,7 @@ def tree_width(ctx: NestContext, stage: Stage) -> int:
 @attrs.frozen(eq=False)
 class RowReduction:
     """``size`` threads have a row, ``slots`` lanes of ``width`` each: lane ``slot * size`` plus the thread's number. A
-    thread takes ``turns`` rows, one after the other; ``acc`` has what it sums up, and a place for another's."""
+    thread takes ``rows_per_thread`` rows in turn; ``acc`` has its partial results, and a slot for another thread's."""
 
     rows: RowBlock
     stage: Stage
@@ -96,7 +97,7 @@ class RowReduction:
         return self._for_each_row(row)
 
     def finish(self) -> list[Stmt]:
-        """Combines the lanes of a row; one of its threads stores the result."""
+        """Combines the lanes of a row; its first thread stores the result."""
 
         def row(p: Expr, slot: Expr, lane: Expr) -> Stmt:
             first = p * self.lanes_per_thread
@@ -110,6 +111,7 @@ class RowReduction:
                 first,
                 i64(self.rows_per_thread * self.lanes_per_thread),
             )
+            # All threads of the group have the result; its first stores it, and threads that repeat a row do not.
             guards = [
                 tirx.EQ(lane, i64(0)),
                 *([self._flat_index(p) < i64(self._threads)] if self._has_idle_threads else []),
@@ -132,13 +134,14 @@ class RowReduction:
 
     def _for_each_row(self, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
         """``body(which of a thread's, slot, lane)`` for every row, in whole warps."""
+        # A whole warp in any case: a shuffle with threads missing is undefined.
         count = WARP if self._has_idle_threads else self._threads
 
         def row(p: Expr) -> Stmt:
             slot, lane = unravel(self._flat_index(p), [self.rows.memory.rows, self.group_size])
             lane = tirx.floormod(lane, i64(self.group_size)) if self._has_idle_threads else lane
-            done = bind_in_buffers(body(p, slot, lane))
-            return done if count % THREADS == 0 else tirx.IfThenElse(self._flat_index(p) < i64(count), done, None)
+            stmt = bind_in_buffers(body(p, slot, lane))
+            return stmt if count % THREADS == 0 else tirx.IfThenElse(self._flat_index(p) < i64(count), stmt, None)
 
         return unrolled(self.rows_per_thread, row, "p")
 

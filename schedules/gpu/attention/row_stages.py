@@ -1,7 +1,7 @@
 """Matmul and elementwise stages on a block's rows, with scores in shared memory.
 
-It takes the stages of a fused group one after the other, with a barrier after each. Neighbouring threads take
-neighbouring columns. Sums are those of ``row_matmul`` and ``row_reduction``; nothing here reorders them.
+It takes the stages of a fused group in order, with a barrier after each. Neighbouring threads take
+neighbouring columns. Sums are those of ``row_matmul`` and ``row_reduction``; no stage reorders them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RowBlock:
     column_offset: Any = None  # first column of the K/V tile, if columns are tiled
 
     def row_indices(self, slot: Expr) -> list[Expr]:
-        """Batch and row of ``slot``. Past the last row it is the last one: read again, but its store is guarded."""
+        """Batch and row of ``slot``. Past the last row it is the last: read again, but its store is guarded."""
         if len(self.batch) == self.fused.lead:
             return [*self.batch]
         row = self.first_row + slot
@@ -61,7 +61,7 @@ class RowBlock:
         return tirx.IfThenElse(tirx.all(*conditions), stmt, None) if conditions else stmt
 
     def pitch(self, buffer: Any) -> int:
-        """Elements from one row to the next."""
+        """Elements from a row to the next."""
         return self.memory.regions[buffer][1]
 
     def to_shared(self, stmt: Stmt, slot: Expr) -> Stmt:
@@ -72,7 +72,8 @@ class RowBlock:
             for d, (index, extent) in enumerate(zip(indices, shape_of(buffer), strict=True)):
                 flat = flat if d in self.fused.row_dims[buffer] else flat * extent + index
             if self.column_offset is not None and self.pitch(buffer) > 1:
-                flat = Analyzer().simplify(flat - self.column_offset)  # TVM divides by zero where it bounds n + x - n
+                # Simplified at once, since TVM divides by zero where it bounds n + x - n.
+                flat = Analyzer().simplify(flat - self.column_offset)
             return slot * self.pitch(buffer) + flat
 
         def read(node: Any) -> Expr:
@@ -93,14 +94,14 @@ class RowBlock:
         def element(s: Expr) -> Stmt:
             flat = s * THREADS + self.thread
             part, slot, i = unravel(flat, [inner // across, self.memory.rows, across])
-            done = bind_in_buffers(body(slot, part * across + i))
-            return done if count % THREADS == 0 else tirx.IfThenElse(flat < i64(count), done, None)
+            stmt = bind_in_buffers(body(slot, part * across + i))
+            return stmt if count % THREADS == 0 else tirx.IfThenElse(flat < i64(count), stmt, None)
 
         return loop(-(-count // THREADS), element, name="s")
 
 
 def store_element(rows: RowBlock, stage: Stage, at: dict[Any, Expr], value: Expr, slot: Expr, *guards: Expr) -> Stmt:
-    """Stores one finished element."""
+    """Stores a finished element."""
     point = ScalarWriter(rows.ctx.virtual)
     indices = point.indices(stage.indices, at)
     write = store(stage.buffer, in_type(value, str(stage.buffer.dtype)), *indices)
@@ -126,10 +127,11 @@ def matmul_rows(rows: RowBlock, stage: Stage, product: Product) -> list[Stmt]:
     def column_tile(c: Expr) -> Stmt:
         start = c * columns
         k_loop = matmul.k_loop(start, i64(0), i64(0), -(-product.contraction.k // matmul.tile_k))
-        ends = matmul.for_each_element(
+        stores = matmul.for_each_element(
             lambda slot, column, value: store_product_element(rows, stage, product, slot, start + column, value)
         )
-        return seq([block([matmul.clear(), k_loop, ends], [matmul.b_loader.staging, matmul.sums]), barrier()])
+        # The barrier: the next column tile, or the next stage, reads what these threads have stored.
+        return seq([block([matmul.clear(), k_loop, stores], [matmul.b_loader.staging, matmul.sums]), barrier()])
 
     return [*prepared, loop(-(-n // columns), column_tile, name="strip")]
 
@@ -165,6 +167,7 @@ def copy_a_to_shared(rows: RowBlock, product: Product, into: Any) -> list[Stmt]:
         write = store(into, point.write(value, indices), slot * pitch + k)
         read = rows.to_shared(bind_in_buffers(seq([*point.binds, write])), slot)
         zero = store(into, tirx.const(0, "float32"), slot * pitch + k)
+        # Zeros past k, so that the k loop needs no bounds test: it reads whole tiles.
         return read if pitch == contraction.k else tirx.IfThenElse(k < i64(contraction.k), read, zero)
 
     return [rows.for_each(pitch, copy), barrier()]

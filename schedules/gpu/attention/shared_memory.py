@@ -1,6 +1,6 @@
 """Shared-memory layout of attention: which intermediates stay in a block, row padding, and rows per block.
 
-It takes a group of fused stages. A block of 256 threads has up to 32 rows of one head. Each intermediate has a region:
+It takes a group of fused stages. A block of 256 threads has up to 32 rows of a head. Each intermediate has a region:
 rows of equal pitch; an elementwise stage may overwrite its input. The layout changes no order of sums.
 """
 
@@ -22,15 +22,24 @@ from ...tir.row_group import RowGroup, local_buffers, row_length
 from ...tir.stages import Axis, Stage
 from ..threads.tile_staging import FLOAT4
 
+# Threads of a block. Chosen, not measured: register tiles and the rows of a thread follow from it, but no bit does.
 THREADS = 256
-MAX_SHARED_BYTES = 48 << 10  # shared memory of a block on every GPU without opt-in
+# Bytes of shared memory of a block on every GPU without opt-in. A plan that needs more is refused.
+MAX_SHARED_BYTES = 48 << 10
 ELEMENT_BYTES = 4  # bytes of an element
-ROWS = (32, 16, 8, 4, 2, 1)  # rows of a block, most first; a thread of a matmul has four of them
-COLUMNS = (256, 128, 64, 32)  # output columns of a matmul that are made at once, most first
-MIN_BLOCKS = 128  # blocks that fill a GPU: about one a multiprocessor. Chosen, not measured; fewer leave some idle
-TILE_K = 32  # most k steps of a tile; rows are padded to multiples of it, since they are the k of later products
-TILE_ELEMENTS = 1024  # elements of a B tile: four a thread (one float4)
-TILE_PADDING = 4  # elements a tile row may be padded by, at most
+# Rows of a block, most first: they share the loads of K and V. A thread of a matmul has four of them.
+ROWS = (32, 16, 8, 4, 2, 1)
+# Output columns of a matmul that are made at once, most first: A is read again for each part.
+COLUMNS = (256, 128, 64, 32)
+# Blocks that fill a GPU: about as many as multiprocessors. Chosen, not measured; fewer leave some idle, and a larger
+# number makes blocks of fewer rows, which load K and V more often.
+MIN_BLOCKS = 128
+# Most k steps of a tile. Rows are padded to multiples of it, since they are the k of later products.
+TILE_K = 32
+# Elements of a B tile: four a thread, the widest load. More take shared memory from rows.
+TILE_ELEMENTS = 1024
+# Elements a tile row may be padded by at most (``tile_staging``): reserved in each tile, whatever its operand's layout.
+TILE_PADDING = 4
 BANKS = 32  # of shared memory, a word of 4 bytes each
 
 
@@ -64,14 +73,15 @@ def as_product(contraction: Contraction, stage: Stage, lead: int) -> Product | N
 @attrs.frozen(eq=False)
 class Memory:
     """``rows`` of a block, and ``columns`` of its matmuls at once. ``regions``: buffer -> (region, pitch in elements);
-    buffers of one region share their memory."""
+    buffers of a region share their memory."""
 
     rows: int
     columns: int
     regions: Mapping[Any, tuple[int, int]]
 
     def tile_k(self, columns: int) -> int:
-        """k steps of one B tile."""
+        """k steps of a B tile."""
+        # At least 8, chosen: at 256 columns a barrier would else come after 4 k steps.
         return max(8, min(TILE_K, TILE_ELEMENTS // columns))
 
     def tile_n(self, n: int) -> int:
@@ -85,7 +95,7 @@ def padded_length(elements: int) -> int:
 
 
 def row_padding(elements: int) -> int:
-    """Elements between the end of a row and the next, against bank conflicts between rows of one warp.
+    """Elements between the end of a row and the next, against bank conflicts between rows of a warp.
 
     A multiple of four, for float4 loads. A row that ends within the banks goes on in the next bank; two rows that end
     with the last bank, 16 threads each, lie half of all banks apart. A row of LONG_ROW has a warp of its own: none."""
@@ -102,8 +112,9 @@ def row_counts(heads: int, rows: int) -> list[int]:
 def plan_memory(
     ctx: NestContext, fused: RowGroup, products: Mapping[Any, Product], heads: int, rows: int
 ) -> Memory | None:
-    """The most rows that fit and leave enough blocks; None if not even one fits."""
+    """The most rows that fit and leave enough blocks; None if not even a row fits."""
     regions = assign_regions(ctx, fused)
+    # Rows count most, since they share the loads of K and V, then columns at once, then padding: it is what goes first.
     layouts = [with_padding(regions, {b: row_padding(row_length(b, fused)) for b in regions}), regions]
     for count in row_counts(heads, rows):
         for columns in COLUMNS:
@@ -121,7 +132,7 @@ def _shared_bytes(plan: Memory, fused: RowGroup, products: Mapping[Any, Product]
 
 
 def with_padding(regions: Mapping[Any, tuple[int, int]], padding: Mapping[Any, int]) -> dict[Any, tuple[int, int]]:
-    """Adds padding to rows of more than one element; one region has one pitch."""
+    """Adds padding to rows of several elements; a region has a single pitch."""
     pitch: dict[int, int] = {}
     for buffer, (region, n) in regions.items():
         pitch.setdefault(region, n if n == 1 else n + padding[buffer])
@@ -137,13 +148,13 @@ def is_a_in_shared(fused: RowGroup, regions: Mapping[Any, Any], product: Product
 
 
 def reads_at_column(fused: RowGroup, read: Access, column: Any) -> bool:
-    """Is the element that is read of a row the one at ``column``?"""
+    """Is the element at ``column`` what is read of a row?"""
     free = [i for d, i in enumerate(read.indices) if d not in fused.row_dims[read.buffer] and not is_int(i, 0)]
     return len(free) == 1 and free[0].same_as(column)
 
 
 def copied_elements(fused: RowGroup, regions: Mapping[Any, Any], products: Mapping[Any, Product]) -> int:
-    """Elements of a row for row operands that must be copied to shared memory, one matmul at a time."""
+    """Elements of a row for row operands that must be copied to shared memory, for each matmul in turn."""
     return max(
         (padded_length(p.contraction.k) for p in products.values() if not is_a_in_shared(fused, regions, p)), default=1
     )

@@ -30,9 +30,12 @@ from .pass_plan import Pass
 from .warp_state import WarpState, _a_tile
 
 ELEMENTS_PER_THREAD = 8  # of a 16 x 16 accumulator tile: 2 rows of 4 (mma.m16n8k16)
-PARTIALS = 4  # terms of a row in one thread, and threads that share a row: both follow from the mma layout
+# Terms of a row in a thread, and threads that share a row: both follow from the mma layout, and fix the order of sums.
+PARTIALS = 4
 SHUFFLE_SLOT, TERMS = 2, 3  # registers of a reduction: 0-1 its two rows, 2 for a shuffle, from 3 on the new terms
-STAGES = 2  # K/V tiles in shared memory: one is read, one prefetched. Chosen, not measured; more cost shared memory
+# K/V tiles in shared memory: the tile that is read and the next. Chosen, not measured; more take shared memory, and so
+# columns of a tile or blocks of a multiprocessor.
+STAGES = 2
 
 
 def write_pass(state: WarpState, kv_pass: Pass) -> Stmt:
@@ -49,7 +52,7 @@ def write_pass(state: WarpState, kv_pass: Pass) -> Stmt:
 @attrs.frozen(eq=False)
 class _PassWriter:
     """``reductions``: registers as SHUFFLE_SLOT and TERMS say. ``sums``: accumulators of the output products.
-    ``scale``: by which both are rescaled, one a row."""
+    ``scale``: by which both are rescaled, a factor a row."""
 
     state: WarpState
     kv_pass: Pass
@@ -70,21 +73,24 @@ class _PassWriter:
             start = tile * plan.columns + g * MMA_TILE
             parts = seq([self._stage(s, tile, g, start) for s in self.kv_pass.steps])
             guards = self._guards(start)
+            # Warps skip different groups, so nothing in a group may wait for the block: barriers are in the loop over
+            # tiles.
             return tirx.IfThenElse(tirx.all(*guards), parts, None) if guards else parts
 
         kv_loop = self._kv_loop(
             lambda tile: loop(plan.columns // MMA_TILE, lambda g: column_group(tile, g), name="group")
         )
-        ends = [part for s in self.reductions for part in self._finish(s)]
-        ends += [part for s in self.sums for part in (self._write_output(s), barrier())]
+        results = [part for s in self.reductions for part in self._finish(s)]
+        # The barrier: the next output goes through the same shared memory.
+        results += [part for s in self.sums for part in (self._write_output(s), barrier())]
         return block(
-            [*starts, *kv_loop, *ends], [*(p.acc for p in self.reductions.values()), *self.sums.values(), self.scale]
+            [*starts, *kv_loop, *results], [*(p.acc for p in self.reductions.values()), *self.sums.values(), self.scale]
         )
 
     # -- K/V tiles ---------------------------------------------------------------------------------------------------
 
     def _kv_loop(self, body: Any) -> list[Stmt]:
-        """``body`` for each K/V tile, while the next one is prefetched by ``cp.async``."""
+        """``body`` for each K/V tile, while the next is prefetched by ``cp.async``."""
         plan, state = self.state.plan, self.state
         first_tile, end = self._tile_range()
 
@@ -93,22 +99,23 @@ class _PassWriter:
             for start, b_tile in {
                 start: plan.b_operands[s] for s, start in plan.tile_offsets(self.kv_pass).items()
             }.items():
-                layout, where = b_tile.layout(plan.columns), b_tile.place(state.batch, tile * plan.columns)
+                layout, origin = b_tile.layout(plan.columns), b_tile.tile_origin(state.batch, tile * plan.columns)
                 begin = self._stage_offset(tile) + start
                 copies.append(
-                    copy_tile_async(state.memory, begin, layout, b_tile.operand, where, state.thread, threads)
+                    copy_tile_async(state.memory, begin, layout, b_tile.operand, origin, state.thread, threads)
                 )
             return seq([tirx.IfThenElse(tile < end, seq(copies), None), ptx.commit_group()])
 
         def iteration(n: Expr) -> Stmt:
             tile = first_tile + n
-            # One barrier: what arrived is seen by all, and all are done with the stage that is filled next.
+            # A single barrier: what arrived is seen by all, and all are done with the stage that is filled next.
             return seq([ptx.wait_group(0), barrier(), prefetch(tile + 1), body(tile)])
 
         tiles = end - first_tile
         tile_loop = (
             dynamic_loop(tiles, iteration, "turn") if plan.masked else loop(int(tiles.value), iteration, name="turn")
         )
+        # The last barrier: the next pass, or the epilogue, overwrites the tiles that slower warps still read.
         return [prefetch(first_tile), tile_loop, ptx.wait_group(0), barrier()]
 
     def _tile_range(self) -> tuple[Expr, Expr]:
@@ -166,7 +173,10 @@ class _PassWriter:
             fragment_loads += (
                 [] if stage in state.a_fragments else [a_tile.load(a_fragment, state.warp, state.warp.row, k)]
             )
-            mma = lambda j: ptx.mma((sums, j * 4), a_fragment, (b, j * 2), state.plan.dtype)  # noqa: E731
+
+            def mma(j: Expr) -> Stmt:
+                return ptx.mma((sums, j * 4), a_fragment, (b, j * 2), state.plan.dtype)
+
             return seq([*fragment_loads, unrolled(2, mma, "j")])
 
         return seq([clear(sums), unrolled(stage.depth // MMA_TILE, step, "k")])
@@ -184,9 +194,10 @@ class _PassWriter:
     def _elementwise(self, stage: Stage, start: Expr, element: Expr) -> Stmt:
         thread_row, column, _ = self._coords(start, element)
         row_indices = [*self.state.row_indices(thread_row), column]
-        made = point_stores(self.state.ctx, [stage], row_indices, {}, [stage])
+        stmt = point_stores(self.state.ctx, [stage], row_indices, {}, [stage])
+        # Past the last column a score stage gives 0: P @ V multiplies all 16 columns, and V's are zeros there.
         blank = store(self.state.fragments[stage.buffer], tirx.const(0, "float32"), element)
-        return self._guarded(column, self.state.to_registers(made, thread_row, element), blank)
+        return self._guarded(column, self.state.to_registers(stmt, thread_row, element), blank)
 
     # -- reductions ------------------------------------------------------------------------------------------------
 
@@ -199,6 +210,7 @@ class _PassWriter:
         """Adds 16 columns: the thread's 4 terms of a row are combined by a tree, then added to its partial result."""
         reduction = self.reductions[stage]
 
+        # Past the last column the term is the neutral element, so that the tree has the same form in every group.
         def load_term(element: Expr) -> Stmt:
             thread_row, column, lane = self._coords(start, element)
             slot, point = TERMS + thread_row * PARTIALS + lane, ScalarWriter(self.state.ctx.virtual)
@@ -233,6 +245,7 @@ class _PassWriter:
 
         def row(thread_row: Expr) -> Stmt:
             save_old_max = store(self.scale, load(row_max, thread_row), thread_row)
+            # In the first group the old max is the start value, far below: exp is 0, and so is what it multiplies.
             rescale = tirx.exp(load(self.scale, thread_row) - load(row_max, thread_row))
             return seq([save_old_max, *self._combine_row(stage, thread_row), store(self.scale, rescale, thread_row)])
 
@@ -242,8 +255,14 @@ class _PassWriter:
 
     def _rescale(self) -> list[Stmt]:
         """Multiplies row sums and output accumulators by their rows' ``scale``."""
-        multiply = lambda acc, i, thread_row: store(acc, load(acc, i) * load(self.scale, thread_row), i)  # noqa: E731
-        row_of = lambda i: tirx.floormod(tirx.floordiv(i, i64(2)), i64(2))  # noqa: E731
+
+        def multiply(acc: Any, i: Expr, thread_row: Expr) -> Stmt:
+            return store(acc, load(acc, i) * load(self.scale, thread_row), i)
+
+        def row_of(i: Expr) -> Expr:
+            return tirx.floormod(tirx.floordiv(i, i64(2)), i64(2))
+
+        # The row max is no sum: it has the new value already.
         reductions = [p.acc for s, p in self.reductions.items() if s is not self.kv_pass.row_max]
         parts = [unrolled(2, lambda i, acc=acc: multiply(acc, i, i), "half") for acc in reductions]
         return [
@@ -252,21 +271,22 @@ class _PassWriter:
         ]
 
     def _finish(self, stage: Stage) -> list[Stmt]:
-        ends = [
+        combined = [
             unrolled(2, lambda thread_row: seq(self._combine_row(stage, thread_row)), "half"),
             *self._store_row_value(stage),
         ]
         if stage is not self.kv_pass.row_sum:
-            return ends
-        inverse = lambda thread_row: tirx.const(1, "float32") / load(self.state.row_values[stage.buffer], thread_row)  # noqa: E731
-        return [
-            *ends,
-            unrolled(2, lambda thread_row: store(self.scale, inverse(thread_row), thread_row), "half"),
-            *self._rescale(),
-        ]
+            return combined
+
+        def store_inverse(thread_row: Expr) -> Stmt:
+            inverse = tirx.const(1, "float32") / load(self.state.row_values[stage.buffer], thread_row)
+            return store(self.scale, inverse, thread_row)
+
+        # A division a row and a product an element: a division of each element of O would take many times as long.
+        return [*combined, unrolled(2, store_inverse, "half"), *self._rescale()]
 
     def _store_row_value(self, stage: Stage) -> list[Stmt]:
-        """Stores a row value that is needed after the launch: by one of the 4 threads."""
+        """Stores a row value that is needed after the launch: by the first of the 4 threads."""
         state = self.state
         if stage.buffer in state.plan.kv_plan.memory.regions:
             return []
@@ -283,7 +303,7 @@ class _PassWriter:
     # -- output products -----------------------------------------------------------------------------------------------
 
     def _accumulate(self, stage: Stage, tile: Expr, g: Expr) -> Stmt:
-        """Adds P @ V of 16 columns. P is split into high + low halves: one half would round away float32 bits."""
+        """Adds P @ V of 16 columns. P is split into high + low halves: a single half would round away float32 bits."""
         state, sums = self.state, self.sums[stage]
         p_high, p_low, b = (state.operands["a"], state.operands["low"], state.operands["b"])
         b_tile, probs = (self._b_tile(stage, tile), state.fragments[state.plan.kv_plan.products[stage].a.source])

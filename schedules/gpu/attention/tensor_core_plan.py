@@ -2,8 +2,8 @@
 
 It takes the passes of ``kv_tiled`` if all operands are bfloat16 or all float16. A warp has 16 rows; scores are made 16
 columns at a time in registers. Probs go to P @ V as two halves, high and low, so that no float32 value is rounded to a
-half. K and V tiles come through shared memory, one ahead. The order of every sum follows from the columns and k alone:
-neither the rows of a block nor the columns of a tile change a bit.
+half. K and V tiles come through shared memory, a tile ahead. The order of every sum follows from the columns and k
+alone: neither the rows of a block nor the columns of a tile change a bit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...tir.builder import Expr, Stmt, i64, seq, unravel
 from ...tir.context import NestContext
 from ...tir.contraction import half_load
 from ...tir.stages import Stage
+from ..threads.async_pipeline import EPILOGUE_PADDING
 from ..threads.half_operands import HalfOperand
 from ..threads.launch import launch, registers, shared
 from ..threads.mma_fragments import Layout, warp_of
@@ -33,16 +34,21 @@ from .shared_memory import MIN_BLOCKS
 from .tensor_core import STAGES, write_pass
 from .warp_state import WarpState, load_a_operands
 
-WARP_ROWS = 16  # rows of a warp: those of one mma.m16n8k16
-WARPS = (4, 2, 1)  # warps of a block, most first. Chosen, not measured: more warps share a K/V tile
-COLUMNS = (64, 32, 16)  # score columns of a K/V tile, most first. Chosen, not measured: more columns, fewer barriers
-MAX_HELD_REGISTERS = 96  # registers of a thread for accumulators and Q fragments. Chosen, not measured: too many spill
+WARP_ROWS = 16  # rows of a warp: those of mma.m16n8k16
+# Warps of a block, most first. Chosen, not measured: more of them share a K/V tile, fewer leave more blocks.
+WARPS = (4, 2, 1)
+# Score columns of a K/V tile, most first. Chosen, not measured: more columns are fewer barriers and more shared memory.
+# No order of sums depends on them: groups of 16 columns are summed in order.
+COLUMNS = (64, 32, 16)
+# Registers of a thread for accumulators and Q fragments, of 255. Chosen, not measured: if it is too large, registers
+# spill to memory; if too small, Q is read again from shared memory for each group of columns.
+MAX_HELD_REGISTERS = 96
 
 
 @attrs.frozen(eq=False)
 class StreamedOperand:
     """A K or V operand, streamed by score columns of ``inner`` elements: of a product that makes scores, or
-    (``by_columns``) of one that sums over them."""
+    (``by_columns``) of a product that sums over them."""
 
     operand: HalfOperand
     by_columns: bool
@@ -51,17 +57,18 @@ class StreamedOperand:
     def layout(self, columns: int) -> Layout:
         return Layout(self.inner, True, columns) if self.by_columns else Layout(columns, False, self.inner)
 
-    def place(self, batch: Expr, column: Expr) -> tuple[Expr, Expr, Expr]:
+    def tile_origin(self, batch: Expr, column: Expr) -> tuple[Expr, Expr, Expr]:
         """Batch, row and k of the tile that begins at ``column``."""
         return (batch, i64(0), column) if self.by_columns else (batch, column, i64(0))
 
     def reads_same(self, other: StreamedOperand) -> bool:
-        """Are both the same elements of one tensor?"""
+        """Are both the same elements of the same tensor?"""
         return self.inner == other.inner and structural_equal(self._element(), other._element())
 
     def _element(self) -> Expr:
-        line, depth = (_INNER, _COLUMN) if self.by_columns else (_COLUMN, _INNER)
-        return self.operand.element(_BATCH, line, depth)
+        # Written in shared variables, by column and inner index: K of Q K^T and K of dS K are then the same expression.
+        mn, k = (_INNER, _COLUMN) if self.by_columns else (_COLUMN, _INNER)
+        return self.operand.element(_BATCH, mn, k)
 
 
 _BATCH, _COLUMN, _INNER = (tirx.Var(name, "int64") for name in ("batch", "column", "inner"))
@@ -108,7 +115,7 @@ class TensorCorePlan:
         return sum(self.rows * s.depth for s in self.a_operands)
 
     def tile_offsets(self, kv_pass: Pass) -> dict[Any, int]:
-        """Where in a stage the tile of each product of a pass lies: products of the same elements have one."""
+        """Where in a stage the tile of each product of a pass lies: products of the same elements share it."""
         offsets, end = {}, 0
         for stage in (s for s in kv_pass.steps if s in self.b_operands):
             b = self.b_operands[stage]
@@ -134,20 +141,26 @@ class TensorCorePlan:
     @property
     def shared_elements(self) -> int:
         """Shared memory of a block, in elements of 2 bytes. The output tile (float32) reuses the operands' memory."""
-        ends = max(self.rows * (self.b_operands[s].inner + 8) * 2 for s in self.output_products)
-        return max(self.a_elements + STAGES * self.stage_elements, ends)
+        # A float32 is two 16-bit elements. The output tile is laid out by write_tile.
+        output_elements = max(
+            self.rows * (self.b_operands[s].inner + EPILOGUE_PADDING) * 2 for s in self.output_products
+        )
+        return max(self.a_elements + STAGES * self.stage_elements, output_elements)
 
     @property
     def holds_a(self) -> bool:
         """Do the row operands stay in registers? Else they are loaded from shared memory for each use."""
+        # Of 16 rows a warp's thread has 1/32: inner / 2 float32 of O, and depth / 4 registers of two halves of Q.
         sums = sum(self.b_operands[s].inner // 2 for s in self.output_products)
         return sums + sum(s.depth // 4 for s in self.a_operands) <= MAX_HELD_REGISTERS
 
 
-def tensor_core_nest(ctx: NestContext, stages: Sequence[Stage], folds: bool = True) -> tuple[int, Stmt] | None:
+def tensor_core_nest(
+    ctx: NestContext, stages: Sequence[Stage], needs_reduction: bool = True
+) -> tuple[int, Stmt] | None:
     """As ``resident.attention_nest``, for operands of one 16-bit dtype, k and output columns multiples of 16, at least
     16 rows and columns. In float16 only probs are known not to overflow, so gradients are not taken."""
-    group = read_group(ctx, stages, folds)
+    group = read_group(ctx, stages, needs_reduction)
     kv_plan = read_kv_tiled(ctx, group.fused, group.products) if group is not None and group.is_tiled else None
     if group is None or kv_plan is None or min(group.rows, kv_plan.extent) < WARP_ROWS:
         return None
@@ -161,6 +174,8 @@ def _read_plan(kv_plan: KvTiledPlan) -> TensorCorePlan | None:
     for stage, product in kv_plan.products.items():
         is_output = stage not in kv_plan.score_stages
         b = _operand(kv_plan, stage, product.b, product.columns)
+        # K must be contiguous along k and V along the output columns, as the tiles' layouts have them. Operands in
+        # another order go to the float32 launches.
         if b is None or b.mn_major != is_output:
             return None
         b_operands[stage] = StreamedOperand(b, is_output, product.n if is_output else stage.depth)
@@ -178,8 +193,8 @@ def _read_plan(kv_plan: KvTiledPlan) -> TensorCorePlan | None:
 
 def _operand(kv_plan: KvTiledPlan, stage: Stage, value: Expr, axes: Any) -> HalfOperand | None:
     read = half_load(value)
-    made = {b for s in kv_plan.fused.stages for b in s.writes} | {*kv_plan.ctx.virtual.stages}
-    if read is None or read.source in made:
+    produced = {b for s in kv_plan.fused.stages for b in s.writes} | {*kv_plan.ctx.virtual.stages}
+    if read is None or read.source in produced:
         return None
     return HalfOperand(read, kv_plan.products[stage].contraction.batch, tuple(axes), stage.reduce)
 
@@ -187,10 +202,12 @@ def _operand(kv_plan: KvTiledPlan, stage: Stage, value: Expr, axes: Any) -> Half
 def _is_supported(kv_plan: KvTiledPlan) -> bool:
     """Are all intermediates float32, do output products end the last pass, and do epilogues read no reduction?"""
     *first, _ = kv_plan.passes
+    # An output goes through the shared memory in which the row operands are, and a later pass would still need these.
     if any(s in kv_plan.products for p in first for s in p.results):
         return False
     reductions = {s.buffer for p in kv_plan.passes for s in p.results if s not in kv_plan.products}
-    epilogues = [m for maps in kv_plan.epilogues.values() for m in maps]
+    epilogues = [m for epilogue in kv_plan.epilogues.values() for m in epilogue]
+    # Epilogues run on elements in another order of threads than that in which row values lie in registers.
     if any(r.buffer in reductions for m in epilogues for r in reads_of(kv_plan.ctx, m)):
         return False
     resident = [*(s.buffer for s in kv_plan.score_stages), *reductions]
@@ -205,6 +222,7 @@ def _fits_range(kv_plan: KvTiledPlan, dtype: str) -> bool:
 
 def _choose_tile(plan: TensorCorePlan, heads: int, rows: int) -> TensorCorePlan | None:
     """The most warps that leave enough blocks, and the most columns that then fit."""
+    # Warps first: they share the loads of K and V. Fewer columns only cost barriers.
     for warps in WARPS:
         count = WARP_ROWS * warps
         if warps > 1 and (count >= 2 * rows or heads * -(-rows // count) < MIN_BLOCKS):
@@ -220,8 +238,10 @@ def _launch(plan: TensorCorePlan, batch: Sequence[int], total_rows: int) -> Stmt
     groups, tile, kv_plan = -(-total_rows // plan.rows), plan.tile(16), plan.kv_plan
     memory = shared([plan.shared_elements], "uint16", "tile")
     first_users = {region: b for b, (region, _) in reversed([*kv_plan.memory.regions.items()])}
-    made = {region: registers([8], "float32", b.name) for region, b in first_users.items()}
-    fragments = {s.buffer: made[kv_plan.memory.regions[s.buffer][0]] for p in kv_plan.passes for s in p.score_stages}
+    region_registers = {region: registers([8], "float32", b.name) for region, b in first_users.items()}
+    fragments = {
+        s.buffer: region_registers[kv_plan.memory.regions[s.buffer][0]] for p in kv_plan.passes for s in p.score_stages
+    }
     reductions = [s for p in kv_plan.passes for s in p.results if s not in kv_plan.products]
     row_values = {s.buffer: registers([2], "float32", s.buffer.name) for s in reductions}
     a_fragments = {s: registers([s.depth // 4], "uint32", "left") for s in plan.a_operands if plan.holds_a}
@@ -229,19 +249,14 @@ def _launch(plan: TensorCorePlan, batch: Sequence[int], total_rows: int) -> Stmt
 
     def body(index: Expr, thread: Expr) -> Stmt:
         *heads, group = unravel(index, [*batch, groups])
-        group = i64(groups - 1) - group if plan.masked == LATER else group  # those that take longest begin first
+        # Blocks of the last queries have the most keys and begin first: begun last, they would run alone at the end.
+        group = i64(groups - 1) - group if plan.masked == LATER else group
         batch_index = tirx.floordiv(index, i64(groups)) if groups > 1 else index
-        state = WarpState(
-            plan, memory, thread, warp_of(tile, thread), heads, batch_index, group * plan.rows, total_rows, fragments,
-            row_values, a_fragments, operand_registers,
-        )  # fmt: skip
-        allocated = [
-            *dict.fromkeys(fragments.values()),
-            *row_values.values(),
-            *a_fragments.values(),
-            *operand_registers.values(),
-        ]
-        makes = [tirx.AllocBuffer(b) for b in (memory, *allocated)]
-        return seq([*makes, *load_a_operands(state), *(write_pass(state, kv_pass) for kv_pass in kv_plan.passes)])
+        warp, first_row = warp_of(tile, thread), group * plan.rows
+        held = fragments, row_values, a_fragments, operand_registers
+        state = WarpState(plan, memory, thread, warp, heads, batch_index, first_row, total_rows, *held)
+        buffers = [memory, *dict.fromkeys(b for by_name in held for b in by_name.values())]
+        allocations = [tirx.AllocBuffer(b) for b in buffers]
+        return seq([*allocations, *load_a_operands(state), *(write_pass(state, kv_pass) for kv_pass in kv_plan.passes)])
 
     return launch(prod(batch) * groups, tile.threads, body)

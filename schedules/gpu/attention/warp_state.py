@@ -1,4 +1,8 @@
-"""What a warp of a tensor-core attention launch holds: its rows, its fragments, and the registers of its row values."""
+"""What a warp of a tensor-core attention launch holds: its rows, its fragments, and the registers of its row values.
+
+A warp has 16 rows. A thread has two of them, 8 apart, and a quarter of their columns, as mma.m16n8k16 lays accumulators
+out. Stages are written for memory; ``to_registers`` redirects their accesses to registers. It orders no sums.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ class WarpState:
         return self.first_row + self.warp.row + tirx.floordiv(self.warp.lane, i64(4)) + thread_row * 8
 
     def row_indices(self, thread_row: Expr) -> list[Expr]:
-        """Batch and row. Past the last row it is the last one: it is read again, but its store is guarded."""
+        """Batch and row. Past the last row it is the last: it is read again, but its store is guarded."""
         row = self.row(thread_row)
         return [*self.heads, tirx.Min(row, i64(self.total_rows - 1)) if self.total_rows % self.plan.rows else row]
 
@@ -74,8 +78,11 @@ def load_a_operands(state: WarpState) -> list[Stmt]:
     copies, loads = [], []
     for stage, operand in plan.a_operands.items():
         start, layout = i64(plan.a_offsets[stage]), plan.a_layout(stage)
-        where = state.batch, state.first_row, i64(0)
-        copies.append(copy_tile_async(state.memory, start, layout, operand, where, state.thread, plan.tile(16).threads))
+        origin = state.batch, state.first_row, i64(0)
+        copies.append(
+            copy_tile_async(state.memory, start, layout, operand, origin, state.thread, plan.tile(16).threads)
+        )
+        # Loaded once: Q is the same for every tile, so its fragments stay if there are registers for them.
         if stage in state.a_fragments:
 
             def load_fragment(k: Expr, s: Stage = stage) -> Stmt:

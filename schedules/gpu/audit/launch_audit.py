@@ -22,8 +22,19 @@ from .warp_interpreter import LaneValues, WarpInterpreter
 
 MIB = 1 << 20
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
-FUNCTIONS = ("fma", "fmaf", "tirx.exp", "tirx.log", "tirx.sqrt", "tirx.tanh", "tirx.pow", "tirx.sigmoid", "tirx.sin",
-             "tirx.cos", "tirx.erf")  # fmt: skip
+FUNCTIONS = (
+    "fma",
+    "fmaf",
+    "tirx.exp",
+    "tirx.log",
+    "tirx.sqrt",
+    "tirx.tanh",
+    "tirx.pow",
+    "tirx.sigmoid",
+    "tirx.sin",
+    "tirx.cos",
+    "tirx.erf",
+)
 # A launch of MIN_WORK elements read or written and of MIN_RESULTS results must have MIN_BLOCKS blocks, about half as
 # many as a GPU has multiprocessors. Chosen, not measured. If a number is wrong, so are faults in the report; programs
 # stay.
@@ -51,7 +62,7 @@ class Audit:
     ``serial``   iterations of a thread in its deepest loop nest
     ``shared``   bytes of shared memory of a block
     ``bytes``    moved of all operands
-    ``flops``    arithmetic operations on floats, a function counts as one
+    ``flops``    arithmetic operations on floats, a function counts as 1
     ``work``     elements that all threads read or write
     ``results``  elements written
     ``operands`` the largest first
@@ -200,7 +211,7 @@ class _LaunchWalker:
         self.iterations //= max(extent, 1)
 
     def _branch(self, node: Any) -> None:
-        """Both branches count: one that only some lanes take, for these lanes; for all lanes where data decides."""
+        """Both branches count: for the lanes that take them, or for all lanes where data decides."""
         self.expr(node.condition)
         active, share = self.warp.active, self.active_share
         taken = self.warp.mask(node.condition)
@@ -258,9 +269,16 @@ class _LaunchWalker:
         written = [_elements([a for a in s if a.is_store], all_threads, size[b]) for b, s in by_buffer.items()]
         work = round(sum(a.per_thread for a in self.accesses) * all_threads)
         return Audit(
-            blocks, threads, self.serial, self.shared, sum(o.bytes for o in operands),
-            round(self.flops * all_threads), work, max(written, default=0), tuple(operands),
-        )  # fmt: skip
+            blocks,
+            threads,
+            self.serial,
+            self.shared,
+            sum(o.bytes for o in operands),
+            round(self.flops * all_threads),
+            work,
+            max(written, default=0),
+            tuple(operands),
+        )
 
 
 def _is_global(buffer: Any) -> bool:

@@ -52,7 +52,8 @@ def _constant(value: int) -> Any:
     return np.full(LANES, value, dtype=np.int64)
 
 
-# Both branches of a condition are computed for all lanes: a divisor that is 0 only in the untaken one must not raise.
+# Both branches of a condition are computed for all lanes: a divisor that is 0 only in the branch not taken must not
+# raise.
 def _divide(a: Any, b: Any) -> Any:
     return a // np.where(b == 0, 1, b)
 
@@ -68,9 +69,12 @@ _BINARY: dict[Any, Callable[[Any, Any], Any]] = {
     tirx.NE: np.not_equal, tirx.And: np.logical_and, tirx.Or: np.logical_or,
 }  # fmt: skip
 _CALLS: dict[str, Callable[[Any, Any], Any]] = {
-    "tirx.bitwise_and": np.bitwise_and, "tirx.bitwise_or": np.bitwise_or, "tirx.bitwise_xor": np.bitwise_xor,
-    "tirx.shift_left": np.left_shift, "tirx.shift_right": np.right_shift,
-}  # fmt: skip
+    "tirx.bitwise_and": np.bitwise_and,
+    "tirx.bitwise_or": np.bitwise_or,
+    "tirx.bitwise_xor": np.bitwise_xor,
+    "tirx.shift_left": np.left_shift,
+    "tirx.shift_right": np.right_shift,
+}
 
 
 class WarpInterpreter:
@@ -82,9 +86,10 @@ class WarpInterpreter:
         self.active = np.ones(LANES, dtype=bool)
 
     def bind_thread(self, var: Any, tag: str, extent: int, inner_threads: int) -> None:
-        """An axis of the grid: of blocks, the one in the middle; of threads, ``inner_threads`` of the axes bound before
+        """An axis of the grid: of blocks, the middle; of threads, ``inner_threads`` of the axes bound before
         make a step of this."""
         if tag.startswith("blockIdx"):
+            # The middle of the grid, where no guard of an edge cuts lanes off.
             self.variables[var] = (_constant(extent // 2), None)
             return
         lanes = np.arange(LANES, dtype=np.int64)
@@ -95,6 +100,7 @@ class WarpInterpreter:
         self.variables[var] = self._evaluate(value)
 
     def store(self, buffer: Any, indices: Sequence[Any], value: Any) -> None:
+        # Only integers are followed: no index is made of floats.
         if "float" not in str(buffer.dtype):
             self.registers[buffer] = self._evaluate(value)
 
@@ -107,7 +113,7 @@ class WarpInterpreter:
         return None if data is not None else numbers != 0
 
     def offset(self, buffer: Any, indices: Sequence[Any]) -> LaneValues:
-        """The place of an access, in elements from the buffer's beginning."""
+        """The offset of an access, in elements from the buffer's beginning."""
         offset, data = _constant(0), None
         for index, extent in zip(indices, shape_of(buffer), strict=True):
             numbers, index_data = self._evaluate(index)
@@ -164,7 +170,7 @@ class WarpInterpreter:
 def _joint_data(a: Any, b: Any) -> Any:
     """The ids of what depends on both: equal for two lanes if both ids are equal.
 
-    The pair is hashed into one number with a large odd factor. Two pairs that collide would count as the same data,
+    The pair is hashed into a number with a large odd factor. Two pairs that collide would count as the same data,
     which can change a stride in the report and no program.
     """
     if a is None or b is None:

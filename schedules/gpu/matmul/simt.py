@@ -65,13 +65,15 @@ def matmul_launch(ctx: NestContext, contraction: Contraction, epilogue: Sequence
     """The launch of a matmul and the elementwise stages of its epilogue."""
     c, dtype = contraction, str(contraction.stage.buffer.dtype)
     tile = choose_tile(c.m, c.n, c.k, c.count, 4 if dtype == "float32" else 8)
-    # Past the end of k, 0 of A meets -0 of B: their product, -0, leaves every sum as it is, a sum of -0 too.
+    # Past the end of k, 0 of A meets -0 of B: their product, -0, leaves every sum as it is, a sum of -0 too. With 0 on
+    # both sides a sum of -0 would become 0, and so differ from the CPU's.
     a = tile_loader(ctx, c, c.a, c.rows, tile.bm, tile.bk, tile.threads, 0.0)
     b = tile_loader(ctx, c, c.b, c.columns, tile.bn, tile.bk, tile.threads, -0.0)
     acc = registers([tile.tm * tile.tn], dtype, "sums")
     # Rows of `out` are padded by an element: threads that store to a column of several rows have different banks.
     out = shared([tile.threads_m * (tile.bn + 1)], dtype, "out")
     matmul = SimtMatmul(ctx, c, tuple(epilogue), tile, a, b, acc, out)
+    # Rows innermost: blocks that run at the same time then share columns of B, which L2 keeps.
     grid = [c.count, -(-c.n // tile.bn), -(-c.m // tile.bm)]
     return launch(grid[0] * grid[1] * grid[2], tile.threads, lambda p, t: _block(matmul, unravel(p, grid), t))
 
@@ -106,8 +108,9 @@ def _compute_guard(matmul: SimtMatmul, thread: Expr) -> list[Expr]:
 
 
 def thread_coords(tile: SimtTile, thread: Expr) -> tuple[Expr, Expr]:
-    """The thread's place among the tile's ``threads_m`` by ``threads_n`` threads."""
+    """The thread's row and column among the tile's ``threads_m`` by ``threads_n`` threads."""
     rows, columns = WARP_SHAPE
+    # Thin tiles have no room for a warp of that shape: their threads are numbered row by row.
     if tile.threads_m % rows or tile.threads_n % columns:
         return tuple(unravel(thread, [tile.threads_m, tile.threads_n]))
     warp_m, warp_n, y, x = unravel(thread, [tile.threads_m // rows, tile.threads_n // columns, rows, columns])
@@ -125,12 +128,15 @@ def multiply_tile(matmul: SimtMatmul, buffer: int, thread: Expr) -> Stmt:
         return store(matmul.acc, fma(load(a_fragment, i), load(b_fragment, j), load(matmul.acc, e)), e)
 
     def step(k: Expr) -> Stmt:
-        return seq([
-            *_load_fragment(a_fragment, matmul.a, buffer, k, thread_m, tile.threads_m),
-            *_load_fragment(b_fragment, matmul.b, buffer, k, thread_n, tile.threads_n),
-            unrolled(tile.tm, lambda i: unrolled(tile.tn, lambda j: multiply_add(i, j), "j"), "i"),
-        ])  # fmt: skip
+        return seq(
+            [
+                *_load_fragment(a_fragment, matmul.a, buffer, k, thread_m, tile.threads_m),
+                *_load_fragment(b_fragment, matmul.b, buffer, k, thread_n, tile.threads_n),
+                unrolled(tile.tm, lambda i: unrolled(tile.tn, lambda j: multiply_add(i, j), "j"), "i"),
+            ]
+        )
 
+    # Unrolled over the k tile: the compiler can then load the next fragments while it multiplies these.
     return block([unrolled(tile.bk, step, "k")], [a_fragment, b_fragment])
 
 
@@ -149,6 +155,7 @@ def _load_fragment(fragment: Any, loader: TileLoader, buffer: int, k: Expr, thre
 
 def vector_width(count: int, dtype: str) -> int:
     """Elements of ``count`` that are read at once: 16 bytes at most."""
+    # Of 8-byte elements two: 16 bytes are the widest load of shared memory.
     return min(count, 4 if dtype == "float32" else 2)
 
 
@@ -181,6 +188,8 @@ def _epilogue(matmul: SimtMatmul, batch: dict[Any, Expr], origin: tuple[Expr, Ex
         flat = s * tile.threads + thread
         row_major = unravel(flat, [tile.threads_m, tile.bn])
         column_major = unravel(flat, [tile.bn, tile.threads_m])[::-1]
+        # Neighbouring threads take neighbours of the result's memory: along its rows, or along columns if it is stored
+        # transposed. Else each store of a warp would touch 32 sectors.
         out_row, column = column_major if _is_stored_transposed(matmul.contraction) else row_major
         row = tile_coord(i, out_row, tile.threads_m, vector_width(tile.tm, dtype))
         guard = [flat < i64(total)] if total % tile.threads else []
@@ -189,6 +198,7 @@ def _epilogue(matmul: SimtMatmul, batch: dict[Any, Expr], origin: tuple[Expr, Ex
 
     def row(i: Expr) -> Stmt:
         finished = loop(-(-total // tile.threads), lambda s: finish(i, s), name="s")
+        # The first barrier: the rows are complete. The second: they have been read, and the next may overwrite them.
         return seq([stage_row(i), barrier(), finished, barrier()])
 
     return unrolled(tile.tm, row, "i")

@@ -11,7 +11,7 @@ import attrs
 
 from ..threads.launch import WARP
 
-# The cost model of a nominal GPU: round numbers of recent cards, chosen, not measured. One library serves every card.
+# The cost model of a nominal GPU: round numbers of recent cards, chosen, not measured. A library serves every card.
 # If a number is wrong, a slower tile is chosen; bits stay.
 CONCURRENT_BLOCKS = 128  # blocks that fill the GPU: about as many as it has multiprocessors
 FMAS_PER_CYCLE = 128  # multiply-adds of a multiprocessor a cycle
@@ -49,9 +49,12 @@ class SimtTile:
     @property
     def threads(self) -> int:
         """Threads of a block: all load, the first ``compute_threads`` of them multiply."""
+        # 128 loaders, chosen: in a small tile few threads multiply, and these alone would have too few loads in flight.
         return max(128, self.compute_threads)
 
 
+# From most reuse of an operand to most blocks: large tiles load less for each multiply-add, small ones still make
+# enough blocks of a small product. Thin tiles are deeper in k, so that a barrier does not come after little work.
 TILES = (
     SimtTile(128, 128, 8, 8, 8), SimtTile(128, 64, 16, 8, 4), SimtTile(64, 128, 16, 4, 8), SimtTile(64, 64, 16, 4, 4),
     SimtTile(32, 64, 32, 4, 2), SimtTile(64, 32, 32, 2, 4), SimtTile(32, 32, 32, 2, 2), SimtTile(16, 64, 32, 2, 2),

@@ -3,7 +3,7 @@
 Takes a contraction of 16-bit tensors into float32 with its epilogue. A block computes a tile of the result with a
 multistage pipeline of ``cp.async`` copies (``async_pipeline.py``); the epilogue goes through shared memory.
 
-The order of a sum follows from its k alone: it is the sum, in order, of the sums of its slices (``slice_k``). One block
+The order of a sum follows from its k alone: it is the sum, in order, of the sums of its slices (``slice_k``). A block
 makes a tile's slices in series, or each slice is a block's and a second launch adds them. Inside a slice, instructions
 add in the order of k; inside an instruction NVIDIA does not specify the order.
 """
@@ -28,7 +28,9 @@ from ..threads.launch import launch, launch_per_point, registers, shared, unroll
 from ..threads.mma_fragments import accumulators_of, clear, fragments_of, warp_of
 from ..threads.mma_tiling import MmaTile, MmaTiling, choose_tiling
 
-MIN_K = 16  # k of an instruction: shorter contractions are left to the SIMT matmul
+# k of an instruction: shorter contractions are left to the SIMT matmul, whose sums have the CPU's bits. It decides
+# bits.
+MIN_K = 16
 
 
 @attrs.frozen(eq=False)
@@ -53,7 +55,7 @@ def mma_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | No
     operands = half_operands(c) if c is not None else None
     if c is None or operands is None or c.k < MIN_K or str(c.stage.buffer.dtype) != "float32":
         return None
-    # An inlined producer has no memory that cp.async could copy from.
+    # An inlined producer has no memory that cp.async could copy from: the SIMT matmul computes it as it loads.
     if any(operand.read.source in ctx.virtual.stages for operand in operands):
         return None
     epilogue = epilogue_stages(ctx, stages[0], stages[1:])
@@ -62,7 +64,7 @@ def mma_nest(ctx: NestContext, stages: Sequence[Stage]) -> tuple[int, Stmt] | No
 
 
 def _serial_split_k(matmul: TensorCoreMatmul) -> Stmt:
-    """One launch: each block makes all slices of its tile in turn, and adds them up in ``total``."""
+    """A launch: each block makes all slices of its tile in turn, and adds them up in ``total``."""
     c, tiling = matmul.contraction, matmul.tiling
 
     def body(block_index: Expr, thread: Expr) -> Stmt:
@@ -73,6 +75,8 @@ def _serial_split_k(matmul: TensorCoreMatmul) -> Stmt:
         def end_slice(step: Expr) -> list[Stmt]:
             if not split:
                 return []
+            # A slice ends where it would end as a block of its own, so that both forms of split-K add the same sums in
+            # the same order.
             is_full = tirx.EQ(tirx.floormod(step, i64(tiling.slice_steps)), i64(tiling.slice_steps - 1))
             is_last = tirx.any(is_full, tirx.EQ(step, i64(tiling.k_steps - 1)))
             return [tirx.IfThenElse(is_last, seq([_add(total, fragments.acc), clear(fragments.acc)]), None)]
@@ -89,6 +93,7 @@ def _serial_split_k(matmul: TensorCoreMatmul) -> Stmt:
 def _parallel_split_k(matmul: TensorCoreMatmul) -> Stmt:
     """Two launches: each block makes a slice of its tile, then a thread for each element adds the slices in order."""
     c, tiling = matmul.contraction, matmul.tiling
+    # Slices outermost: the threads of the second launch read neighbouring elements of the same slice, coalesced.
     partial = scratch([tiling.slices, c.count, c.m, c.n], "float32", "pieces")
 
     def body(block_index: Expr, thread: Expr) -> Stmt:
@@ -111,6 +116,8 @@ def _parallel_split_k(matmul: TensorCoreMatmul) -> Stmt:
         def add(k_slice: Expr) -> Stmt:
             return store(total, load(total, i64(0)) + load(partial, k_slice, batch, row, column), i64(0))
 
+        # The epilogue comes after the last slice: it is no sum, and an activation of a part is not a part of the
+        # activation.
         finished = _finish(matmul, batch)(row, column, load(total, i64(0)))
         return seq([tirx.AllocBuffer(total), clear(total), loop(tiling.slices, add), finished])
 
@@ -126,6 +133,7 @@ def _grid(matmul: TensorCoreMatmul) -> list[int]:
 
 def _matmul_block(matmul: TensorCoreMatmul, tile_coords: Sequence[Expr], thread: Expr) -> MatmulBlock:
     tile, (batch, tile_m, tile_n) = matmul.tile, tile_coords
+    # 16 bits of either dtype: the copies and ldmatrix move bits, and only mma.sync knows what they mean.
     memory = shared([tile.stage_halves * tile.stages], "uint16", "tile")
     row, column = tile_m * tile.rows, tile_n * tile.columns
     return MatmulBlock(tile, memory, thread, warp_of(tile, thread), row, column, batch, matmul.a, matmul.b)

@@ -22,6 +22,9 @@ from .launch import WARP, barrier, registers, unrolled
 from .mma_fragments import CHUNK, MMA_TILE, Fragments, Layout, SharedOperand, Warp, accumulator_coords, warp_mma
 from .mma_tiling import TILE_K, MmaTile
 
+# Floats between the rows of sums in the epilogue's shared memory: the 4 rows that half a warp stores to at once then
+# begin 8 banks apart. Without it rows of 32 columns would all begin in the same bank.
+EPILOGUE_PADDING = 8
 TileOrigin = tuple[Expr, Expr, Expr]  # of an operand's tile: its batch, its first row of A or column of B, its first k
 
 
@@ -71,8 +74,9 @@ def k_loop(
         return seq([tirx.IfThenElse(step < steps, copies, None), ptx.commit_group()])
 
     def iteration(step: Expr) -> Stmt:
-        # One barrier does both: after it all see the tiles that have arrived, and all are done with the stage that the
-        # next prefetch overwrites.
+        # A single barrier does both: after it all see the tiles that have arrived, and all are done with the stage that
+        # the next prefetch overwrites. The prefetch comes before the mma's, so that its copies run while these
+        # multiply.
         arrive = [ptx.wait_group(prefetch_distance - 1), barrier(), prefetch(step + prefetch_distance)]
         operands = [
             SharedOperand(block.shared, start, layout, letter == "a")
@@ -113,6 +117,8 @@ def copy_tile_async(
         source_mn, source_k = (mn + column * width, k + row) if layout.mn_major else (mn + row, k + column * width)
         guard = [source_mn < i64(extent_mn)] if extent_mn % layout.tile_mn else []
         guard += [source_k < i64(extent_k)] if extent_k % layout.tile_k else []
+        # Past the edges the copy is done with 0 source bytes, which fills zeros; a branch around it would leave an
+        # older tile.
         valid = tirx.all(*guard) if guard else tirx.const(True, "bool")
         source = tirx.address_of(operand.element(batch, source_mn, source_k))
         offset = start + layout.swizzled_offset(row, chunk) + in_chunk * width
@@ -129,8 +135,7 @@ def write_tile(block: BlockTile, acc: Any, m: int, n: int, element: Callable[[Ex
     column by column, so that stores to global memory coalesce. Each warp has its own slab: no barrier of the block.
     """
     tile, warp = block.tile, block.warp
-    # 8 floats of padding: the 4 rows that half a warp stores to at once then begin 8 banks apart.
-    pitch = tile.warp_columns + 8
+    pitch = tile.warp_columns + EPILOGUE_PADDING
     slab = tirx.floordiv(block.thread, i64(WARP)) * (MMA_TILE * pitch)
     matrices_n = tile.warp_columns // 8
 

@@ -49,6 +49,8 @@ class HalfOperand:
         """
         contiguous = (self.mn_axes if self.mn_major else self.k_axes)[-1]
         last = self.read.indices[-1]
+        # An index that is computed (a shift, a reversal) may leave neighbours apart or misaligned: then elements are
+        # copied singly.
         if not (isinstance(last, Var) and last.same_as(contiguous.var)):
             return 1
         if any(contiguous.var in variables(index) for index in self.read.indices[:-1]):

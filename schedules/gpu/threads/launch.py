@@ -18,8 +18,10 @@ from ...tir.rewrite import collect, rewrite
 
 WARP = 32  # threads of a warp, on every NVIDIA GPU
 # The next two are chosen, not measured on a GPU. They change speed, never bits.
-THREADS = 256  # threads of a block by default: 8 warps
-UNROLL = 8  # iterations of a loop that are unrolled together: as many loads of a thread are in flight
+# Threads of a block by default: 8 warps. Larger blocks wait longer at barriers, smaller blocks share less.
+THREADS = 256
+# Iterations of a loop that are unrolled together: as many loads of a thread are in flight. More of them take registers.
+UNROLL = 8
 
 
 def launch(blocks: int, threads: int, body: Callable[[Expr, Expr], Stmt]) -> Stmt:
@@ -90,6 +92,7 @@ def for_device(stmt: Stmt) -> Stmt:
     (``bfloat16.as_bits``)."""
     allocated = [node.buffer for node in collect(stmt, tirx.AllocBuffer)]
     unscoped = [b for b in allocated if b.scope() in ("", "global")]
+    # A buffer without a scope counts as global memory, which a thread would share with all others.
     local = {b: registers([int(e) for e in b.shape], str(b.dtype), b.name) for b in unscoped}
     return rewrite(stmt, [*_replace_buffers(local), (tirx.For, _serial), (Call, fused_as_c)])
 
@@ -108,7 +111,7 @@ def _replace_buffers(new: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def _serial(node: Any) -> Any:
-    """A vectorized or parallel loop of a CPU's schedule as a serial one."""
+    """A vectorized or parallel loop of a CPU's schedule as a serial loop."""
     if node.kind not in (tirx.ForKind.VECTORIZED, tirx.ForKind.PARALLEL):
         return node
     return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.SERIAL, node.body)
@@ -118,5 +121,6 @@ def fused_as_c(node: Any) -> Any:
     """LLVM's fused multiply-add as C's ``fma``; other calls as they are."""
     if node.op.name != "tirx.call_llvm_pure_intrin":
         return node
+    # Named, since NVRTC runs with -fmad=false: it fuses nothing by itself (``cuda/cubin.py``).
     dtype = str(node.ty.dtype)
     return tirx.call_pure_extern(dtype, {"float32": "fmaf", "float64": "fma"}[dtype], *node.args[-3:])

@@ -45,11 +45,12 @@ class Layout:
         """The first half of chunk ``chunk`` of row ``row``.
 
         All 32 banks are 8 chunks. ``ldmatrix`` reads a chunk of each of 8 rows: without a swizzle, rows of 8 chunks
-        and more would put all of them into one group of banks. So chunk' = (chunk + row / rows_per_sweep) mod chunks.
+        and more would put all of them into the same banks. So chunk' = (chunk + row / rows_per_sweep) mod chunks.
         For example, with 4 chunks a row (TILE_K 32) two rows fill the banks: rows 0 and 1 are not shifted, rows 2 and
-        3 by one chunk, and so on.
+        3 by a chunk, and so on.
         """
         rows_per_sweep = max(1, CHUNK // self.chunks)  # rows that fill all banks once
+        # A rotation, not CUTLASS's XOR: it stays within a row of any number of chunks, 6 of a head of 48 for example.
         shift = tirx.floormod(tirx.floordiv(row, i64(rows_per_sweep)), i64(min(CHUNK, self.chunks)))
         return (row * self.chunks + tirx.floormod(chunk + shift, i64(self.chunks))) * CHUNK
 
@@ -107,12 +108,14 @@ def warp_mma(tile: MmaTile, warp: Warp, fragments: Fragments, operands: Sequence
     matrices_m, matrices_n = tile.warp_rows // MMA_TILE, tile.warp_columns // MMA_TILE
 
     def step(k: Expr) -> Stmt:
-        # All fragments of this k first: each is then used by a whole row or column of instructions.
-        return seq([
-            unrolled(matrices_m, lambda i: a.load((fragments.a, i * 4), warp, warp.row + i * MMA_TILE, k)),
-            unrolled(matrices_n, lambda j: b.load((fragments.b, j * 4), warp, warp.column + j * MMA_TILE, k)),
-            unrolled(matrices_m, lambda i: unrolled(2 * matrices_n, lambda j: mma(i, j))),
-        ])  # fmt: skip
+        # All fragments of this k first: each is then used by a row or column of instructions, from registers.
+        return seq(
+            [
+                unrolled(matrices_m, lambda i: a.load((fragments.a, i * 4), warp, warp.row + i * MMA_TILE, k)),
+                unrolled(matrices_n, lambda j: b.load((fragments.b, j * 4), warp, warp.column + j * MMA_TILE, k)),
+                unrolled(matrices_m, lambda i: unrolled(2 * matrices_n, lambda j: mma(i, j))),
+            ]
+        )
 
     def mma(i: Expr, j: Expr) -> Stmt:
         first = (i * (2 * matrices_n) + j) * 4

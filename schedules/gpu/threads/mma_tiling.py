@@ -1,7 +1,7 @@
 """Tile sizes and split-K of a tensor-core matmul, chosen by a cost model from its shape.
 
-The shape alone decides, never the card: one library serves every GPU of a level. Long sums are split along k (split-K,
-as in CUTLASS: slices in series by one block, or in parallel by blocks of their own). Where slices begin follows from k
+The shape alone decides, never the card: a library serves every GPU of a level. Long sums are split along k (split-K,
+as in CUTLASS: slices in series by a block, or in parallel by blocks of their own). Where slices begin follows from k
 alone, because the order of a sum decides its bits; in series or in parallel changes speed only.
 """
 
@@ -11,16 +11,21 @@ import attrs
 
 from .launch import WARP
 
-TILE_K = 32  # k of a shared-memory tile: two instructions' k. It decides where slices may begin, and so bits.
-MAX_SHARED_HALVES = 24 * 1024  # 16-bit elements of shared memory a block: the 48 KiB that need no opt-in
-MAX_STAGES = 4  # buffers of the software pipeline: one is multiplied, three are being copied; chosen, not measured
+# k of a shared-memory tile: two instructions' k. It decides where slices may begin, and so bits.
+TILE_K = 32
+# 16-bit elements of shared memory a block: the 48 KiB that need no opt-in. It bounds the stages; no bit depends on it.
+MAX_SHARED_HALVES = 24 * 1024
+# Buffers of the software pipeline: a tile is multiplied, three are being copied. Chosen, not measured: fewer hide less
+# of the memory's latency, more only take shared memory.
+MAX_STAGES = 4
 
 # Split-K: a long sum over few tiles (the gradient of a weight) becomes enough blocks to fill a GPU. Chosen, not
-# measured. These numbers decide bits: another one is another order of sums.
+# measured. The first three numbers decide bits: another number is another order of sums.
 SPLIT_K_FROM = 1024  # k from which a sum is split
 MIN_SLICE_K = 512  # k of a slice at least
 MAX_SLICES = 16  # slices of a sum at most, so that adding them costs little
-MAX_PARTIAL_SUMS = 1 << 24  # float32 partial sums in global memory at most: 64 MiB; beyond that, slices are serial
+# float32 partial sums in global memory at most: 64 MiB. Beyond that slices are serial, with the same bits.
+MAX_PARTIAL_SUMS = 1 << 24
 
 
 @attrs.frozen
@@ -58,6 +63,8 @@ class MmaTile:
         return -(-m // self.rows) * -(-n // self.columns)
 
 
+# (rows, columns, warps along rows, warps along columns). Warps cut a tile near squares, so that their fragments are
+# used often. Of tiles of equal cost the first is taken.
 TILES = (
     MmaTile(128, 128, 2, 4),
     MmaTile(128, 64, 4, 2),
@@ -68,7 +75,7 @@ TILES = (
 )
 
 # The cost model of a nominal GPU: round numbers of recent cards, chosen, not measured. Its unit is the time of a single
-# element of the tile at one k step: 1/32 of a clock of a multiprocessor that does 1024 multiply-adds a clock. If a
+# element of the tile at a k step: 1/32 of a clock of a multiprocessor that does 1024 multiply-adds a clock. If a
 # number is wrong, a slower tile is chosen; bits stay.
 CONCURRENT_BLOCKS = 128  # blocks that run at once: about as many as the GPU has multiprocessors
 TILE_LINE_COST = 64  # loading a row of A or column of B of a tile from L2: 64 bytes at 32 a clock

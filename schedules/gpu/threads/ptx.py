@@ -1,7 +1,7 @@
 """PTX instructions that CUDA C has no intrinsic for: ``mma.sync``, ``ldmatrix``, ``cp.async``.
 
-Each is a device function in the kernel's text, of one instruction of inline assembly: PTX ISA 8.0, 9.7.9 (copies) and
-9.7.13 (matrices). Shared memory is a buffer of halves: ``offset`` counts 16-bit elements. Within one ``mma`` NVIDIA
+Each is a device function in the kernel's text, of an instruction in inline assembly: PTX ISA 8.0, 9.7.9 (copies) and
+9.7.13 (matrices). Shared memory is a buffer of halves: ``offset`` counts 16-bit elements. Within an ``mma`` NVIDIA
 does not specify the order of the sum.
 """
 
@@ -25,6 +25,7 @@ _CALL, _COPY, _MULTIPLY = "tirx.cuda.func_call", "copy_", "multiply_"
 OPERAND_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 # Two float32 a and b as high and low 16-bit parts; those of a in the lower half of a register, as fragments have them.
+# bfloat16 is cut off by a mask, not rounded: high is then finite for every finite a, and a - high is exact.
 _SPLIT = {
     "bfloat16": (
         "unsigned x = __float_as_uint(a), y = __float_as_uint(b);",
@@ -65,6 +66,8 @@ def ldmatrix(registers: tuple[Any, Expr], tile: Any, offset: Expr, transposed: b
     Thread t gives the address of row t % 8 of matrix t / 8, which begins at ``offset``, and gets elements 2 (t % 4) and
     the next of row t / 4 of each matrix; ``transposed``: of column t / 4.
     """
+    # The "memory" clobber: the compiler does not see that the instruction reads shared memory, and could otherwise move
+    # it across a barrier.
     kind = ".trans" if transposed else ""
     return _statement(
         "load_matrices_transposed" if transposed else "load_matrices",
@@ -141,14 +144,14 @@ def syncwarp() -> Stmt:
 def store_shared_pair(tile: Any, offset: Expr, values: tuple[Expr, Expr]) -> Stmt:
     """Two float32 into shared memory at the float32 ``offset``, which is even (a float2).
 
-    TVM does not see a store in it, and so puts no barrier of the block after it: ``syncwarp`` is enough here.
+    TVM does not see a store in it, and so puts no barrier of the block after it: ``syncwarp`` is enough.
     """
     code = "*(float2*)((float*)tile + at) = make_float2(a, b);"
     return _statement("put", "void* tile, int at, float a, float b", code, *_pointer(tile, offset), *values)
 
 
 def load_shared(tile: Any, offset: Expr) -> Expr:
-    """One float32 that ``store_shared_pair`` stored."""
+    """A float32 that ``store_shared_pair`` stored."""
     code = "return ((const float*)tile)[at];"
     return _call("float32", "float", "get", "const void* tile, int at", code, *_pointer(tile, offset))
 

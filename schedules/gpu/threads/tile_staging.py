@@ -24,20 +24,22 @@ from .launch import WARP, barrier, registers, shared, unrolled
 
 FLOAT4 = 4  # float32 in the widest load of a thread: 16 bytes
 HALF_DTYPES = ("bfloat16", "float16")
-SECTOR_BYTES = 32  # the least that a load takes from memory: neighbouring threads read a sector of a row along k
+# The least that a load takes from memory: neighbouring threads read a sector of a row along k. Less of a row would load
+# bytes for nothing.
+SECTOR_BYTES = 32
 
 
 @attrs.frozen(eq=False)
 class TileLoader:
     """How the threads of a block stage an operand in tiles of ``tile_mn`` (rows of A, or columns of B) by ``tile_k``.
 
-    ``axes``      of m or n, as one flat axis
+    ``axes``      of m or n, as a flat axis
     ``k_major``   do neighbours in memory differ in k?
     ``vector``    elements of a load
-    ``fill``      what stands past the end of k: a product of both operands' fills changes no sum, not even one of -0
+    ``fill``      what stands past the end of k: a product of both operands' fills changes no sum, not even -0
     ``k_run``     values of k that neighbouring threads load together, of a k-major operand
     ``pitch``     elements between consecutive k in a shared tile, with padding
-    ``tiles``     two shared buffers [tile_k * pitch]: one is read while the other is filled
+    ``tiles``     two shared buffers [tile_k * pitch]: each is read while the other is filled
     ``staging``   registers for what a thread has loaded and not yet stored
     """
 
@@ -116,20 +118,22 @@ def double_buffered(
     """The k loop over ``steps`` tiles, with a single barrier a step.
 
     ``load_next(step)`` prefetches a tile into registers, ``multiply(buffer, step)`` uses the tile before it, then
-    ``store_next(buffer)`` stores the prefetched one into buffers 0 and 1 alternately. Only threads for which ``guard``
+    ``store_next(buffer)`` stores the prefetched tile into buffers 0 and 1 alternately. Only threads for which ``guard``
     holds multiply.
     """
 
     def step(t: Expr, into: int) -> Stmt:
         """Tile ``t`` into buffer ``into`` of each operand, the tile before it from the other."""
-        more, started = t < i64(steps), [t > i64(0)] if not into else []
-        ready = tirx.all(*guard, t <= i64(steps), *started)
-        return seq([
-            tirx.IfThenElse(more, load_next(t), None),
-            tirx.IfThenElse(ready, multiply(1 - into, t - 1), None),
-            tirx.IfThenElse(more, store_next(into), None),
-            barrier(),
-        ])  # fmt: skip
+        has_next, started = t < i64(steps), [t > i64(0)] if not into else []
+        has_current = tirx.all(*guard, t <= i64(steps), *started)
+        return seq(
+            [
+                tirx.IfThenElse(has_next, load_next(t), None),
+                tirx.IfThenElse(has_current, multiply(1 - into, t - 1), None),
+                tirx.IfThenElse(has_next, store_next(into), None),
+                barrier(),
+            ]
+        )
 
     # Two steps an iteration, so that the buffer of each is known where the kernel is written.
     return loop(steps // 2 + 1, lambda t: seq([step(t * 2, 0), step(t * 2 + 1, 1)]), name="step")
@@ -174,6 +178,7 @@ def load_global(
         read = _read(loader, coords, s)
         if not guard:
             return read
+        # The fill first: a guarded load alone would leave the element of an older tile in the register.
         blank = store(loader.staging, _broadcast(loader.fill, loader.vector), _staging_index(loader, s))
         return seq([blank, tirx.IfThenElse(tirx.all(*guard), read, None)])
 
@@ -185,7 +190,7 @@ def _k_is_ragged(loader: TileLoader, k_multiple: int) -> bool:
 
 
 def _threads_idle(loader: TileLoader) -> bool:
-    """Do some threads have nothing to load in their last turn?"""
+    """Do some threads have nothing to load in the last iteration?"""
     return bool(loader.tile_mn * loader.tile_k % (loader.vector * loader.threads))
 
 
@@ -206,6 +211,7 @@ def store_shared(loader: TileLoader, tile: Any, thread: Expr) -> Stmt:
 
     def part(s: Expr) -> Stmt:
         mn, k = _tile_coords(loader, s, thread)
+        # Transposed on its way, once for each element, so that every read of the tile is along m or n.
         if loader.k_major and loader.pitch > 1:
             elements = [load(loader.staging, s * loader.vector + j) for j in range(loader.vector)]
             stores = [store(tile, element, (k + j) * loader.pitch + mn) for j, element in enumerate(elements)]
@@ -236,7 +242,7 @@ def _staging_index(loader: TileLoader, s: Expr) -> Expr:
 
 
 def vector_index(first: Expr, count: int) -> Expr:
-    """The index of ``count`` neighbours as one vector; of one, ``first`` itself."""
+    """The index of ``count`` neighbours as a vector; for a count of 1 ``first`` itself."""
     return first if count == 1 else tirx.Ramp(first, i64(1), tirx.IntImm("int32", count))
 
 

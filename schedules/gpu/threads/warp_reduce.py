@@ -25,7 +25,8 @@ from ...tir.reduction import ReductionOrder
 from ...tir.stages import Stage
 from .launch import UNROLL, WARP, unrolled
 
-FULL_MASK = 0xFFFFFFFF  # every thread of the warp takes part in a shuffle or vote
+# Every thread of the warp takes part in a shuffle or vote: with some missing its result is undefined.
+FULL_MASK = 0xFFFFFFFF
 
 
 @attrs.frozen(eq=False)
@@ -47,6 +48,7 @@ class ThreadGroup:
 
     def each(self, count: int, body: Callable[[Expr], Stmt], unroll: int = 4) -> list[Stmt]:
         """``body`` at every index below ``count``, neighbours in neighbouring threads."""
+        # Unrolled by 4, chosen: bodies store as well as load, and are longer than those of a reduction (UNROLL).
         full, rest = divmod(count, self.size)
         stmts = [partially_unrolled(full, lambda o: body(o * self.size + self.lane), unroll)] if full else []
         if rest:
@@ -80,6 +82,7 @@ def group_size(reductions: Sequence[tuple[ReductionOrder, Stage]]) -> int:
     """The most threads of a warp that all reductions of a row can use: the width of the narrowest tree; without a
     tree (in-order sums, argmax), as many as the longest has elements, to a power of two."""
     widths = [min(order.width, WARP) for order, stage in reductions if order.width > 1 and not is_argmax(stage)]
+    # More threads than the narrowest tree has lanes would have nothing to add to it.
     if widths:
         return min(widths)
     size, longest = 2, max(order.depth for order, _ in reductions)
@@ -142,6 +145,8 @@ def tree_reduce(
         offset //= 2
         stmts += [store(b, group.shuffle_down(load(b, first), offset), scratch_slot) for b in acc.buffers]
         stmts.append(acc.combine(first, scratch_slot))
+    # Only thread 0 has combined all lanes: the others took values from past the group's end. All get its result, so
+    # that each may use it.
     return [*stmts, *(store(b, group.shuffle(load(b, first), i64(0)), first) for b in acc.buffers)]
 
 
@@ -179,10 +184,8 @@ def _reduce_in_order(
     all of the group's in turn."""
     assert stage.reduction is not None
     dtype = partial_type(stage)
-    acc = scratch([1], dtype, "acc")
-    loaded = [scratch([1], dtype, "held") for _ in range(2)]
-    extents = [a.extent for a in order.tail]
-    slot = i64(0)
+    acc, loaded = scratch([1], dtype, "acc"), [scratch([1], dtype, "held") for _ in range(2)]
+    extents, slot = [a.extent for a in order.tail], i64(0)
 
     def load_own(outer: list[Expr], tail: Expr) -> tuple[Stmt, int]:
         element = coords | index_of(order.outer, outer) | index_of(order.tail, unravel(tail, extents))
@@ -199,6 +202,7 @@ def _reduce_in_order(
             others = [group.shuffle(load(buffer, slot), lane) for buffer in loaded[:operands]]
             return store(acc, accumulate(stage, load(acc, slot), others), slot)
 
+        # Every thread adds every element: so all have the result, without a shuffle at the end.
         return seq([loads, partially_unrolled(count, add, count)])
 
     def add_row(outer: list[Expr]) -> Stmt:
@@ -206,6 +210,7 @@ def _reduce_in_order(
         stmts = [loop(full, lambda o: chunk(outer, o * group.size, group.size), name="k")] if full else []
         return seq([*stmts, *([chunk(outer, i64(full * group.size), rest)] if rest else [])])
 
+    # Threads past the end of a row load nothing, and their registers take part in the shuffles all the same.
     zero = [store(buffer, tirx.const(0, dtype), slot) for buffer in loaded]
     init = store(acc, tirx.const(stage.reduction.init.value, dtype), slot)
     rows = grid([a.extent for a in order.outer], add_row)

@@ -15,8 +15,8 @@ pytest.importorskip("tvm")
 
 from tvm import te, tirx
 
-from lowering.kernels.attention import heads_of, product, wide
-from lowering.kernels.normalization import total
+from lowering.kernels.attention import attention_scores, sum_of_products, wide_at
+from lowering.kernels.normalization import sum_over
 from lowering.kernels.registry import KERNELS
 from schedules.gpu.attention import tensor_core_plan
 from schedules.gpu.attention.causal_mask import EARLIER, LATER
@@ -48,31 +48,34 @@ EXACT = ((2,), 20, 70, 16, 16)
 
 def exact_attend(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> Any:
     """attend without the rounding of its result."""
-    heads = heads_of(q, k, [], False)
-    weigh = lambda at, j: heads.weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
-    return product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
+    heads = attention_scores(q, k, [], False)
+    weigh = lambda at, j: heads.probs(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
+    return sum_of_products([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
 
 
 def attend_and_square(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> list[Any]:
     """And each query's sum of the squares of its weights."""
-    heads = heads_of(q, k, [], False)
-    squares = total(
-        lambda at: heads.weights(*at) * heads.weights(*at), heads.weights, [len(heads.shape) - 1], "squares"
-    )
-    weigh = lambda at, j: heads.weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
-    return [squares, product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")]
+    heads = attention_scores(q, k, [], False)
+    squares = sum_over(lambda at: heads.probs(*at) * heads.probs(*at), heads.probs, [len(heads.shape) - 1], "squares")
+    weigh = lambda at, j: heads.probs(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
+    return [squares, sum_of_products([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")]
 
 
 def attend_by_half(q: te.Tensor, k: te.Tensor, v: te.Tensor) -> Any:
     """Powers of half the scores, less the largest whole one."""
     shape, i = [*q.shape[:-1], k.shape[-2]], te.reduce_axis((0, k.shape[-2]), "i")
-    scores = product(shape, q.shape[-1], lambda at, d: wide(q, *at[:-1], d) * wide(k, *at[:-2], at[-1], d), "scores")
+    scores = sum_of_products(
+        shape,
+        q.shape[-1],
+        lambda at, d: wide_at(q, *at[:-1], d) * wide_at(k, *at[:-2], at[-1], d),
+        "scores",
+    )
     top: Any = te.compute(shape[:-1], lambda *at: te.max(scores(*at, i), axis=i), "top")
     power: Any = te.compute(shape, lambda *at: tirx.exp(scores(*at) / 2 - top(*at[:-1])), "power")
-    whole = total(lambda at: power(*at), power, [len(shape) - 1], "whole")
+    whole = sum_over(lambda at: power(*at), power, [len(shape) - 1], "whole")
     weights: Any = te.compute(shape, lambda *at: power(*at) / whole(*at[:-1]), "weights")
-    weigh = lambda at, j: weights(*at[:-1], j) * wide(v, *at[:-2], j, at[-1])  # noqa: E731
-    return product([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
+    weigh = lambda at, j: weights(*at[:-1], j) * wide_at(v, *at[:-2], j, at[-1])  # noqa: E731
+    return sum_of_products([*q.shape[:-1], v.shape[-1]], k.shape[-2], weigh, "attended")
 
 
 def shapes_of(size: tuple[Any, ...], gradient: bool = False) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax, tirx
 
 import schedules
-from lowering.codegen.objects import CONFIG, ready
+from lowering.codegen.objects import CONFIG, prepare_for_codegen
 from lowering.math import elementary
 from schedules.tuning import records
 from schedules.tuning.measure import Measured
@@ -56,7 +56,7 @@ def compiled(func: Any) -> Built:
     elementary.install()
     made_for = tvm_target(V3)
     with made_for, tvm.transform.PassContext(config=CONFIG):
-        library = tvm.compile(ready(tvm.IRModule({"main": func}), made_for), target=made_for)
+        library = tvm.compile(prepare_for_codegen(tvm.IRModule({"main": func}), made_for), target=made_for)
     return Built("tuned", library["main"], tuple((tuple(map(int, p.shape)), str(p.dtype)) for p in func.params))
 
 
