@@ -49,6 +49,8 @@ zig: CLICOLOR_FORCE NO_COLOR ZIG_DEBUG_CMD ZIG_GLOBAL_CACHE_DIR ZIG_LIBC ZIG_LIB
 NVRTC: CUDA_CACHE_DISABLE NVRTC_DISABLE_CONCURRENT_NVVM NVRTC_DISABLE_PCH NVRTC_PCH_HEAP_SIZE
 CUDA: CUDA_ENABLE_MODULE_LAZY_LOADING CUDA_INJECTION64_PATH CUDA_PREFER_SPINLOCKS_ON_HOST CUDA_VISIBLE_DEVICES
 setuptools: SETUPTOOLS_USE_DISTUTILS
+typer: COMP_CWORD COMP_WORDS FORCE_COLOR GITHUB_ACTIONS PY_COLORS TERMINAL_WIDTH TYPER_STANDARD_TRACEBACK TYPER_USE_RICH
+ _SEXPGPU_COMPLETE _TYPER_COMPLETE_ARGS _TYPER_STANDARD_TRACEBACK
 Python: COLUMNS HOME LANG LANGUAGE LC_ALL LC_CTYPE LC_MESSAGES LINES LOGNAME PATH PYTHONBREAKPOINT PYTHONNOUSERSITE
  PYTHONSTARTUP PYTHONUSERBASE PYTHONWARNINGS PYTHON_COLORS TEMP TERM TMP TMPDIR TZ USER USERNAME
  XDG_DATA_HOME
@@ -154,7 +156,7 @@ import re, sys
 import artifacts.device.cpu, artifacts.device.cuda, artifacts.session, lowering.codegen.objects, lowering.pipeline
 import lowering.codegen.workers, lowering.link.shared_library, lowering.link.standalone_kernel, ml_dtypes, safetensors
 import schedules.cuda.cubin, schedules.gpu.audit.launch_audit, schedules.tuning.measure, sexpgpu.build.driver
-import sexpgpu.build.tuner
+import sexpgpu.build.tuner, sexpgpu.cli.app
 name = r'["\']([A-Z][A-Z0-9_]+)["\']'
 calls = r'(?:environ(?:\.get|\.setdefault|\.pop)?|getenv)\s*[\[(]\s*'
 reads = re.compile(calls + name + '|' + name + r'\s+(?:not\s+)?in\s+os\.environ')

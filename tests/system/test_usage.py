@@ -92,6 +92,21 @@ def test_an_output_has_one_name_in_all_commands() -> None:
         assert run_options.parse(["x.tar", name, "run"]).out == "run"
 
 
+def test_a_machine_without_typer_is_told_of_the_extra() -> None:
+    code = "import sys\nsys.modules['typer'] = None\nfrom sexpgpu.cli.main import main\nsys.exit(main(['check', 'x']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error[E-ENV-001]: the command line of the builder needs the extra `cli` (pip ")
+
+
+@pytest.mark.parametrize("variable", ["_SEXPGPU_COMPLETE=bash_source", "TYPER_USE_RICH=maybe", "COLUMNS=1"])
+def test_a_variable_of_typer_changes_no_status(variable: str) -> None:
+    name, _, value = variable.partition("=")
+    env = {**os.environ, name: value}
+    done = subprocess.run([sys.executable, "-m", "sexpgpu", "--help"], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "") and "Usage: sexpgpu" in done.stdout
+
+
 @pytest.mark.parametrize("seed", [0, 257, 2**63 - 1])
 def test_a_search_takes_any_seed_that_a_run_file_may_have(seed: int) -> None:
     argv = ["x.sx", "--target", "cpu", "--local", "--trials", "1", "--out", "r", "--seed", str(seed)]
