@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    gc.set_threshold(50_000, 20, 20)  # a plan is many objects that live to the end: looking through them takes a tenth
     json = "--output-format=json" in argv or ("--output-format", "json") in pairwise(argv)
     try:
         import typer

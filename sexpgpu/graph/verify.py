@@ -21,12 +21,19 @@ class BrokenGraph(AssertionError):
     """Names the invariant, the value and the transformation after which it was found broken."""
 
 
-def verify(graph: Graph, after: str) -> Graph:
-    """``graph`` itself, if every invariant holds; else BrokenGraph naming the first broken. ``after``: what made it."""
+def verify(graph: Graph, after: str, verified: set[Value] | None = None) -> Graph:
+    """``graph`` itself, if every invariant holds; else BrokenGraph naming the first broken. ``after``: what made it.
+
+    ``verified``: values of graphs that it was made of, which were found sound, and do not change; those of ``graph``
+    are added to them.
+    """
     values = reachable(graph)
+    new = values if verified is None else [v for v in values if v not in verified]
     for name, check in INVARIANTS.items():
-        for who, what in check(graph, values):
+        for who, what in check(graph, new if check in OF_A_VALUE else values):
             raise BrokenGraph(f"after {after}, graph {graph.name} breaks {name!r}: {who}: {what}")
+    if verified is not None:
+        verified.update(new)
     return graph
 
 
@@ -172,3 +179,5 @@ INVARIANTS: dict[str, Callable[[Graph, list[Value]], Iterator[Fault]]] = {
     "types follow the operator's rule": ruled_type,
     "regions are counted from 0": counted_region,
 }
+# What these say of a value follows from it and its arguments alone.
+OF_A_VALUE = (primitive, sound_type, plain_attrs, normal_attrs, ruled_type, counted_region)

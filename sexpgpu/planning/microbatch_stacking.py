@@ -54,9 +54,10 @@ def stack_phase(phase: Phase, k: int) -> Phase:
     outputs = [copies.output(p, v) for p, (_, v) in zip(phase.outputs, phase.graph.outputs, strict=True)]
     names = [name for name, _ in phase.graph.outputs]
     graph = Graph(f"{phase.function}_{k}", copies.inputs, tuple(zip(names, outputs, strict=True)))
-    verify(graph, f"stacking {phase.name}")
+    verified: set[Value] = set()
+    verify(graph, f"stacking {phase.name}", verified)
     graph = simplify(graph)
-    verify(graph, f"simplifying {phase.name} stacked")
+    verify(graph, f"simplifying {phase.name} stacked", verified)
     inputs = tuple(Port(p.kind, p.name, v.type) for p, v in zip(phase.inputs, graph.inputs, strict=True))
     made = tuple(Port(p.kind, p.name, v.type) for p, (_, v) in zip(phase.outputs, graph.outputs, strict=True))
     return Phase(f"{phase.name}*{k}", graph, inputs, made, pairs(graph, inputs, made), k)

@@ -5,6 +5,7 @@ from attrs import evolve
 
 from sexpgpu.graph.core import Builder, Graph, Value
 from sexpgpu.graph.verify import INVARIANTS, BrokenGraph, verify
+from sexpgpu.ops import OPS
 from sexpgpu.ops.types import TensorType
 
 F = TensorType((2, 3), "f32")
@@ -86,3 +87,22 @@ def test_an_operator_that_is_no_operator_and_a_named_value():
         verify(reaching(Value("frobnicate", (x(),), {}, F)), "mangling")
     with pytest.raises(BrokenGraph, match="the name 'q'"):
         verify(reaching(Value("neg", (x(),), {}, F, name="q")), "mangling")
+
+
+def test_what_was_verified_before_is_not_asked_of_its_row_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph made of sound values and a new one: only the new one's type is worked out, and it must be right."""
+    graph, verified = sound(), set()
+    verify(graph, "one step", verified)
+    ((_, y),) = graph.outputs
+    assert verified == {y, *y.args, *(a for v in y.args for a in v.args)}
+    asked: list[str] = []
+    for name in ("sum", "+", "neg"):
+        row = OPS[name]
+        counted = lambda *types, row=row, **attrs: (asked.append(row.name), row.type(*types, **attrs))[1]  # noqa: E731
+        monkeypatch.setitem(OPS, name, evolve(row, type=counted))
+    new = Value("neg", (y,), {}, y.type)
+    verify(graph.with_outputs([("y", new)]), "another", verified)
+    assert asked == ["neg"] and new in verified
+    wrong = Value("neg", (new,), {}, F)
+    with pytest.raises(BrokenGraph, match="types follow the operator's rule"):
+        verify(graph.with_outputs([("y", wrong)]), "a third", verified)
