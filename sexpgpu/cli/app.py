@@ -46,18 +46,30 @@ def sexpgpu(
     """Training runs as compiled artifacts."""
 
 
+def values(command: str, define: list[str] | None) -> dict[str, str]:
+    """The values of ``-D`` by name; Usage for a name twice."""
+    out: dict[str, str] = {}
+    for given in define or ():
+        name, _, value = given.partition("=")
+        if name in out:
+            raise Usage(f"-D {name} is given twice", f"sexpgpu {command}", "give one value")
+        out[name] = value
+    return out
+
+
 @app.command()
-def check(file: p.RunFile, output_format: p.OutputFormat = "text") -> int:
+def check(file: p.RunFile, define: p.Define = None, output_format: p.OutputFormat = "text") -> int:
     """Report every fault of a run file; needs no compiler."""
     paths.check_read(file)
     from .commands import run_check
 
-    return run_check(file, output_format == "json")
+    return run_check(file, values("check", define), output_format == "json")
 
 
 @app.command()
 def explain(
     file: p.RunFile,
+    define: p.Define = None,
     stack: p.Stack = None,
     cost: p.Cost = False,
     target: p.CompiledTarget = None,
@@ -70,7 +82,7 @@ def explain(
     from .commands import run_explain
 
     options = None if target is None else CompileOptions(target=target, jobs=jobs)
-    return run_explain(file, cost, options, stack or None, output_format == "json")
+    return run_explain(file, values("explain", define), cost, options, stack or None, output_format == "json")
 
 
 @app.command()
@@ -78,6 +90,7 @@ def build(
     file: p.RunFile,
     output: p.Output,
     target: p.Targets = "cpu",
+    define: p.Define = None,
     stack: p.Stack = None,
     jobs: p.Jobs = None,
     force: p.Force = False,
@@ -103,7 +116,7 @@ def build(
     tuning = {"records": records, "require_tuned": require_tuned}
     output_file = {"output": output, "force": force, "memory_limit": memory_limit, "runtime": runtime}
     options = BuildOptions(file=file, target=target, stack=stack or None, jobs=jobs, **kernels, **tuning, **output_file)
-    return run_build(options, diagnostic or (), output_format == "json")
+    return run_build(options, values("build", define), diagnostic or (), output_format == "json")
 
 
 @app.command()
@@ -112,6 +125,7 @@ def tune(
     target: p.Target,
     trials: p.Trials,
     out: p.RecordsOut,
+    define: p.Define = None,
     local: p.Local = False,
     tracker: p.Tracker = None,
     key: p.ServerKey = None,
@@ -130,7 +144,7 @@ def tune(
 
     place = {"tracker": tracker, "key": key or "", "threads": threads, "json": output_format == "json"}
     options = TuneOptions(target=target, out=out, trials=trials, seed=seed, only=only, **place)
-    return run_tune(file, stack or None, options)
+    return run_tune(file, values("tune", define), stack or None, options)
 
 
 def check_place(local: bool, tracker: str | None, key: str | None, threads: int | None) -> None:

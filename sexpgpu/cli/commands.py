@@ -9,21 +9,23 @@ from ..build.options import BuildOptions, CompileOptions, TuneOptions
 from ..language.diagnostics import Report, printable
 from ..reports.output import line, show, tell
 
+Values = Mapping[str, str]  # of -D, by name
 
-def plan_of(path: str, report: Report, diagnostics: Sequence[str] = ()) -> Any:
-    """The checked plan, or None with the faults in ``report``, in the order of the text."""
+
+def plan_of(path: str, report: Report, diagnostics: Sequence[str] = (), values: Values | None = None) -> Any:
+    """The checked plan, with the ``values`` of ``-D``; None with the faults in ``report``, in the order of the text."""
     from ..language.runfile import load
     from ..phases.trace_run import trace_run
 
-    run = load(path, report)
+    run = load(path, report, values)
     plan = trace_run(run, report, diagnostics) if run else None
     report.sort()
     return plan
 
 
-def run_check(file: str, json: bool) -> int:
+def run_check(file: str, values: Values, json: bool) -> int:
     report = Report()
-    plan = plan_of(file, report)
+    plan = plan_of(file, report, values=values)
     if report:
         return show(report.errors, json)
     tell(report.warnings, json)
@@ -40,13 +42,15 @@ def run_check(file: str, json: bool) -> int:
     return 0
 
 
-def run_explain(file: str, cost: bool, options: CompileOptions | None, stack: int | None, json: bool) -> int:
+def run_explain(
+    file: str, values: Values, cost: bool, options: CompileOptions | None, stack: int | None, json: bool
+) -> int:
     """``options``: with a target, None without."""
     from ..planning.microbatch_stacking import stacked
     from ..reports.explain import data, explain
 
     report = Report()
-    plan = plan_of(file, report)
+    plan = plan_of(file, report, values=values)
     if report:
         return show(report.errors, json)
     tell(report.warnings, json)
@@ -63,14 +67,14 @@ def run_explain(file: str, cost: bool, options: CompileOptions | None, stack: in
     return 0
 
 
-def run_build(options: BuildOptions, diagnostics: Sequence[str], json: bool) -> int:
+def run_build(options: BuildOptions, values: Values, diagnostics: Sequence[str], json: bool) -> int:
     from ..build.driver import build
     from ..build.targets import find_targets, rates_of
     from ..planning.memory_plan import room_of
     from ..planning.microbatch_stacking import stacked
 
     report = Report()
-    plan = plan_of(options.file, report, diagnostics)
+    plan = plan_of(options.file, report, diagnostics, values)
     if report:
         return show(report.errors, json)
     tell(report.warnings, json)
@@ -90,13 +94,13 @@ def built_text(built: Mapping[str, Any], output: str) -> str:
     return "\n  ".join([f"{printable(output)}: sha256:{built['hash']}", *lines])
 
 
-def run_tune(file: str, stack: int | None, options: TuneOptions) -> int:
+def run_tune(file: str, values: Values, stack: int | None, options: TuneOptions) -> int:
     from ..build.targets import rates_named
     from ..build.tuner import tune
     from ..planning.microbatch_stacking import stacked
 
     report = Report()
-    plan = plan_of(file, report)
+    plan = plan_of(file, report, values=values)
     if report:
         return show(report.errors, options.json)
     made = tune(stacked(plan, stack, rates_named(options.target).values()), options)

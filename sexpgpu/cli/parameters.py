@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .values import address, count, degree, memory_size, seed, text, trials
+from .values import address, count, definition, degree, memory_size, seed, text, trials
 
 
 def _option(*names: str, help: str, **more: Any) -> Any:
@@ -23,6 +23,8 @@ Stack = Annotated[int | None, _option(parser=degree, metavar="auto|N", help=STAC
 Jobs = Annotated[
     int | None, _option(parser=count, metavar="N", help="Processes that compile (default: a core each).")
 ]
+DEFINE = "The value of a (def NAME ...) that is a number or a string, in place of the file's."
+Define = Annotated[list[str] | None, _option("-D", "--define", parser=definition, metavar="NAME=VALUE", help=DEFINE)]
 
 # explain
 Cost = Annotated[bool, _option("--cost", help="Print what the cost model expects of each phase.")]

@@ -39,6 +39,14 @@ def degree(given: str) -> int:
     return 0 if given == "auto" else count(given)
 
 
+def definition(given: str) -> str:
+    """NAME=VALUE, neither of them empty."""
+    name, _, value = text(given).partition("=")
+    if not name or not value:
+        raise typer.BadParameter(f"{given} is not NAME=VALUE")
+    return given
+
+
 def address(given: str) -> str:
     """HOST:PORT."""
     host, _, port = text(given).rpartition(":")

@@ -179,6 +179,7 @@ TARGET_BOOL = code(
 TUNE_RECORDS = code(
     "E-TUNE-001", "tuning records cannot be used", "Use the file as sexpgpu tune wrote it, or tune again."
 )
+DEF_VALUE = code("E-DEF-001", "-D sets no def of the run file", "Name a def whose value is a number or a string.", 2)
 TUNE_MISSING = code("E-TUNE-002", "a kernel has no tuning record", "Tune the run, or leave --require-tuned out.")
 TUNE_PLACE = code(
     "E-TUNE-003",

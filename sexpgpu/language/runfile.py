@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from attrs import define, field, frozen
 
 from . import codes as c
+from .def_values import DefValues
 from .diagnostics import MAX_FAULTS, Code, Report, UserError, shorten
 from .form_queries import nearest
 from .forms import Form, Literal, Seq, Symbol
@@ -73,13 +74,18 @@ class RunFile:
     curriculum: Top | None
 
 
-def load(path: str, report: Report) -> RunFile | None:
-    """The run of the file at ``path``; None when that file cannot be read. Every fault found is added to ``report``:
-    then the answer is not to be built, and is of use to find what other faults there are (``phases.trace_run``)."""
-    files = Files(os.path.dirname(path), report)
+def load(path: str, report: Report, values: Mapping[str, str] | None = None) -> RunFile | None:
+    """The run of the file at ``path``; None when that file cannot be read. ``values``: what its defs get instead.
+
+    Every fault found is added to ``report``: then the answer is not to be built, and is of use to find what other
+    faults there are (``phases.trace_run``).
+    """
+    files = Files(os.path.dirname(path), report, DefValues(values or {}))
     forms = files.load(path, None)
     if not files.sources:
         return None
+    for error in files.values.unknown():
+        report.add(error)
     if not forms and not report:
         report.add(UserError(c.READ_EMPTY, None, "no forms", where=path, hint="a run file is a row of (def...) forms"))
     made = Sorter(report)
@@ -132,6 +138,7 @@ class Files:
 
     folder: str
     report: Report
+    values: DefValues
     sources: dict[str, tuple[str, Source]] = field(factory=dict)
     open: dict[str, str] = field(factory=dict)
 
@@ -154,6 +161,7 @@ class Files:
                 self.report.add(error)
         if source is None:
             return []
+        source = self.values.into(source, self.report)
         self.sources[real] = (os.path.relpath(path, self.folder or ".").replace(os.sep, "/"), source)
         self.open[real] = path
         forms = [inner for form in sound(source, self.report) for inner in self.included(form, path)]

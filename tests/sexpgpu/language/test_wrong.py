@@ -30,6 +30,7 @@ ELSEWHERE: dict[str, str] = {
     "E-TARGET-004": "an option of build: the command line's tests",
     "E-TARGET-005": "a kernel that no rule binds to threads: tests/system/test_gpu_build.py, lowering/test_device.py",
     "E-TARGET-006": "what TVM would write wrongly: tests/lowering/test_device.py",
+    "E-DEF-001": "an option of the commands: tests/sexpgpu/language/test_def_values.py",
     "E-TUNE-001": "records: tests/system/test_tuning.py",
     "E-TUNE-002": "records: tests/system/test_tuning.py",
     "E-TUNE-003": "an option of tune: tests/system/test_tuning.py",
