@@ -102,7 +102,7 @@ def read(files: Sequence[Blob], fields: Sequence[Field], tick: Callable[[int], N
         with _reading(name, kind.name):
             columns = kind.read(files, fields, scanned[0][1], tick)
     except MemoryError:
-        raise RunError(DATA_READ, "it declares more data than memory holds", name) from None
+        raise RunError(DATA_READ, "it takes more memory than there is", name) from None
     except OSError as error:
         raise of_os_error(error, name, DATA_READ) from None
     digests = tuple((os.path.basename(blob.name), digest) for blob, (digest, _) in zip(files, scanned, strict=True))

@@ -15,7 +15,7 @@ from . import paths
 from .usage import Usage
 
 EXITS = """\
-Exit status: 0 done, 1 wrong input (or a difference that diff found), 2 wrong usage, 3 this machine or its software
+exit status: 0 done, 1 wrong input (or a difference that diff found), 2 wrong usage, 3 this machine or its software
 cannot do it, 4 artifact refused, 5 reading or writing failed, 70 our bug, 128+n stopped by signal n.
 
 sexpgpu-run, on the machine that trains, runs what build makes."""

@@ -71,7 +71,7 @@ def test_help_says_what_each_argument_is() -> None:
         assert command.help
         for parameter in command.params:
             assert parameter.help, f"{name}: {parameter.name}"
-    assert "Exit status: 0 done" in called("--help").stdout
+    assert "exit status: 0 done" in called("--help").stdout
 
 
 @pytest.mark.parametrize(("to", "status", "lines"), [(">&-", 0, 0), (">&- 2>&-", 0, 0), (">/dev/full", 5, 1)])
