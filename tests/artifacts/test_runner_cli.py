@@ -426,7 +426,7 @@ def test_row_74_a_file_size_limit(artifact: str, out: Path) -> None:
     "kind, value", [(resource.RLIMIT_NOFILE, 16), (resource.RLIMIT_NOFILE, 5), (resource.RLIMIT_AS, 150 * 2**20)]
 )
 def test_row_75_limits_of_the_process(artifact: str, out: Path, kind: int, value: int) -> None:
-    """Addresses are laid out at random, so what meets a limit of memory first differs: it may be the reading of data."""
+    """Addresses are laid out at random: what meets a limit of memory first differs, and may be the reading of data."""
     done = child(artifact, out, "-q", preexec_fn=limited(kind, value))
     allowed = {0: "", 3: r"error\[E-ENV-01[02]\]: ", 5: r"error\[E-DATA-010\]: .*: it takes more memory than there is"}
     assert done.returncode in allowed and (done.returncode != 5 or kind == resource.RLIMIT_AS), done.stderr
