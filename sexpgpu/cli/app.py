@@ -195,3 +195,12 @@ def targets(output_format: p.OutputFormat = "text") -> int:
     from .commands import run_targets
 
     return run_targets(output_format == "json")
+
+
+@app.command()
+def runs(folders: p.RunFolders, metric: p.Metrics = None, output_format: p.TableFormat = "text") -> int:
+    """Print a table of runs: artifact, seed, steps, seconds, and the last value, minimum and maximum of metrics."""
+    paths.check_read(*folders)
+    from .commands import run_runs
+
+    return run_runs(folders, metric or (), output_format)

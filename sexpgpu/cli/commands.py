@@ -142,3 +142,16 @@ def run_targets(json: bool) -> int:
     rows = targets()
     print(line(rows) if json else text(rows))
     return 0
+
+
+def run_runs(folders: Sequence[str], metrics: Sequence[str], output_format: str) -> int:
+    from ..reports.runs import chosen, csv_table, data, read_runs, text_table
+
+    runs = read_runs(folders)
+    names = chosen(runs, metrics)
+    if output_format == "json":
+        for row in data(runs):
+            print(line(row))
+    else:
+        print((csv_table if output_format == "csv" else text_table)(runs, names))
+    return 0

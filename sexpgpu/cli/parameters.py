@@ -18,6 +18,8 @@ Artifact = Annotated[str, typer.Argument(metavar="ARTIFACT", parser=text, help="
 OtherArtifact = Annotated[str, typer.Argument(metavar="OTHER", parser=text, help="Another one.")]
 
 OutputFormat = Annotated[Literal["text", "json"], _option(help="json: results and errors, an object a line.")]
+TABLE = "json: a run a line; csv: a table."
+TableFormat = Annotated[Literal["text", "json", "csv"], _option("--output-format", help=TABLE)]
 STACK = "Microbatches in one call; auto, the default: what costs least, where the run allows it."
 Stack = Annotated[int | None, _option(parser=degree, metavar="auto|N", help=STACK)]
 Jobs = Annotated[
@@ -25,6 +27,12 @@ Jobs = Annotated[
 ]
 DEFINE = "The value of a (def NAME ...) that is a number or a string, in place of the file's."
 Define = Annotated[list[str] | None, _option("-D", "--define", parser=definition, metavar="NAME=VALUE", help=DEFINE)]
+
+# runs
+RUNS = "Directories that were --out of sexpgpu-run, or folders of such directories."
+RunFolders = Annotated[list[str], typer.Argument(metavar="DIR...", parser=text, help=RUNS)]
+METRICS = "A column of its own, such as accuracy or held-out/accuracy; default: the losses."
+Metrics = Annotated[list[str] | None, _option("--metric", parser=text, metavar="NAME", help=METRICS)]
 
 # explain
 Cost = Annotated[bool, _option("--cost", help="Print what the cost model expects of each phase.")]

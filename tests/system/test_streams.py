@@ -102,7 +102,7 @@ def test_an_empty_word_beyond_the_arguments_is_refused(capsys: Captured) -> None
 
 def test_the_walk_sees_every_command() -> None:
     assert {parameter.command for _, parameter in OURS} == {
-        (), *((name,) for name in ["check", "explain", "build", "tune", "inspect", "verify", "diff", "targets"])
+        (), *((name,) for name in ["check", "explain", "build", "tune", "inspect", "verify", "diff", "targets", "runs"])
     }  # fmt: skip
     assert len(OURS) > 60
 

@@ -66,7 +66,7 @@ def test_help_and_version_go_to_stdout() -> None:
 
 
 def test_help_says_what_each_argument_is() -> None:
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 9
     for name, command in COMMANDS.items():
         assert command.help
         for parameter in command.params:
