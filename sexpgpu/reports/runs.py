@@ -170,7 +170,8 @@ def text_table(runs: Sequence[Run], names: Sequence[str]) -> str:
 def _cells(run: Run, short: bool) -> list[str]:
     artifact = run.artifact[:DIGITS] if short else run.artifact
     seed = "" if run.seed is None else str(run.seed)
-    return [printable(run.run) if short else run.run, artifact, seed, str(run.step), f"{run.seconds:.1f}" if short else repr(run.seconds)]
+    name, seconds = (printable(run.run), f"{run.seconds:.1f}") if short else (run.run, repr(run.seconds))
+    return [name, artifact, seed, str(run.step), seconds]
 
 
 def _words(summary: Summary | None) -> str:
