@@ -81,7 +81,7 @@ def _point_writer(
     materialized = [s for s in stages if is_materialized(ctx, s, stages)]
 
     def stores_at(indices: Sequence[Expr]) -> Stmt:
-        index_vars = [tirx.Var("p", "int64") for _ in loops.axes]
+        index_vars = [tirx.Var("point", "int64") for _ in loops.axes]
         coords = index_of(loops.axes, index_vars)
         point = in_space(box, [substitute(index, coords) for index in loops.indices])
         stmt = point_stores(ctx, stages, point, {}, materialized, loops.analyzer(index_vars))

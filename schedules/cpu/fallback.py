@@ -1,6 +1,6 @@
-"""Rules for programs without a plan: loops that were written by hand, and blocks that are no plain stages.
+"""Rules for programs without a plan: explicit loops, and blocks that are no plain stages.
 
-``by-hand`` keeps the loops as their author wrote them, and makes parallel ones serial where threads do not pay.
+``explicit-loops`` keeps the loops as their author wrote them, and makes parallel ones serial where threads do not pay.
 ``fallback`` takes the rest: the outer loop of each block in parallel, vectors where LLVM finds some. The order of sums
 is that of the program.
 """
@@ -19,10 +19,10 @@ from ..tir.thread_cost import MIN_PARALLEL_NANOSECONDS, nanoseconds
 
 
 @attrs.frozen
-class ByHandRule:
+class ExplicitLoopsRule:
     """Programs whose blocks hold loops of their own: the author chose their order, and what may run in parallel."""
 
-    name: str = "by-hand"
+    name: str = "explicit-loops"
 
     def apply(self, func: Any, target: Any) -> Any:
         leaves = [block for block in collect(func.body, s_tir.SBlock) if not collect(block.body, s_tir.SBlock)]

@@ -84,10 +84,10 @@ def _panel(plan: MatmulPlan, batch: Expr, panel: Expr, group: Expr, width: int) 
         return tiles(lambda k, lane, first: read_b(plan, batch, k, start + (lane + first)))
     if plan.b_packing == "all":
         return tiles(lambda k, lane, first: ([], load(plan.packed_b, batch, panel, k, lane + first)))
-    if plan.b_packing == "turn":
+    if plan.b_packing == "transpose":
         k_loop_of = functools.partial(_transposed_k_loop, plan, batch, start, width)
         return _tile(plan, batch, i64(0), start, spans, k_loop_of)
-    packed = scratch([plan.product.k, plan.tile.panel], plan.dtype, "panel")
+    packed = scratch([plan.product.k, plan.tile.panel], plan.dtype, "packed_b")
     pack = pack_panel(plan, batch, start, width, lambda value, k, c: store(packed, value, k, c))
     body = tiles(lambda k, lane, first: ([], load(packed, k, lane + first)))
     return block([pack, body], [packed])
@@ -124,7 +124,7 @@ def _transposed_k_loop(plan: MatmulPlan, batch: Expr, start: Expr, width: int, i
     iterations that were done before are skipped."""
     k, lanes = plan.product.k, plan.tile.lanes
     firsts = range(0, width, lanes)
-    transposed = [scratch([plan.transpose_k, lanes], plan.dtype, "turned") for _ in firsts]
+    transposed = [scratch([plan.transpose_k, lanes], plan.dtype, "transposed") for _ in firsts]
 
     def transpose(first_k: Expr, count: int, first: int) -> Stmt:
         def store_vector(value: Expr, d: Expr, lane: Expr) -> Stmt:
@@ -142,7 +142,7 @@ def _transposed_k_loop(plan: MatmulPlan, batch: Expr, start: Expr, width: int, i
 
     step = plan.transpose_k
     full, rest = divmod(k, step)
-    statements = [loop(full, lambda o: transpose_and_multiply(o * step, step), name="depth")] if full else []
+    statements = [loop(full, lambda o: transpose_and_multiply(o * step, step), name="k")] if full else []
     full_transposes = rest // TRANSPOSE_COLUMNS * TRANSPOSE_COLUMNS
     if full_transposes:
         statements.append(transpose_and_multiply(i64(k - rest), full_transposes))

@@ -43,7 +43,7 @@ WIDEN_CYCLES = 3  # to widen a vector of B from half precision
 FETCH_CYCLES = 3  # to fetch a line of B from beyond L1 the first time
 
 # The axis along which B is contiguous in memory.
-B_ALONG_COLUMNS, B_ALONG_K, B_STRIDED = "columns", "depth", "any"
+B_ALONG_COLUMNS, B_ALONG_K, B_STRIDED = "columns", "k", "any"
 
 
 @attrs.frozen

@@ -65,7 +65,7 @@ class _Task:
 
     def statements(self) -> Stmt:
         full, rest = divmod(self.plan.product.k, self.blocks.k)
-        k_blocks = [loop(full, lambda o: self.k_block(o * self.blocks.k, self.blocks.k), name="block")]
+        k_blocks = [loop(full, lambda o: self.k_block(o * self.blocks.k, self.blocks.k), name="k_block")]
         k_blocks += [self.k_block(i64(full * self.blocks.k), rest)] if rest else []
         max_rows = self.plan.row_partition.max_tiles * self.plan.tile.mr
         initialize = loop(max_rows, self.initialize_row, name="row")
@@ -164,7 +164,7 @@ def _make_task(plan: MatmulPlan, blocks: KBlocks, batch: Expr, panel_group: Expr
     sums = scratch([max_rows, blocks.panels * plan.tile.panel], plan.dtype, "sums")
     packed = None
     if plan.b_packing != "none":
-        packed = scratch([blocks.panels, blocks.k, plan.tile.panel], plan.dtype, "panels")
+        packed = scratch([blocks.panels, blocks.k, plan.tile.panel], plan.dtype, "packed_b")
     first_panel, first_tile = panel_group * blocks.panels, plan.row_partition.first(row_group)
     panels = clipped_count(blocks.panels, plan.panels, first_panel)
     tiles = plan.row_partition.count(row_group)

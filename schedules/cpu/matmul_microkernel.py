@@ -52,9 +52,7 @@ def k_loop(plan: MatmulPlan, count: int, iteration: Callable[[Expr], Stmt]) -> l
     full, rest = divmod(count, unroll)
     loops = []
     if full:
-        loops.append(
-            loop(full, lambda o: loop(unroll, lambda k: iteration(o * unroll + k), UNROLLED, "k"), name="depth")
-        )
+        loops.append(loop(full, lambda o: loop(unroll, lambda k: iteration(o * unroll + k), UNROLLED, "k"), name="k"))
     if rest:
         loops.append(loop(rest, lambda k: iteration(k + full * unroll), UNROLLED, "k"))
     return loops

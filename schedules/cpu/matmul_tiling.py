@@ -89,8 +89,8 @@ class MatmulPlan:
     """A product and its partition.
 
     epilogue:      elementwise stages on the result, done on a tile before it is stored
-    b_packing:     none; all (packed before the tasks), task (a task packs what it reads), or turn (the only row tile
-                   transposes B in registers as it goes)
+    b_packing:     none; all (packed before the tasks), task (a task packs what it reads), or transpose (the only row
+                   tile transposes B in registers as it goes)
     row_groups:    groups of row tiles
     packed_b:      B as [batch][panel][k][column], where all of it is packed
     packed_a:      A as [batch][tile][k][row], where it is packed
@@ -183,13 +183,13 @@ def plan_matmul(
     min_tiles = 1 if k_blocks is None else MIN_PACKING_GROUP_TILES if packs else MIN_GROUP_TILES
     groups = 1 if batch_indices is not None else _row_groups(row_tiles, min_tiles, column_tasks)
     transposes = shape.b_layout == B_ALONG_K and row_tiles == 1
-    b_packing = "turn" if transposes else _b_packing(packs, groups, k_blocks)
+    b_packing = "transpose" if transposes else _b_packing(packs, groups, k_blocks)
     packed_a = packed_b = None
     if b_packing == "all":
-        packed_b = scratch([product.count, panels, product.k, tile.panel], dtype, "panels")
+        packed_b = scratch([product.count, panels, product.k, tile.panel], dtype, "packed_b")
     packs_a = a_along_rows and product.k >= MIN_PACKED_K and panels >= MIN_A_REUSE
     if batch_indices is None and packs_a and not (k_blocks and k_blocks.keeps_a):
-        packed_a = scratch([product.count, row_tiles, product.k, tile.mr], dtype, "tall")
+        packed_a = scratch([product.count, row_tiles, product.k, tile.mr], dtype, "packed_a")
     return MatmulPlan(ctx, product, epilogue, tile, b_packing, groups, packed_b, packed_a, batch_indices, k_blocks)
 
 

@@ -52,7 +52,7 @@ def make_plan(func: Any, target: Any) -> Plan:
     program = align_axes(read_program(func))
     # Of several outputs that may share memory with inputs, a nest could overwrite what a later nest reads.
     if program.pairs and len({b for s in program.stages for b in s.writes if not program.owns(b)}) > 1:
-        raise NotStaged("several outputs, of which some are in place: pieces, or block by block")
+        raise NotStaged("several outputs, of which some are in place: multi-tensor, or block by block")
     program = split_reductions(fuse_argmax(program))
     program = widen_operands(program, contractions_of(program))
     contractions = contractions_of(program)
@@ -66,8 +66,8 @@ def make_plan(func: Any, target: Any) -> Plan:
         nests.append(nest)
         remaining = remaining[count:]
     # A single elementwise nest loads each element before it stores it; any other could read what it overwrote.
-    if program.aliased and kinds != ["map"]:
-        raise NotStaged("an update in place that is more than one map nest")
+    if program.aliased and kinds != ["elementwise"]:
+        raise NotStaged("an update in place that is more than one elementwise nest")
     return Plan(ctx, contractions, tuple(kinds), tuple(nests))
 
 
@@ -80,23 +80,23 @@ def _first_nest(
     first = stages[0]
     draws = draw_group(ctx, stages)
     if draws is not None:
-        return "draws", len(draws), philox_nest(ctx, draws)
+        return "philox", len(draws), philox_nest(ctx, draws)
     attention = find_attention(ctx, stages, contractions)
     if attention is not None:
-        return "heads", len(attention.stages), attention_nest(ctx, attention, contractions)
+        return "attention", len(attention.stages), attention_nest(ctx, attention, contractions)
     if first in contractions:
         epilogue = epilogue_stages(ctx, first, stages[1:])
         return "matmul", 1 + len(epilogue), matmul_nest(ctx, contractions[first], epilogue)
     rows = row_group(ctx, stages, lambda stage, _: stage not in contractions)
     if rows is not None and _is_worth_row_loop(ctx, rows):
-        return "rows", len(rows.stages), row_reduction_nest(ctx, rows)
+        return "row-reduction", len(rows.stages), row_reduction_nest(ctx, rows)
     if first.is_elementwise:
         group = elementwise_group(ctx, stages)
-        return "map", len(group), elementwise_nest(ctx, group)
+        return "elementwise", len(group), elementwise_nest(ctx, group)
     if first.serial is not None or reduces_along_memory(ctx, first):
-        return "rows", 1, row_reduction_nest(ctx, single_row_group(first))
+        return "row-reduction", 1, row_reduction_nest(ctx, single_row_group(first))
     epilogue = epilogue_stages(ctx, first, stages[1:])
-    return "columns", 1 + len(epilogue), column_reduction_nest(ctx, first, epilogue)
+    return "column-reduction", 1 + len(epilogue), column_reduction_nest(ctx, first, epilogue)
 
 
 def _is_worth_row_loop(ctx: NestContext, group: RowGroup) -> bool:

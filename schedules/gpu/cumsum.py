@@ -25,10 +25,10 @@ WIDE_TILE, NARROW_TILE = (32, 64), (8, 128)
 
 
 @attrs.frozen
-class Scan:
+class Cumsum:
     """cumsum, forward or reversed: tiles in shared memory for the last axis, a thread a column for others."""
 
-    name: str = "scan"
+    name: str = "cumsum"
 
     def apply(self, func: Any, target: Any) -> Any:
         program = read_loop_program(func)

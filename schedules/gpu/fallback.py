@@ -1,7 +1,8 @@
 """Rules for programs that no plan fits: explicit loops, and blocks of a form that ``stages`` does not read.
 
-``ByHand`` runs the author's parallel loop with a thread an iteration, ``Fallback`` a thread a point of each block's
-spatial axes. Both keep the program's own order of sums. They are correct and slow: accesses are rarely coalesced.
+``ExplicitLoops`` runs the author's parallel loop with a thread an iteration, ``Fallback`` a thread a point of each
+block's spatial axes. Both keep the program's own order of sums. They are correct and slow: accesses are rarely
+coalesced.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .threads.launch import THREADS, WARP, for_device, launch, launch_per_point
 
 
 @attrs.frozen
-class ByHand:
+class ExplicitLoops:
     """A program whose blocks hold explicit loops: a thread an iteration of the loops marked parallel."""
 
-    name: str = "by-hand"
+    name: str = "explicit-loops"
 
     def apply(self, func: Any, target: Any) -> Any:
         leaves = [b for b in collect(func.body, s_tir.SBlock) if not collect(b.body, s_tir.SBlock)]

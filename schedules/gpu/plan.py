@@ -63,17 +63,17 @@ NestMatcher = Callable[[NestContext, Sequence[Stage]], tuple[int, Stmt] | None]
 # (kind, matcher), the most particular first: the first that answers takes the stages. A kind may have several matchers;
 # the last row takes any stage. A new nest is a row, and its kind a name in rules.py.
 NESTS: tuple[tuple[str, NestMatcher], ...] = (
-    ("draws", philox_nest),
-    ("mma", tensor_core_nest),
-    ("heads", attention_nest),
-    ("mma", mma_nest),
+    ("philox", philox_nest),
+    ("tensor-core", tensor_core_nest),
+    ("attention", attention_nest),
+    ("tensor-core", mma_nest),
     ("matmul", matmul_nest),
-    ("rows", row_reduction_nest),
-    ("columns", column_reduction_nest),
-    ("map", elementwise_nest),
-    ("single", thread_per_result_nest),
+    ("row-reduction", row_reduction_nest),
+    ("column-reduction", column_reduction_nest),
+    ("elementwise", elementwise_nest),
+    ("thread-per-result", thread_per_result_nest),
 )
-TENSOR_CORE_KIND = "mma"  # what uses mma.sync
+TENSOR_CORE_KIND = "tensor-core"  # what uses mma.sync
 # Schedule sets without it. sm_75 has mma.sync for f16 but not for bf16, and 16-bit floats of both are scheduled alike.
 LEVELS_WITHOUT_TENSOR_CORES = ("cuda-sm_75",)
 
@@ -93,14 +93,13 @@ def make_plan(func: Any, target: Any) -> Plan:
     # The second launch reads the inputs again, so the first must not have overwritten any.
     if gradients is not None and not program.aliased:
         ctx, nests = gradients
-        return Plan(
-            ctx, tuple(Nest("mma" if matcher is tensor_core_nest else "heads", *nest) for matcher, *nest in nests)
-        )
+        kinds = (TENSOR_CORE_KIND if matcher is tensor_core_nest else "attention" for matcher, *_ in nests)
+        return Plan(ctx, tuple(Nest(kind, *nest) for kind, (_, *nest) in zip(kinds, nests, strict=True)))
     contractions = contractions_of(split)
     # One lane, since a GPU's threads are its lanes; the number of vector registers is the CPU's alone.
     plan = _plan(NestContext(split, InlinedStages(split, list(contractions)), 1, 0), matchers)
     # A single elementwise nest loads all of a point before it stores it, so aliased buffers are safe there.
-    is_safe = not program.aliased or plan.kinds == ("map",)
+    is_safe = not program.aliased or plan.kinds == ("elementwise",)
     return plan if is_safe else _plan(_without_inlining(program), matchers)
 
 

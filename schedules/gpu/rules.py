@@ -10,36 +10,36 @@ import functools
 
 from ..tir.multi_tensor import MultiTensorRule
 from ..tir.plan_rule import PlanRule, memoized
-from .cumsum import Scan
-from .fallback import ByHand, Fallback
+from .cumsum import Cumsum
+from .fallback import ExplicitLoops, Fallback
 from .multi_tensor import multi_tensor_launches
 from .plan import build, function, make_plan
 from .scatter_add import ScatterAddAlongColumns, SortedScatterAdd
 
 _rule = functools.partial(PlanRule, memoized(lambda func, target: make_plan(func, target)), build)
 
-ELEMENTWISE = _rule("elementwise", lambda kinds: kinds == {"map"})
-HEADS = _rule("heads", lambda kinds: "heads" in kinds and kinds <= {"heads", "rows"})
+ELEMENTWISE = _rule("elementwise", lambda kinds: kinds == {"elementwise"})
+ATTENTION = _rule("attention", lambda kinds: "attention" in kinds and kinds <= {"attention", "row-reduction"})
 MATMUL = _rule("matmul", lambda kinds: kinds == {"matmul"})
-DRAWS = _rule("draws", lambda kinds: kinds == {"draws"})
-ROWS = _rule("rows", lambda kinds: kinds <= {"rows", "map"})
-COLUMNS = _rule("columns", lambda kinds: kinds <= {"columns", "map"})
-MATRIX_UNITS = _rule("matrix-units", lambda kinds: "mma" in kinds)
+PHILOX = _rule("philox", lambda kinds: kinds == {"philox"})
+ROW_REDUCTION = _rule("row-reduction", lambda kinds: kinds <= {"row-reduction", "elementwise"})
+COLUMN_REDUCTION = _rule("column-reduction", lambda kinds: kinds <= {"column-reduction", "elementwise"})
+TENSOR_CORE = _rule("tensor-core", lambda kinds: "tensor-core" in kinds)
 MIXED = _rule("mixed", lambda kinds: True)
 # Rules for loop programs come behind the plan's, which answer None for them; the last rule takes any program.
 RULES = (
     MultiTensorRule(multi_tensor_launches, function),
     ELEMENTWISE,
-    HEADS,
+    ATTENTION,
     MATMUL,
-    MATRIX_UNITS,
-    DRAWS,
-    ROWS,
-    COLUMNS,
+    TENSOR_CORE,
+    PHILOX,
+    ROW_REDUCTION,
+    COLUMN_REDUCTION,
     MIXED,
-    Scan(),
+    Cumsum(),
     SortedScatterAdd(),
     ScatterAddAlongColumns(),
-    ByHand(),
+    ExplicitLoops(),
     Fallback(),
 )

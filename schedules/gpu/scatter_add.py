@@ -56,7 +56,7 @@ class ScatterAdd:
 class SortedScatterAdd:
     """scatter-add, scatter-rows, and scatter-along where all columns share their indices."""
 
-    name: str = "places"
+    name: str = "scatter-add"
 
     def apply(self, func: Any, target: Any) -> Any:
         program = read_loop_program(func)
@@ -272,7 +272,7 @@ def _add_segments(scatter: ScatterAdd, keys: Any, order: Any, y: Any) -> Stmt:
 class ScatterAddAlongColumns:
     """scatter-along where each column has indices of its own: a thread a column, in the order of the CPU's loop."""
 
-    name: str = "along"
+    name: str = "scatter-along"
 
     def apply(self, func: Any, target: Any) -> Any:
         program = read_loop_program(func)

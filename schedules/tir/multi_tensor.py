@@ -40,7 +40,7 @@ class MultiTensorRule:
 
     nests: Callable[[Program, Any, Members], list[Stmt] | None]
     function: Callable[[Program, list[Stmt]], Any]
-    name: str = "pieces"
+    name: str = "multi-tensor"
 
     def apply(self, func: Any, target: Any) -> Any:
         try:

@@ -90,7 +90,7 @@ KNOWN = _cases(
             "transpose": [(512, 384)],
             "adamw": [(512, 128), (777,)],
         },
-        "rows": {
+        "row reduction": {
             "softmax": [(64, 32, 32), (512, 65)],
             "softmax gradient": [(64, 32, 32)],
             "normalize": [(512, 128), (509, 100)],
@@ -98,13 +98,13 @@ KNOWN = _cases(
             "cross-entropy": [(512, 64)],
             "sum of columns": [(512, 777)],
         },
-        "columns": {"sum of rows": [(4096, 128), (512, 130)]},
+        "column reduction": {"sum of rows": [(4096, 128), (512, 130)]},
         "mixed": {
             "normalize gradient": [(512, 128)],
             "cross-entropy gradient": [(512, 64)],
             "sum of all": [(1000, 1000)],
         },
-        "by hand": {
+        "indexing, random": {
             "embedding gradient": [(512, 64, 128)],
             "gather": [(512, 64, 128)],
             "scatter-add": [(2048, 100, 33)],
@@ -122,15 +122,15 @@ HELD_OUT = _cases(
             "NT": [(1, 241, 97, 307), (300, 13, 19, 11)],
         },
         "elementwise": {"gelu": [(1, 99991)], "gelu gradient": [(3001, 7)], "transpose": [(251, 397), (6000, 10)]},
-        "rows": {
+        "row reduction": {
             "softmax": [(16, 20011), (5003, 11)],
             "softmax gradient": [(307, 89)],
             "normalize": [(73, 1009)],
             "argmax": [(3001, 29)],
         },
-        "columns": {"sum of rows": [(10007, 17), (12, 30011)]},
+        "column reduction": {"sum of rows": [(10007, 17), (12, 30011)]},
         "mixed": {"normalize gradient": [(307, 83)], "cross-entropy gradient": [(97, 1511)]},
-        "by hand": {"embedding gradient": [(4001, 997, 24)], "normal draw": [(313, 101)]},
+        "indexing, random": {"embedding gradient": [(4001, 997, 24)], "normal draw": [(313, 101)]},
     },
 )
 CASES = KNOWN + HELD_OUT

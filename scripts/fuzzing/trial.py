@@ -37,7 +37,7 @@ V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 # Schedules for a target, and threads; all in the instructions of v3. Those that are CHECKED look at their own stores.
 CHECKED = " with checks"
 WAYS = ((V3, 1), (V3, 2), (V4 + CHECKED, 2))
-GPU, UNITS = "cuda-sm_80", "matrix-units"
+GPU, UNITS = "cuda-sm_80", "tensor-core"
 ALIGNED = 64  # what a kernel may take for granted of its tensors
 DRAWS = 3  # of data: where the numbers of one are wrong, so must be those of another
 

@@ -23,6 +23,7 @@ from .gpu_report import data as gpu_data
 from .gpu_report import lines as gpu_lines
 
 WIDTH = 100
+RULE_WIDTH = 16  # letters of the longest name of a schedule rule, column-reduction
 SHOWN = 6  # kinds of kernels that the report names for a rule
 SILENT = ("broadcast", *(name for name, row in OPS.items() if row.fusion == "view"))  # moves beside other work
 
@@ -78,14 +79,14 @@ def percent(part: int, whole: int) -> str:
 
 
 def rule_lines(made: Any, function: str) -> list[str]:
-    """``  matmul       18  7 matmul add, 3 matmul ...``: a rule, the kernels that it took in a call, the commonest."""
+    """``  matmul             18  7 matmul add, 3 matmul ...``: a rule, its kernels in a call, the commonest of them."""
     first = next(iter(made.compiled.values()))
     taken: dict[str, Counter[str]] = {}
     for kernel in (k for k in first.kernels if function in k.calls):
         taken.setdefault(kernel.rule or "NONE", Counter())[family(kernel.kernel)] += kernel.calls[function]
     lines: list[str] = []
     for rule, kinds in sorted(taken.items(), key=lambda item: (-item[1].total(), item[0])):
-        head = f"  {rule:12} {kinds.total():4}  "
+        head = f"  {rule:{RULE_WIDTH}} {kinds.total():4}  "
         lines += textwrap.wrap(commonest(kinds), WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
     return [line.replace("\xa0", " ") for line in lines]
 

@@ -57,7 +57,7 @@ def test_no_copies_around_attention(joined: bool, lead: tuple[int, ...], monkeyp
     made, given = compiled(graph, scheduler=scheduler), samples(graph)
     got = run_functions(made, {"block": given})["block"]
     moves = [k.kernel for k in made.kernels if "transpose" in k.kernel or "slice" in k.kernel]
-    assert moves == [] and {k.rule for k in made.kernels if k.kernel.startswith("attend")} == {"heads"}
+    assert moves == [] and {k.rule for k in made.kernels if k.kernel.startswith("attend")} == {"attention"}
     for y, want in zip(got, reference(graph, given), strict=True):
         np.testing.assert_allclose(y, want, rtol=2e-4, atol=2e-4 * np.abs(want).max())  # sums of hundreds of terms
     none = lambda cls, values, outputs: Views(calls=full(values, outputs).calls)  # noqa: E731

@@ -93,7 +93,7 @@ def test_all_tensors_of_an_update_are_two_programs(scheduler, bound):
     assert joined == {"update_totals": 1, "update_elements": 1}
     agree(made, g, pairs)
     if scheduler is by_rule:
-        assert {row.rule for row in made.kernels if row.kernel in joined} == {"pieces"}
+        assert {row.rule for row in made.kernels if row.kernel in joined} == {"multi-tensor"}
 
 
 @pytest.mark.parametrize("scheduler", [no_rule, by_rule], ids=["as made", "scheduled"])

@@ -10,6 +10,7 @@ import attrs
 
 import schedules
 from schedules.cpu import rules
+from sexpgpu.build.report import RULE_WIDTH
 
 from .tensor_programs import V3, graph
 
@@ -81,6 +82,11 @@ def test_a_program_is_planned_once_for_all_rules(monkeypatch) -> None:
     monkeypatch.setattr(rules, "make_plan", lambda *args: planned.append(args) or real(*args))
     func = graph(lambda emit, x: emit(_exp(x)), ((8, 24), "float32"))[0]
     assert schedules.first(func, schedules.TARGETS[V3]).rule == "elementwise" and len(planned) == 1
+
+
+def test_the_reports_column_is_as_wide_as_the_longest_name() -> None:
+    names = {rule.name for target in schedules.TARGETS.values() for rule in target.rules}
+    assert max(map(len, names)) == RULE_WIDTH
 
 
 def test_a_schedule_keeps_the_attributes() -> None:

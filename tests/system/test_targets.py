@@ -60,7 +60,7 @@ def test_the_report_has_the_phases_of_a_step_and_a_rule_for_each_kernel(tiny: Pa
     launches = [int(rows[first][1]), *(int(rows[n][2]) for n in (f"train{at}", "update"))]
     assert int(rows["step"][1]) == sum(launches) > 90 < int(rows[f"train{at}"][1]) * 2 // k == launches[1]
     rules = [line.split()[0] for line in lowered if re.match(r"  [a-zA-Z-]+ +\d+  \d", line)]
-    assert {"matmul", "elementwise", "rows"} <= set(rules) and "NONE" not in rules
+    assert {"matmul", "elementwise", "row-reduction"} <= set(rules) and "NONE" not in rules
     assert "no schedule rule" not in text and max(map(len, text.splitlines())) <= 100
 
 

@@ -74,7 +74,7 @@ def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
     """The last has heads too large for a cache, and is several nests."""
     heads, q, k, _, _ = size
     built = build(attend_grad(*size, q == k))
-    assert built.rule == ("heads" if q * k < 10_000 else "matmul")
+    assert built.rule == ("attention" if q * k < 10_000 else "matmul")
     given = [numbers(*shape, seed=s) for s, (shape, _) in enumerate(built.params[:4])]
     wide = [x.astype("float64") for x in given]
     for got, exact in zip(on_any_threads(built, given), attend_grads(np, *wide, causal=q == k), strict=True):
@@ -85,7 +85,7 @@ def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
 def test_what_is_kept_of_the_scores_is_one_head(target: str) -> None:
     aimed = attrs.evolve(schedules.TARGETS[target], functions=elementary.STEPS)
     done = schedules.first(attend((16, 4), 32, 32, 32, 32, True), aimed)
-    assert done.rule == "heads"
+    assert done.rule == "attention"
     sizes = [int(np.prod([int(n) for n in a.buffer.shape])) for a in collect(done.func.body, tirx.AllocBuffer)]
     assert max(sizes) == 32 * 32
 

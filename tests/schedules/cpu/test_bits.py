@@ -30,7 +30,7 @@ PROGRAMS = {
     "normalize": lambda: graph(_normalize, ((65, 130), F)),
     "gelu": lambda: graph(lambda emit, x: R.nn.gelu_tanh(x), ((65, 130), F)),
     "norm": lambda: graph(lambda emit, x: R.sum(emit(R.multiply(x, x))), ((650, 131), F)),
-    "columns": lambda: graph(lambda emit, x: R.sum(x, [0]), ((3000, 45), F)),
+    "column reduction": lambda: graph(lambda emit, x: R.sum(x, [0]), ((3000, 45), F)),
     "product": lambda: [product("NN", 65, 130, 47)],
     "weight gradient": lambda: [product("TN", 65, 1300, 47)],
     "scores": lambda: [product("NT", 33, 47, 29, (6,))],

@@ -84,13 +84,13 @@ DEEP = [(64, 1024, 24), (61, 1093, 41)]
 @pytest.mark.parametrize("size", DEEP, ids=str)
 def test_a_cut_depth_is_summed_in_order(kind: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_tiling, "MIN_BLOCKED_PANEL_BYTES", 1024)
-    assert "block" in loops(product(kind, *size), V3)
+    assert "k_block" in loops(product(kind, *size), V3)
     check(kind, *size)
 
 
 def test_so_does_one_for_sixteen_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_tiling, "MIN_BLOCKED_PANEL_BYTES", 1024)
-    assert "block" in loops(product("NN", 61, 1093, 130), V4)
+    assert "k_block" in loops(product("NN", 61, 1093, 130), V4)
     check("NN", 61, 1093, 130, target=V4)
 
 
@@ -103,7 +103,7 @@ def test_a_batch_of_deep_products_and_what_follows_on_them(monkeypatch: pytest.M
 
     kinds = [((67, 1100), "float32"), ((1100, 130), "float32"), ((130,), "float32")]
     (func,) = graph(fused, *kinds)
-    assert "block" in loops(func, V3)
+    assert "k_block" in loops(func, V3)
     x, w, b = (numbers(*shape, seed=s) for s, (shape, _) in enumerate(kinds))
     assert_close(build(func).run(x, w, b)[0], np.tanh(in_order("NN", x, w) + b))
 
@@ -156,7 +156,7 @@ def test_a_few_columns_or_rows_are_turned_in_registers() -> None:
         assert check(*size) == "matmul"
         assert "Shuffle" in str(schedules.first(product(*size), schedules.TARGETS[V3]).func)
     assert check("NN", 50, 7, 5) == "matmul"
-    assert check("NN", 5, 7, 3) == "rows"
+    assert check("NN", 5, 7, 3) == "row-reduction"
 
 
 def test_what_follows_a_few_columns_is_done_on_their_rows() -> None:

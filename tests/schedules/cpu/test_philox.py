@@ -44,7 +44,7 @@ def random_words(shape: tuple[int, ...], n: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_words_are_those_of_the_row(shape: tuple[int, ...]) -> None:
     built = build(draws(shape, lambda _, made: made))
-    assert built.rule == "draws"
+    assert built.rule == "philox"
     assert np.array_equal(built.run(SEED, SALT, PLACES[0])[0], random_words(shape))
 
 
@@ -76,7 +76,7 @@ def normal(shape: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_what_follows_is_done_on_the_words(shape: tuple[int, ...]) -> None:
     built, x = build(draws(shape, masked, shape)), normal(shape)
-    assert built.rule == "draws"
+    assert built.rule == "philox"
     assert np.array_equal(built.run(SEED, SALT, PLACES[0], x)[0], dropout_reference(shape, x))
 
 
@@ -94,7 +94,7 @@ def test_an_input_may_be_overwritten() -> None:
 def test_two_draws_meet() -> None:
     shape = (33, 5)
     built = build(draws(shape, lambda s, a, b: te.compute(s, lambda *i: a(*i) ^ b(*i), "both"), count=2))
-    assert built.rule == "draws"
+    assert built.rule == "philox"
     assert np.array_equal(built.run(SEED, SALT, *PLACES)[0], random_words(shape) ^ random_words(shape, 1))
 
 
@@ -121,7 +121,8 @@ def test_words_used_in_another_order_are_kept_first(name: str) -> None:
 def test_a_row_of_factors_beside_the_words() -> None:
     shape, x = (37, 45), normal((45,))
     func = draws(shape, lambda s, w, x: te.compute(s, lambda i, j: unit(w(i, j)) * x(j), "scaled"), (45,))
-    assert make_plan(func, schedules.TARGETS[V3]).kinds == ("draws", "map")  # no vector runs over the end of a row
+    # No vector runs over the end of a row.
+    assert make_plan(func, schedules.TARGETS[V3]).kinds == ("philox", "elementwise")
     want = (random_words(shape) >> 8).astype(F) * np.float32(2.0**-24) * x
     assert np.array_equal(build(func).run(SEED, SALT, PLACES[0], x)[0], want)
 

@@ -45,13 +45,13 @@ def scatter(n: int) -> Any:
 
 KERNELS: dict[str, tuple[Any, int, int]] = {
     # what -> program of a size, a size of some microseconds, and one of tens of them
-    "map": (add, 64, 4096),
+    "elementwise": (add, 64, 4096),
     "function": (lambda n: operator("exp", ("f32", (n, 64))), 16, 512),
     "tiles": (lambda n: operator("transpose", ("f32", (n, 48)), perm=(1, 0)), 64, 2048),
-    "rows": (lambda n: operator("softmax", ("f32", (n, 64)), axis=-1), 16, 1024),
-    "columns": (lambda n: operator("sum", ("f32", (n, 512)), axes=(0,)), 16, 1024),
+    "row reduction": (lambda n: operator("softmax", ("f32", (n, 64)), axis=-1), 16, 1024),
+    "column reduction": (lambda n: operator("sum", ("f32", (n, 512)), axes=(0,)), 16, 1024),
     "product": (lambda n: product("NN", n, 32, 32), 32, 1024),
-    "by hand": (scatter, 64, 8192),
+    "explicit loops": (scatter, 64, 8192),
 }
 
 

@@ -45,7 +45,7 @@ def random_inputs(func: Any) -> list[np.ndarray]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend_grad(*size, causal=False)
-    same_bits(func, *random_inputs(func), rule="heads")
+    same_bits(func, *random_inputs(func), rule="attention")
 
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(shared_memory, "ROWS", (4,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
-    same_bits(func, *random_inputs(func), rule="heads")
+    same_bits(func, *random_inputs(func), rule="attention")
 
 
 def test_half_precision_and_a_mask() -> None:
@@ -63,7 +63,7 @@ def test_half_precision_and_a_mask() -> None:
     mask = np.random.default_rng(3).random((3, 1, 16, 20)) < 0.5
     mask[0, 0, 2] = False
     half = [numbers(*shape, seed=s).astype(ml_dtypes.bfloat16) for s, shape in enumerate(shapes)]
-    same_bits(func, *half, mask, rule="heads")
+    same_bits(func, *half, mask, rule="attention")
 
 
 def training(length: int, dtype: str = "f32") -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_no_matrix_of_scores_is_in_memory(length: int, dtype: str) -> None:
 
 
 def test_what_goes_from_launch_to_launch_is_three_numbers_a_query() -> None:
-    func = scheduled(attend_grad((12,), 1024, 1024, 64, 64, True), "heads")
+    func = scheduled(attend_grad((12,), 1024, 1024, 64, 64, True), "attention")
     made = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
     assert [shape_of(b) for b in made if b.scope() in ("", "global")] == [(12, 1024)] * 3
 
@@ -111,5 +111,5 @@ def test_what_launches_hand_on_is_reckoned_where_the_last_piece_of_the_queries_i
 
 def test_no_row_is_too_long() -> None:
     """Nor a head too narrow; a head that is too wide for a block is products and row nests."""
-    scheduled(attend_grad((2,), 64, 13000, 8, 8, False), "heads")
+    scheduled(attend_grad((2,), 64, 13000, 8, 8, False), "attention")
     scheduled(attend_grad((2,), 64, 64, 13000, 8, False), "mixed")

@@ -45,18 +45,18 @@ def random_inputs(func: Any, count: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend(*size, causal=False)
-    same_bits(func, *random_inputs(func, 3), rule="heads")
+    same_bits(func, *random_inputs(func, 3), rule="attention")
 
 
 def test_gradients() -> None:
     func = attend_grad((1, 2), 37, 70, 20, 36, causal=False)
-    same_bits(func, *random_inputs(func, 4), rule="heads")
+    same_bits(func, *random_inputs(func, 4), rule="attention")
 
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "ROWS", (2,))
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
-    same_bits(func, *random_inputs(func, 4), rule="heads")
+    same_bits(func, *random_inputs(func, 4), rule="attention")
 
 
 @pytest.mark.parametrize(("dtype", "gradient"), [("bfloat16", True), ("float16", False)])
@@ -71,7 +71,7 @@ def test_half_precision_and_a_mask(dtype: str, gradient: bool) -> None:
     half = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     mask = np.random.default_rng(3).random((3, 1, 16, 80)) < 0.5
     mask[0, 0, 2] = False
-    same_bits(func, *(numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)), mask, rule="heads")
+    same_bits(func, *(numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)), mask, rule="attention")
 
 
 def test_a_score_that_another_column_needs_is_not_streamed() -> None:
@@ -93,7 +93,7 @@ def test_a_block_has_no_more_memory_than_there_is() -> None:
 
     for width, rows in ((64, 32), (128, 32), (256, 16)):
         *_, one = audit(
-            scheduled(attend((4,), 4096, 4096, width, width, True), "heads")
+            scheduled(attend((4,), 4096, 4096, width, width, True), "attention")
         )  # before it, a row of values each
         assert one.shared <= shared_memory.MAX_SHARED_BYTES and one.blocks == 4 * 4096 // rows
     assert scheduled(attend((4,), 64, 64, 13000, 8, True), "mixed") is not None

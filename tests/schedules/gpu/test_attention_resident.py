@@ -40,7 +40,7 @@ def random_inputs(func: Any, count: int = 3) -> list[np.ndarray]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend(*size, causal=False)
-    same_bits(func, *random_inputs(func), rule="heads")
+    same_bits(func, *random_inputs(func), rule="attention")
 
 
 @pytest.mark.parametrize("rows", shared_memory.ROWS)
@@ -49,7 +49,7 @@ def test_any_number_of_rows_in_a_block(rows: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(shared_memory, "ROWS", (rows,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 37, 37, 12, 40, causal=True)
-    same_bits(func, *random_inputs(func), rule="heads")
+    same_bits(func, *random_inputs(func), rule="attention")
 
 
 @pytest.mark.parametrize("columns", shared_memory.COLUMNS)
@@ -57,7 +57,7 @@ def test_any_number_of_columns_side_by_side(columns: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(shared_memory, "COLUMNS", (columns,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 9, 270, 12, 20, causal=False)
-    same_bits(func, *random_inputs(func), rule="heads")
+    same_bits(func, *random_inputs(func), rule="attention")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -69,7 +69,7 @@ def test_half_precision_and_a_mask(dtype: str) -> None:
     half = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     mask = np.random.default_rng(3).random((3, 1, 6, 20)) < 0.5
     mask[0, 0, 2] = False
-    same_bits(func, *(numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)), mask, rule="heads")
+    same_bits(func, *(numbers(*shape, seed=s).astype(half) for s, shape in enumerate(shapes)), mask, rule="attention")
 
 
 def test_what_is_read_again_is_not_written_over() -> None:
@@ -84,13 +84,13 @@ def test_what_is_read_again_is_not_written_over() -> None:
         return te.compute((3, 10, 12), lambda h, r, c: te.sum(both[h, r, j] * v[h, j, c], axis=j), "out")
 
     func = program(function, *((shape, "float32") for shape in ((3, 10, 16), (3, 24, 16), (3, 24, 12))))
-    same_bits(func, *random_inputs(func), rule="heads")
+    same_bits(func, *random_inputs(func), rule="attention")
 
 
 def test_no_score_is_written_to_memory() -> None:
     """GPT-2's heads: the launch's own memory is shared by a block, and what it stores elsewhere is the result. Before
     it, a launch says of each value whether it is finite."""
-    func = scheduled(attend((12,), 1024, 1024, 64, 64, True), "heads")
+    func = scheduled(attend((12,), 1024, 1024, 64, 64, True), "attention")
     own = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
     (values,) = (b for b in own if b.scope() not in ("shared", "local"))
     assert int(np.prod([int(n) for n in values.shape])) == 12 * 1024
@@ -101,5 +101,5 @@ def test_no_score_is_written_to_memory() -> None:
 
 def test_no_row_is_too_long() -> None:
     """Nor a head too narrow; a head that is too wide for a block is products and row nests."""
-    scheduled(attend((2,), 64, 13000, 8, 8, False), "heads")
+    scheduled(attend((2,), 64, 13000, 8, 8, False), "attention")
     scheduled(attend((2,), 64, 64, 13000, 8, False), "mixed")

@@ -50,7 +50,7 @@ def programs(gradient: bool, dtype: str) -> tuple[Any, Any]:
     return plain, program(strided, *((views[0].lies, dtype),) * count)
 
 
-@pytest.mark.parametrize(("dtype", "rule"), [("float32", "heads"), ("bfloat16", "matrix-units")])
+@pytest.mark.parametrize(("dtype", "rule"), [("float32", "attention"), ("bfloat16", "tensor-core")])
 @pytest.mark.parametrize("gradient", [False, True], ids=["result", "gradients"])
 def test_the_bits_of_heads_by_themselves(gradient: bool, dtype: str, rule: str) -> None:
     plain, strided = programs(gradient, dtype)

@@ -99,13 +99,13 @@ def random_inputs(size: tuple[Any, ...], gradient: bool = False, dtype: str = "b
 
 def results(func: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     """What the program makes, with the threads in each of three orders the same, and without a race."""
-    return emulator.compile(scheduled(func, "matrix-units"), GPU).every_order(*arrays)[len(arrays) :]
+    return emulator.compile(scheduled(func, "tensor-core"), GPU).every_order(*arrays)[len(arrays) :]
 
 
 @functools.cache
 def compiled(size: tuple[Any, ...], gradient: bool = False) -> Any:
     """Attention, or its gradients, as it is done where no test says otherwise; causal if there is a key a query."""
-    return emulator.compile(scheduled(attend(size, size[1] == size[2], gradient=gradient), "matrix-units"), GPU)
+    return emulator.compile(scheduled(attend(size, size[1] == size[2], gradient=gradient), "tensor-core"), GPU)
 
 
 @functools.cache
@@ -232,13 +232,13 @@ def test_float16(scale: float) -> None:
     (got,) = results(attend(size, False, dtype="f16"), q, k, v)
     least = LEAST * np.abs(as_float64([v])[0]).sum(-2, keepdims=True)
     assert_within(got, want([q, k, v], False), forward_bound([q, k, v], np.bool_(True)) + least)
-    scheduled(attend(size, False, gradient=True, dtype="f16"), "heads")
+    scheduled(attend(size, False, gradient=True, dtype="f16"), "attention")
 
 
 @functools.cache
 def exact(size: tuple[Any, ...]) -> Any:
     func = program(exact_attend, *((s, "bfloat16") for s in shapes_of(size)))
-    return emulator.compile(scheduled(func, "matrix-units"), GPU)
+    return emulator.compile(scheduled(func, "tensor-core"), GPU)
 
 
 def test_weights_are_not_rounded_to_halves() -> None:
@@ -265,7 +265,7 @@ def test_what_takes_three_passes() -> None:
     func, other = (
         program(each, *((s, "bfloat16") for s in shapes_of(EXACT))) for each in (attend_and_square, attend_by_half)
     )
-    assert all(multiplications(scheduled(x, "matrix-units")) == 1 + 1 + 3 for x in (func, other))
+    assert all(multiplications(scheduled(x, "tensor-core")) == 1 + 1 + 3 for x in (func, other))
     arrays = random_inputs(EXACT)
     squares, got = results(func, *arrays)
     assert_within(got, want(arrays, False), forward_bound(arrays, np.bool_(True)))
@@ -287,7 +287,7 @@ def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.
     for name, value in {"MIN_BLOCKS": 1, "WARPS": (4,), "COLUMNS": (16,), "MAX_HELD_REGISTERS": 0}.items():
         monkeypatch.setattr(tensor_core_plan, name, value)
     monkeypatch.setattr(tensor_core_plan, "masked_columns", lambda _: "")
-    other = scheduled(func, "matrix-units")
+    other = scheduled(func, "tensor-core")
     assert audit(other)[0].threads == 128
     done = emulator.compile(other, GPU)
     assert "left_ptr" not in done.text
@@ -318,7 +318,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_keys_after_their_query_are_left_out(found: list[str]) -> None:
     size = ((4,), 32, 32, 16, 16)
     for gradient in (False, True):
-        scheduled(attend(size, True, gradient=gradient), "matrix-units")
+        scheduled(attend(size, True, gradient=gradient), "tensor-core")
     assert found == [LATER, LATER, EARLIER]
 
 
@@ -328,7 +328,7 @@ def test_keys_that_a_mask_hides_are_not(found: list[str]) -> None:
     mask = np.ones((1, 32, 32), bool)
     for causal, given_mask in ((False, None), (False, mask), (True, mask)):
         for gradient in (False, True):
-            scheduled(attend(((4,), 32, 32, 16, 16), causal, given_mask, gradient), "matrix-units")
+            scheduled(attend(((4,), 32, 32, 16, 16), causal, given_mask, gradient), "tensor-core")
     assert found == [*[""] * 8, EARLIER]
 
 
@@ -354,7 +354,7 @@ def powers(func: Any) -> int:
 @pytest.mark.parametrize("width", [16, 64, 128])
 @pytest.mark.parametrize("gradient", [False, True])
 def test_no_score_is_written_and_memory_suffices(width: int, gradient: bool) -> None:
-    func = scheduled(attend(((4, 12), 1024, 1024, width, width), True, gradient=gradient), "matrix-units")
+    func = scheduled(attend(((4, 12), 1024, 1024, width, width), True, gradient=gradient), "tensor-core")
     own = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
     assert max(prod(map(int, b.shape)) for b in own if b.scope() == "local") < 256
     assert all(prod(map(int, b.shape)) == 4 * 12 * 1024 for b in own if b.scope() in ("", "global"))
@@ -368,7 +368,7 @@ def test_scores_are_made_once() -> None:
     """And their powers, but for what all are multiplied by where a larger one comes. For gradients by queries twice,
     which need a sum over the weights' gradients first; then once by keys."""
     size = ((2,), 64, 64, 16, 16)
-    func, gradient = (scheduled(attend(size, True, gradient=each), "matrix-units") for each in (False, True))
+    func, gradient = (scheduled(attend(size, True, gradient=each), "tensor-core") for each in (False, True))
     assert (multiplications(func), powers(func)) == (1 + 2, 1 + 1)
     assert (multiplications(gradient), powers(gradient)) == (2 + (2 + 2) + (2 + 4), (1 + 1) + 1 + 1)
 
@@ -376,9 +376,9 @@ def test_scores_are_made_once() -> None:
 def test_what_stays_with_the_other_kernel() -> None:
     """Other depths, float32, few queries or keys, very wide heads; a level that has no matrix units."""
     for size in (((4,), 32, 32, 24, 16), ((4,), 32, 32, 16, 24), ((4,), 32, 8, 16, 16), ((4,), 32, 32, 16, 400)):
-        scheduled(attend(size, False), "heads")
+        scheduled(attend(size, False), "attention")
     size = ((4,), 32, 32, 16, 16)
-    scheduled(attend(size, False, dtype="f32"), "heads")
-    scheduled(attend(size, False, gradient=True, dtype="f32"), "heads")
-    scheduled(attend(size, False), "heads", "cuda-sm_75")
-    scheduled(attend(size, False, gradient=True), "heads", "cuda-sm_75")
+    scheduled(attend(size, False, dtype="f32"), "attention")
+    scheduled(attend(size, False, gradient=True, dtype="f32"), "attention")
+    scheduled(attend(size, False), "attention", "cuda-sm_75")
+    scheduled(attend(size, False, gradient=True), "attention", "cuda-sm_75")

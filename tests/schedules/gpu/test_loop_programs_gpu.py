@@ -41,7 +41,7 @@ SCANS = [(1, 9, 1), (9, 257, 1), (4100, 65, 1), (3, 50, 3), (2, 9, 200), (7, 1, 
 @pytest.mark.parametrize("shape", SCANS, ids=str)
 def test_running_sums_add_in_order(shape: tuple[int, ...], reverse: bool) -> None:
     x = numbers(*shape) if shape[1] % 2 else near_the_ends(*shape)
-    (got,) = same_bits(kernel("cumsum", shape, x, reverse=reverse), x, rule="scan")
+    (got,) = same_bits(kernel("cumsum", shape, x, reverse=reverse), x, rule="cumsum")
     np.testing.assert_array_equal(got, reference("cumsum", x, axis=1, reverse=reverse))
 
 
@@ -56,9 +56,10 @@ def test_rows_are_added_in_the_order_of_their_indices(table: tuple[int, int, int
     make = near_the_ends if rows == 7 else numbers
     base, updates = make(rows, columns), make(count, columns, seed=1)
     ids = np.random.default_rng(2).integers(-2, rows + 2, count).astype("int32" if rows % 2 else "int64")
-    (got,) = same_bits(kernel("scatter-rows", (rows, columns), updates, ids), updates, ids, rule="places")
+    (got,) = same_bits(kernel("scatter-rows", (rows, columns), updates, ids), updates, ids, rule="scatter-add")
     np.testing.assert_array_equal(got, reference("scatter-rows", updates, ids, n=rows))
-    (got,) = same_bits(kernel("scatter-add", (rows, columns), base, ids, updates), base, ids, updates, rule="places")
+    func = kernel("scatter-add", (rows, columns), base, ids, updates)
+    (got,) = same_bits(func, base, ids, updates, rule="scatter-add")
     np.testing.assert_array_equal(got, reference("scatter-add", base, ids, updates))
 
 
@@ -71,5 +72,5 @@ def test_sums_along_an_axis(shape: tuple[int, int, int], n: int, own: tuple[int,
     outer, many, inner = shape
     dy = numbers(*shape)
     ids = np.random.default_rng(3).integers(-1, n + 1, (own[0], many, own[1])).astype("int32")
-    rule = "places" if own == (1, 1) else "along"
+    rule = "scatter-add" if own == (1, 1) else "scatter-along"
     same_bits(kernel("scatter-along", (outer, n, inner), dy, ids), dy, ids, rule=rule)

@@ -29,7 +29,7 @@ UNIT = 2.0**-23  # relative error of one truncation to float32: eps of docs/tens
 
 def results(func: Any, *arrays: np.ndarray) -> np.ndarray:
     """What the program's last parameter is, with the threads in each of three orders the same."""
-    return emulator.compile(scheduled(func, "matrix-units"), GPU).every_order(*arrays)[-1]
+    return emulator.compile(scheduled(func, "tensor-core"), GPU).every_order(*arrays)[-1]
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_stages_that_follow_are_done_on_the_tile() -> None:
     bias = rng.standard_normal(70).astype(DTYPES["bfloat16"])
     residual = rng.standard_normal((50, 70)).astype("float32")
     made = want.astype("float32") * np.float32(0.5) + bias.astype("float32") + residual
-    compiled = emulator.compile(scheduled(func, "matrix-units"), GPU)
+    compiled = emulator.compile(scheduled(func, "tensor-core"), GPU)
     assert compiled.text.count('extern "C" __global__ void __launch_bounds__(128)') == 2  # declared and defined
     got = compiled.every_order(a, b, bias, residual)[-1]
     np.testing.assert_array_equal(got.view("uint16"), made.astype(DTYPES["bfloat16"]).view("uint16"))
@@ -190,7 +190,7 @@ def test_pieces_of_a_sum_are_the_same_in_one_block_and_in_several(cut_as: Any, a
     a, b, _ = factors("TN", 40, 1300, 24, whole=False)
     chosen = results(product("TN", 40, 1300, 24), a, b)
     cut_as(mma_tiling.TILES[3], apart)
-    func = scheduled(product("TN", 40, 1300, 24), "matrix-units")
+    func = scheduled(product("TN", 40, 1300, 24), "tensor-core")
     compiled = emulator.compile(func, GPU)
     assert compiled.text.count("__global__") == (4 if apart else 2)  # each launch is declared and defined
     assert compiled.run(a, b)[-1].tobytes() == chosen.tobytes()
@@ -205,4 +205,4 @@ def test_a_level_without_matrix_units() -> None:
     from schedules import TARGETS, first
 
     done = first(product("NN", 64, 64, 64).with_attr("global_symbol", "main"), TARGETS["cuda-sm_75"])
-    assert done.rule not in ("", "matrix-units") and not done.failures
+    assert done.rule not in ("", "tensor-core") and not done.failures

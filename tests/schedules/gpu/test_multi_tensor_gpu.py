@@ -38,19 +38,19 @@ LONG = ((300,), (130_001,), (2_100_000,), (8192,), (8193,))  # 1, 16, 257, 1 and
 
 
 def launches(func: Any) -> int:
-    return len(audit(scheduled(func, "pieces")))
+    return len(audit(scheduled(func, "multi-tensor")))
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_element_of_every_tensor(name: str) -> None:
     form, inputs = FORMS[name]
     func = many(form, inputs=inputs)
-    same_bits(func, *random_inputs(inputs=inputs), rule="pieces")
+    same_bits(func, *random_inputs(inputs=inputs), rule="multi-tensor")
     assert launches(func) == 2  # two forms; pieces, and what is made of their results
 
 
 def test_results_of_few_and_of_many_pieces() -> None:
-    same_bits(many(total, LONG, 1), *random_inputs(LONG, 1), rule="pieces")
+    same_bits(many(total, LONG, 1), *random_inputs(LONG, 1), rule="multi-tensor")
 
 
 def norm(n: int) -> Any:
@@ -64,7 +64,7 @@ def norm(n: int) -> Any:
 
 def test_what_is_made_of_the_sums_is_made_in_the_same_launch() -> None:
     func = norm(5)
-    same_bits(func, *random_inputs(SHAPES[:5], 1), rule="pieces")
+    same_bits(func, *random_inputs(SHAPES[:5], 1), rule="multi-tensor")
     assert launches(func) == 2
 
 
@@ -73,7 +73,7 @@ def test_more_tensors_than_a_kernel_has_parameters(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("schedules.gpu.multi_tensor.MAX_KERNEL_POINTERS", pointers)
         form, inputs = FORMS[name]
         func = many(form, inputs=inputs)
-        same_bits(func, *random_inputs(inputs=inputs), rule="pieces")
+        same_bits(func, *random_inputs(inputs=inputs), rule="multi-tensor")
         assert launches(func) == most
 
 
@@ -81,9 +81,9 @@ def test_more_tensors_than_a_kernel_has_parameters(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("order", emulator.ORDERS)
 def test_an_update_in_place_reads_all_before_it_writes(shapes: Any, order: str) -> None:
     count, xs = len(shapes), random_inputs(shapes, 3)
-    apart = emulator.compile(scheduled(many(step, shapes, 3), "pieces" if count > 1 else None), GPU)
+    apart = emulator.compile(scheduled(many(step, shapes, 3), "multi-tensor" if count > 1 else None), GPU)
     want = apart.run(*xs)[3 * count :]
-    compiled = emulator.compile(scheduled(shared(many(step, shapes, 3), count), "pieces"), GPU)
+    compiled = emulator.compile(scheduled(shared(many(step, shapes, 3), count), "multi-tensor"), GPU)
     memory = [emulator.Guarded.make(x.shape, F, x) for x in xs]
     compiled.order[0] = order
     outs = [memory[3 * n + 1 - k] for n in range(count) for k in range(2)]
@@ -94,14 +94,14 @@ def test_an_update_in_place_reads_all_before_it_writes(shapes: Any, order: str) 
 
 def test_truth_values_in_place_are_left_to_another_rule() -> None:
     func = shared(many(flags, SHAPES, 3), len(SHAPES))
-    assert schedules.first(func, schedules.TARGETS[GPU]).rule != "pieces"
+    assert schedules.first(func, schedules.TARGETS[GPU]).rule != "multi-tensor"
 
 
 def test_a_number_is_read_by_all() -> None:
     rate = te.placeholder((), F, "rate")
     xs = [te.placeholder(shape, F, f"x{n}") for n, shape in enumerate(SHAPES)]
     func = te.create_prim_func([rate, *xs, *(scaled(x, rate) for x in xs)])
-    same_bits(func, np.asarray(0.3, F), *random_inputs(inputs=1), rule="pieces")
+    same_bits(func, np.asarray(0.3, F), *random_inputs(inputs=1), rule="multi-tensor")
     assert launches(func) == 1
 
 
@@ -113,4 +113,4 @@ def test_functions_are_called_whatever_the_target_writes_out() -> None:
     func = many(lambda n, x: elementwise(x.shape, lambda *i: tirx.pow(x(*i), tirx.const(2.5, F))), SHAPES[:2], 1)
     aimed = attrs.evolve(schedules.TARGETS[GPU], functions=elementary.STEPS)
     done = schedules.first(func.with_attr("global_symbol", "main"), aimed)
-    assert done.rule == "pieces" and "llvm" not in done.func.script()
+    assert done.rule == "multi-tensor" and "llvm" not in done.func.script()

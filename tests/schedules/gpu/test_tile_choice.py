@@ -70,7 +70,7 @@ def test_shared_memory_fits() -> None:
 )
 def test_the_audit_knows_copies_and_products(kind: str, m: int, k: int, n: int) -> None:
     """A copy is of as many elements as it takes at once, and a matrix unit's operations are counted."""
-    found, *rest = audit(scheduled(product(kind, m, k, n), "matrix-units"))
+    found, *rest = audit(scheduled(product(kind, m, k, n), "tensor-core"))
     assert found.flops == 2 * m * n * k and not found.faults and not any(other.faults for other in rest)
     strides = {operand.name: operand.stride for operand in found.operands}
     assert strides["a0"] == strides["a1"] == 1

@@ -80,7 +80,7 @@ def test_products_on_matrix_units(kind: str, number: int, monkeypatch: pytest.Mo
     narrow = tile.warp_columns < 32  # then a warp takes sums of two rows at a time
     check(
         traffic_of(
-            half_precision.product(kind, m, k, n), *half_precision.factors(kind, m, k, n)[:2], rule="matrix-units"
+            half_precision.product(kind, m, k, n), *half_precision.factors(kind, m, k, n)[:2], rule="tensor-core"
         ),
         1.07 if narrow else 1.0,
     )
@@ -100,18 +100,18 @@ def test_maps() -> None:
 def test_draws() -> None:
     """Of 200 words a block has fewer than whole warps read."""
     for shape in ((64, 80), (200,)):
-        check(traffic_of(drawn(shape), SEED, SALT, PLACE, numbers(*shape), rule="draws"))
+        check(traffic_of(drawn(shape), SEED, SALT, PLACE, numbers(*shape), rule="philox"))
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (40, 256), (600, 32)], ids=str)
 def test_rows(shape: tuple[int, ...]) -> None:
     (func,) = graph(lambda emit, x: R.nn.softmax(x, -1), (shape, F))
-    check(traffic_of(func, numbers(*shape), rule="rows"))
+    check(traffic_of(func, numbers(*shape), rule="row-reduction"))
 
 
 @pytest.mark.parametrize("shape", [(300, 64), (40, 96)], ids=["read ahead", "a thread a column"])
 def test_columns(shape: tuple[int, ...]) -> None:
-    check(traffic_of(reduction("sum", shape, (0,)), numbers(*shape), rule="columns"))
+    check(traffic_of(reduction("sum", shape, (0,)), numbers(*shape), rule="column-reduction"))
 
 
 # Keys, and turns of the banks: lines of whole banks, of 20 elements (16 lanes of two neighbours meet), of 12 (a fold by
@@ -123,7 +123,7 @@ KEYS = [(64, 1.0), (20, 1.02), (12, 1.04), (300, 1.02)]
 def test_attention(keys: int, shared: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 64, keys, 32, 32, causal=False)
-    check(traffic_of(func, *_given(func), rule="heads"), shared)
+    check(traffic_of(func, *_given(func), rule="attention"), shared)
 
 
 def test_attention_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_attention_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     shapes = [(2, 1, 128, 32), (2, 1, 128, 32), (2, 1, 96, 32), (2, 1, 96, 32)]
     func = program(made, *((s, F) for s in shapes), ((2, 1, 128, 96), "bool"))
     mask = np.ones((2, 1, 128, 96), bool)  # else threads part, and are not counted together
-    check(traffic_of(func, *_given(func, 4), mask, rule="heads"), sectors=1.5)
+    check(traffic_of(func, *_given(func, 4), mask, rule="attention"), sectors=1.5)
 
 
 def _given(func: Any, count: int = 3) -> list[np.ndarray]:

@@ -83,7 +83,7 @@ def attend(dtype: str, heads: Shape, q: int, k: int, d: int, e: int, causal: boo
 def test_attention_is_one_loop_over_heads_that_rounds_once(size: Any) -> None:
     causal = size[1] == size[2]
     built, wide = (build(attend(dtype, *size, causal)) for dtype in ("bfloat16", "float32"))
-    assert built.rule == wide.rule == "heads"
+    assert built.rule == wide.rule == "attention"
     xs = random_inputs(built, 3)
     want = wide.run(*(x.astype("float32") for x in xs))[0].astype(ml_dtypes.bfloat16)
     assert_same_bits(built.run(*xs)[0], want)
@@ -95,7 +95,7 @@ def test_gradients_of_attention_are_each_rounded_once(size: Any) -> None:
     shapes = [(*heads, q, e), (*heads, q, d), (*heads, k, d), (*heads, k, e)]
     made = partial(KERNELS["attend-grad"], causal=q == k)
     built, wide = (build(program(made, *((s, dtype) for s in shapes))) for dtype in ("bfloat16", "float32"))
-    assert built.rule == wide.rule == "heads"
+    assert built.rule == wide.rule == "attention"
     xs = random_inputs(built, 4)
     for got, want in zip(built.run(*xs), wide.run(*(x.astype("float32") for x in xs)), strict=True):
         assert_same_bits(got, want.astype(ml_dtypes.bfloat16))
@@ -116,7 +116,7 @@ PROGRAMS = {
     "weight gradient": lambda: half_product("TN", 65, 1300, 47),
     "scores": lambda: half_product("NT", 33, 47, 29, (9,)),
     "attention": lambda: attend("bfloat16", (2, 5), 33, 33, 12, 12, True),
-    "map": lambda: chain(100_003),
+    "elementwise": lambda: chain(100_003),
 }
 
 

@@ -48,7 +48,7 @@ def random_inputs(shapes: Any = SHAPES, inputs: int = 2) -> list[np.ndarray]:
 
 def test_every_element_of_every_tensor() -> None:
     built, xs = build(many(blend)), random_inputs()
-    assert built.rule == "pieces"
+    assert built.rule == "multi-tensor"
     for n, got in enumerate(built.run(*xs)):
         want = xs[2 * n] * np.float32(0.25 if n % 3 == 0 else 4.0) + xs[2 * n + 1]  # exact factors: nothing to fuse
         assert got.tobytes() == want.tobytes()
@@ -81,7 +81,7 @@ def by_lanes(x: np.ndarray) -> np.float32:
 
 def test_sums_of_whole_tensors() -> None:
     built = build(many(total, inputs=1))
-    assert built.rule == "pieces"
+    assert built.rule == "multi-tensor"
     # squares are exact, fused or not; their sums are rounded
     xs = [np.round(x * 1000) / 1024 for x in random_inputs(inputs=1)]
     for got, x in zip(built.run(*xs), xs, strict=True):
@@ -125,7 +125,7 @@ def shared(func: Any, count: int) -> Any:
 @pytest.mark.parametrize("shapes", [SHAPES, SHAPES[:1]], ids=["many", "one"])
 def test_an_update_in_place_reads_all_before_it_writes(shapes: Any) -> None:
     built, xs = build(shared(many(step, shapes, 3), len(shapes))), random_inputs(shapes, 3)
-    assert built.rule == "pieces"
+    assert built.rule == "multi-tensor"
     memory = [tensor(x) for x in xs]
     built.call(*memory, *(memory[3 * n + 1 - k] for n in range(len(shapes)) for k in range(2)))
     half = np.float32(0.5)
@@ -169,7 +169,7 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_what_is_not_element_by_element_is_not_taken(name: str) -> None:
     func = many(lambda n, x, y: OTHER[name](x, y), ((9, 9), (9, 9)))
-    assert build(func).rule != "pieces"
+    assert build(func).rule != "multi-tensor"
 
 
 def test_half_precision() -> None:
@@ -180,7 +180,7 @@ def test_half_precision() -> None:
 
     given = [te.placeholder(shape, "bfloat16", f"x{n}") for n, shape in enumerate(SHAPES)]
     built = build(te.create_prim_func([*given, *map(scaled, given)]))
-    assert built.rule == "pieces"
+    assert built.rule == "multi-tensor"
     xs = [numbers(*shape, seed=n).astype(ml_dtypes.bfloat16) for n, shape in enumerate(SHAPES)]
     for got, x in zip(built.run(*xs), xs, strict=True):
         assert np.array_equal(got.view("uint16"), (x + x).view("uint16"))

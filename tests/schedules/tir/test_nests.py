@@ -34,14 +34,14 @@ def softmax(x: np.ndarray, axis: int) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(4, 9, 33), (128, 64), (3, 1000), (1, 5), (40, 16), (7, 257)], ids=str)
 def test_softmax_is_one_row_nest(shape: tuple[int, ...]) -> None:
     built, x = single_kernel(lambda emit, x: R.nn.softmax(x, -1), shape), numbers(*shape)
-    assert built.rule == "rows"
+    assert built.rule == "row-reduction"
     assert_close(built.run(x)[0], softmax(x, -1), shape[-1])
 
 
 @pytest.mark.parametrize("shape", [(512, 64), (13, 131)], ids=str)
 def test_log_softmax(shape: tuple[int, ...]) -> None:
     built, x = single_kernel(lambda emit, x: R.nn.log_softmax(x, -1), shape), numbers(*shape)
-    assert built.rule == "rows"
+    assert built.rule == "row-reduction"
     assert_close(built.run(x)[0], np.log(softmax(x, -1)), shape[-1])
 
 
@@ -52,7 +52,7 @@ def test_layer_norm(shape: tuple[int, ...]) -> None:
     x, g, b = numbers(*shape), numbers(n, seed=1), numbers(n, seed=2)
     wide = x.astype("float64")
     mean, var = wide.mean(-1, keepdims=True), wide.var(-1, keepdims=True)
-    assert built.rule == "rows"
+    assert built.rule == "row-reduction"
     assert_close(built.run(x, g, b)[0], (wide - mean) / np.sqrt(var + 1e-5) * g + b, n)
 
 
@@ -99,7 +99,7 @@ def test_other_folds(name: str) -> None:
 
 def test_argmax_takes_the_first_of_equals() -> None:
     built, x = single_kernel(lambda emit, x: R.argmax(x, -1), (40, 33)), np.round(numbers(40, 33))
-    assert built.rule == "rows"
+    assert built.rule == "row-reduction"
     assert (built.run(x)[0] == x.argmax(-1)).all()
 
 
@@ -185,7 +185,7 @@ def test_the_gradient_of_softmax_is_one_row_nest(shape: tuple[int, int]) -> None
     built = build(program(gradient, (shape, F), (shape, F)))
     y, dy = numbers(*shape), numbers(*shape, seed=1)
     wide = dy.astype("float64")
-    assert built.rule == "rows"
+    assert built.rule == "row-reduction"
     assert_close(built.run(y, dy)[0], y * (wide - (wide * y).sum(-1, keepdims=True)), columns)
 
 
@@ -237,7 +237,7 @@ def test_loops_written_by_hand_stay_as_they_are() -> None:
 
     func = program(lambda a: te.extern([(20,)], [a], body, "turn", F), ((20,), F))
     built, x = build(func), numbers(20)
-    assert built.rule == "by-hand"
+    assert built.rule == "explicit-loops"
     assert (built.run(x)[0] == x[::-1]).all()
 
 

@@ -143,7 +143,7 @@ def test_a_trace_of_another_program_is_a_failure_that_is_told() -> None:
     func, other = product(), CASES["sum of rows"]()
     tuned = records.TunedRule({records.key_of(other): Record(records.key_of(other), "sum", traces(func, 1)[0])})
     done = schedules.first(other, attrs.evolve(TARGET, rules=(tuned, *TARGET.rules)))
-    assert done.rule == "columns" and done.failures[0].startswith("tuned: ")
+    assert done.rule == "column-reduction" and done.failures[0].startswith("tuned: ")
 
 
 # The file

@@ -126,7 +126,7 @@ def test_the_lowering_report_has_true_kernels_memory_and_rules() -> None:
     ]
     assert "libm         the machine's C library decides the bits of erf" in lines
     at = lines.index("train: 4")
-    assert lines[at + 1 : at + 3] == ["  matmul          3  3 matmul add", "  elementwise     1  1 copy"]
+    assert lines[at + 1 : at + 3] == ["  matmul              3  3 matmul add", "  elementwise         1  1 copy"]
     assert lines[-2:] == ["no schedule rule took copy7", "copy7: elementwise for cpu-a, NONE for cpu-b"]
 
 
