@@ -97,7 +97,7 @@ device = CpuDevice(tarball.open(sys.argv[1]), 2)
 threads = device._ffi.get_global_func("runtime.NumThreads")
 found = [threads()]
 for count in (1, 2):
-    device._crew.tell(count)
+    device._active_threads.tell(count)
     found.append(threads())
 print(found)
 """

@@ -12,9 +12,12 @@ pytest.importorskip("tvm")
 from tvm import relax, tirx
 
 import schedules
+from lowering import emit, pipeline
 from schedules.cpu import matmul_tiling
 from schedules.cpu.matmul_cost import MatmulShape, choose_tile
 from schedules.tir.rewrite import collect
+from sexpgpu.graph.core import Builder, Graph
+from sexpgpu.ops.types import TensorType
 from tests.schedules.tensor_programs import (
     V3,
     V4,
@@ -198,3 +201,18 @@ def test_the_tile_fits_the_registers() -> None:
         for m, n in ((512, 512), (7, 100), (1, 1000), (300, 3)):
             tile = choose_tile(MatmulShape(m, n, 64), lanes, registers)
             assert tile.mr * tile.nv + tile.nv + 1 <= registers and tile.mr <= m
+
+
+@pytest.mark.parametrize("size", [(96, 64, 80), (1, 64, 80), (23, 9, 70), (40, 2048, 48)], ids=str)
+def test_two_lanes_are_transposed_in_one_shuffle(size: tuple[int, int, int]) -> None:
+    """float64 in 128 bits, in the instructions of this machine. Terms are halves of integers: their sums are exact."""
+    b = Builder()
+    m, k, n = size
+    x, y = b.input("x", TensorType((m, k), "f64")), b.input("y", TensorType((n, k), "f64"))
+    graph = Graph("main", (x, y), (("z", b("matmul", x, y, tb=True)),))
+    (func,) = pipeline.lower(emit.emit([graph])).programs.values()
+    built = build(func, "cpu-aarch64", code=V3)
+    rng = np.random.default_rng(0)
+    left, right = (rng.integers(-8, 8, shape) / 2 for shape in ((m, k), (n, k)))
+    assert built.rule == "matmul"
+    assert built.run(left, right)[0].tobytes() == (left @ right.T).tobytes()
