@@ -45,8 +45,8 @@ def write_pass(state: WarpState, kv_pass: Pass) -> Stmt:
         for s in kv_pass.results
         if s not in b_operands
     }
-    sums = {s: registers([b_operands[s].inner // 2], "float32", "sums") for s in kv_pass.results if s in b_operands}
-    return _PassWriter(state, kv_pass, reductions, sums, registers([2], "float32", "factor")).statement()
+    sums = {s: registers([b_operands[s].inner // 2], "float32", "acc") for s in kv_pass.results if s in b_operands}
+    return _PassWriter(state, kv_pass, reductions, sums, registers([2], "float32", "rescale")).statement()
 
 
 @attrs.frozen(eq=False)
@@ -78,7 +78,7 @@ class _PassWriter:
             return tirx.IfThenElse(tirx.all(*guards), parts, None) if guards else parts
 
         kv_loop = self._kv_loop(
-            lambda tile: loop(plan.columns // MMA_TILE, lambda g: column_group(tile, g), name="group")
+            lambda tile: loop(plan.columns // MMA_TILE, lambda g: column_group(tile, g), name="column_group")
         )
         results = [part for s in self.reductions for part in self._finish(s)]
         # The barrier: the next output goes through the same shared memory.
@@ -113,7 +113,7 @@ class _PassWriter:
 
         tiles = end - first_tile
         tile_loop = (
-            dynamic_loop(tiles, iteration, "turn") if plan.masked else loop(int(tiles.value), iteration, name="turn")
+            dynamic_loop(tiles, iteration, "kv_tile") if plan.masked else loop(int(tiles.value), iteration, name="kv_tile")
         )
         # The last barrier: the next pass, or the epilogue, overwrites the tiles that slower warps still read.
         return [prefetch(first_tile), tile_loop, ptx.wait_group(0), barrier()]
@@ -228,7 +228,7 @@ class _PassWriter:
             combined = [reduction.combine(first + k, first + (k + n)) for n in (2, 1) for k in range(n)]
             return seq([*combined, reduction.combine(thread_row, first)])
 
-        return seq([unrolled(ELEMENTS_PER_THREAD, load_term, "e"), unrolled(2, row, "half")])
+        return seq([unrolled(ELEMENTS_PER_THREAD, load_term, "e"), unrolled(2, row, "thread_row")])
 
     def _combine_row(self, stage: Stage, thread_row: Expr) -> list[Stmt]:
         """Combines a row's partial results by a shuffle tree of fixed order; all 4 threads get the result."""
@@ -250,7 +250,7 @@ class _PassWriter:
             return seq([save_old_max, *self._combine_row(stage, thread_row), store(self.scale, rescale, thread_row)])
 
         grown = [load(acc, i64(thread_row)) > load(row_max, i64(thread_row)) for thread_row in range(2)]
-        update = seq([unrolled(2, row, "half"), *self._rescale()])
+        update = seq([unrolled(2, row, "thread_row"), *self._rescale()])
         return seq([self._reduce_columns(stage, start), tirx.IfThenElse(warp_any(tirx.any(*grown)), update, None)])
 
     def _rescale(self) -> list[Stmt]:
@@ -264,7 +264,7 @@ class _PassWriter:
 
         # The row max is no sum: it has the new value already.
         reductions = [p.acc for s, p in self.reductions.items() if s is not self.kv_pass.row_max]
-        parts = [unrolled(2, lambda i, acc=acc: multiply(acc, i, i), "half") for acc in reductions]
+        parts = [unrolled(2, lambda i, acc=acc: multiply(acc, i, i), "thread_row") for acc in reductions]
         return [
             *parts,
             *(unrolled(int(b.shape[0]), lambda i, b=b: multiply(b, i, row_of(i)), "i") for b in self.sums.values()),
@@ -272,7 +272,7 @@ class _PassWriter:
 
     def _finish(self, stage: Stage) -> list[Stmt]:
         combined = [
-            unrolled(2, lambda thread_row: seq(self._combine_row(stage, thread_row)), "half"),
+            unrolled(2, lambda thread_row: seq(self._combine_row(stage, thread_row)), "thread_row"),
             *self._store_row_value(stage),
         ]
         if stage is not self.kv_pass.row_sum:
@@ -283,7 +283,7 @@ class _PassWriter:
             return store(self.scale, inverse, thread_row)
 
         # A division a row and a product an element: a division of each element of O would take many times as long.
-        return [*combined, unrolled(2, store_inverse, "half"), *self._rescale()]
+        return [*combined, unrolled(2, store_inverse, "thread_row"), *self._rescale()]
 
     def _store_row_value(self, stage: Stage) -> list[Stmt]:
         """Stores a row value that is needed after the launch: by the first of the 4 threads."""
@@ -298,14 +298,14 @@ class _PassWriter:
             guards = tirx.all(tirx.EQ(self._row_threads.lane, i64(0)), state.row(thread_row) < i64(state.total_rows))
             return tirx.IfThenElse(guards, bind_in_buffers(seq([*point.binds, write])), None)
 
-        return [unrolled(2, row, "half")]
+        return [unrolled(2, row, "thread_row")]
 
     # -- output products -----------------------------------------------------------------------------------------------
 
     def _accumulate(self, stage: Stage, tile: Expr, g: Expr) -> Stmt:
         """Adds P @ V of 16 columns. P is split into high + low halves: a single half would round away float32 bits."""
         state, sums = self.state, self.sums[stage]
-        p_high, p_low, b = (state.operands["a"], state.operands["low"], state.operands["b"])
+        p_high, p_low, b = (state.operands["a"], state.operands["p_low"], state.operands["b"])
         b_tile, probs = (self._b_tile(stage, tile), state.fragments[state.plan.kv_plan.products[stage].a.source])
 
         def step(n: Expr) -> Stmt:
@@ -332,4 +332,4 @@ class _PassWriter:
 
 
 def _start(reduction: Partial) -> Stmt:
-    return unrolled(2, lambda thread_row: reduction.start(thread_row, i64(0)), "half")
+    return unrolled(2, lambda thread_row: reduction.start(thread_row, i64(0)), "thread_row")

@@ -244,8 +244,8 @@ def _launch(plan: TensorCorePlan, batch: Sequence[int], total_rows: int) -> Stmt
     }
     reductions = [s for p in kv_plan.passes for s in p.results if s not in kv_plan.products]
     row_values = {s.buffer: registers([2], "float32", s.buffer.name) for s in reductions}
-    a_fragments = {s: registers([s.depth // 4], "uint32", "left") for s in plan.a_operands if plan.holds_a}
-    operand_registers = {name: registers([4], "uint32", name) for name in ("a", "b", "low")}
+    a_fragments = {s: registers([s.depth // 4], "uint32", "a_fragment") for s in plan.a_operands if plan.holds_a}
+    operand_registers = {name: registers([4], "uint32", name) for name in ("a", "b", "p_low")}
 
     def body(index: Expr, thread: Expr) -> Stmt:
         *heads, group = unravel(index, [*batch, groups])

@@ -86,7 +86,7 @@ def k_loop(
         return seq([*arrive, mma, *after_step(step)])
 
     # The last barrier lets the epilogue reuse the shared memory.
-    return [unrolled(prefetch_distance, prefetch, "ahead"), dynamic_loop(steps, iteration, "turn"), barrier()]
+    return [unrolled(prefetch_distance, prefetch, "stage"), dynamic_loop(steps, iteration, "k_tile"), barrier()]
 
 
 def _copies(block: MatmulBlock, step: Expr, k_tile: Expr) -> list[Stmt]:

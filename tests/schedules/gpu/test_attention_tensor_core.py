@@ -282,7 +282,7 @@ def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.
     """Not from the rows of a block nor the columns of a tile, from what stays in registers, nor from what is left out.
     Sums of several widths leave by way of the same memory."""
     func, arrays = attend(CAUSAL, True, gradient=gradient), random_inputs(CAUSAL, gradient)
-    assert audit(scheduled(func))[0].threads == 32 and "left_ptr" in compiled(CAUSAL, gradient).text
+    assert audit(scheduled(func))[0].threads == 32 and "a_fragment_ptr" in compiled(CAUSAL, gradient).text
     bits = [x.tobytes() for x in outputs_of(CAUSAL, gradient)]
     for name, value in {"MIN_BLOCKS": 1, "WARPS": (4,), "COLUMNS": (16,), "MAX_HELD_REGISTERS": 0}.items():
         monkeypatch.setattr(tensor_core_plan, name, value)
@@ -290,7 +290,7 @@ def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.
     other = scheduled(func, "matrix-units")
     assert audit(other)[0].threads == 128
     done = emulator.compile(other, GPU)
-    assert "left_ptr" not in done.text
+    assert "a_fragment_ptr" not in done.text
     assert [x.tobytes() for x in done.every_order(*arrays)[len(arrays) :]] == bits
 
 
