@@ -148,7 +148,9 @@ def store_shared_pair(tile: Any, offset: Expr, values: tuple[Expr, Expr]) -> Stm
     TVM does not see a store in it, and so puts no barrier of the block after it: ``syncwarp`` is enough.
     """
     code = "*(float2*)((float*)tile + at) = make_float2(a, b);"
-    return _statement("store_shared_pair", "void* tile, int at, float a, float b", code, *_pointer(tile, offset), *values)
+    return _statement(
+        "store_shared_pair", "void* tile, int at, float a, float b", code, *_pointer(tile, offset), *values
+    )
 
 
 def load_shared(tile: Any, offset: Expr) -> Expr:
