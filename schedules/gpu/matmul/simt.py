@@ -70,7 +70,8 @@ def matmul_launch(ctx: NestContext, contraction: Contraction, epilogue: Sequence
     a = tile_loader(ctx, c, c.a, c.rows, tile.bm, tile.bk, tile.threads, 0.0)
     b = tile_loader(ctx, c, c.b, c.columns, tile.bn, tile.bk, tile.threads, -0.0)
     acc = registers([tile.tm * tile.tn], dtype, "acc")
-    # Rows of the epilogue tile are padded by an element: threads that store to a column of several rows have different banks.
+    # Rows of the epilogue tile are padded by an element: threads that store to a column of several rows have different
+    # banks.
     out = shared([tile.threads_m * (tile.bn + 1)], dtype, "epilogue_tile")
     matmul = SimtMatmul(ctx, c, tuple(epilogue), tile, a, b, acc, out)
     # Rows innermost: blocks that run at the same time then share columns of B, which L2 keeps.
