@@ -21,7 +21,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from artifacts.device.cuda import _server
+from artifacts.device.cuda import _kernel_server
 from artifacts.format import tarball
 from lowering import emit, pipeline
 from sexpgpu.language.diagnostics import Report
@@ -65,7 +65,7 @@ def libraries(on_gpu: tarball.Artifact, on_cpu: tarball.Artifact) -> tuple[Any, 
     driver = ctypes.CDLL("libcuda.so.1")
     gpu = next(t for t in on_gpu.manifest.targets if t.device == "cuda")
     cpu = [t for t in on_cpu.manifest.targets if t.device == "cpu"][-1]  # that with the fewest wants
-    served = _server(on_gpu, gpu.archs[0])
+    served = _kernel_server(on_gpu, gpu.archs[0])
     loaded = []
     for n, (artifact, target) in enumerate(((on_gpu, gpu), (on_gpu, gpu), (on_cpu, cpu))):
         serve = (lambda key: recompiled(served(key), "watched")) if n == 1 else served

@@ -127,7 +127,7 @@ def measured(run: str, path: str, only: str) -> list[Total]:
     import tvm
     import tvm_ffi
 
-    from artifacts.device.cuda import _server
+    from artifacts.device.cuda import _kernel_server
     from artifacts.format import tarball
 
     from .compare_kernels import called, draws, programs
@@ -135,7 +135,7 @@ def measured(run: str, path: str, only: str) -> list[Total]:
     texts: list[str] = []
     with tarball.open(path) as opened:
         target = next(t for t in opened.manifest.targets if t.device == "cuda")
-        served = _server(opened, target.archs[0])
+        served = _kernel_server(opened, target.archs[0])
 
         def serve(key: str) -> bytes:
             texts.append(artifact.text(served(key)))
