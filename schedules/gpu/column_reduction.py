@@ -105,8 +105,8 @@ class _ColumnReduction:
         rows_per_thread = STAGING_BYTES // (THREADS * parts * tvm.DataType(dtype).itemsize)
         # Rows a thread prefetches at once: UNROLL, or as many as shared memory or the column has.
         rows_per_thread = max(1, min(UNROLL, rows_per_thread, -(-self.reduction.depth // rows_at_once)))
-        staged_registers = [scratch([rows_per_thread], dtype, "held") for _ in range(parts)]
-        tiles = [shared([rows_at_once * rows_per_thread * width], dtype, "rows") for _ in range(parts)]
+        staged_registers = [scratch([rows_per_thread], dtype, "staged") for _ in range(parts)]
+        tiles = [shared([rows_at_once * rows_per_thread * width], dtype, "tile") for _ in range(parts)]
         acc = scratch([1], dtype, "acc")
         assert self.reduction.reduction is not None
         init = store(acc, tirx.const(self.reduction.reduction.init.value, dtype), i64(0))

@@ -85,7 +85,7 @@ def _task_ends(group: TensorGroup) -> list[int]:
 
 def _with_member(group: TensorGroup, task: Expr, work: Callable[[Expr, Expr], list[Stmt]]) -> Stmt:
     """``work(begin, count)`` on the piece of ``task``, with the form's buffers at its member's addresses."""
-    span, addresses = scratch([2], "int64", "span"), scratch([max(len(group.own), 1)], "uint64", "addresses")
+    span, addresses = scratch([2], "int64", "first_and_count"), scratch([max(len(group.own), 1)], "uint64", "addresses")
 
     def leaf(number: int) -> Stmt:
         member = group.members[number]
@@ -207,7 +207,7 @@ def _finish(program: Program, tensors: Members, groups: Sequence[TensorGroup]) -
 
 def _reduce_members(group: TensorGroup, stage: Stage, shared_sums: Any, thread: Expr) -> Stmt:
     """The results of every member's pieces, reduced as a row of as many elements would be."""
-    count, span = len(group.members), scratch([2], "int64", "span")
+    count, span = len(group.members), scratch([2], "int64", "first_and_count")
     counts = [end - first for first, end in zip(group.firsts, _task_ends(group), strict=True)]
     c = Axis(tirx.Var("c", "int64"), 2)
     value = load(group.partial[stage], c.var + load(span, i64(0)))

@@ -142,7 +142,7 @@ def _rank_sort_chunks(scatter: ScatterAdd, keys: Any, order: Any) -> Stmt:
     # Few indices make a shorter chunk, of whole warps: each thread compares with all of the chunk.
     threads = min(CHUNK, -(-scatter.updates // 32) * 32)
     chunk = shared([threads], KEY_DTYPE, "chunk")
-    own_key, rank = (registers([1], KEY_DTYPE, name) for name in ("mine", "rank"))
+    own_key, rank = (registers([1], KEY_DTYPE, name) for name in ("key", "rank"))
 
     def block(b: Expr, t: Expr) -> Stmt:
         position = b * threads + t
@@ -181,7 +181,7 @@ def _merge_chunks(scatter: ScatterAdd, chunked: tuple[Any, Any], merged: list[An
     count = scatter.updates
 
     def merge(position: Expr) -> Stmt:
-        key, rank, low = (registers([1], "int64", name) for name in ("own", "at", "low"))
+        key, rank, low = (registers([1], "int64", name) for name in ("key", "rank", "low"))
         own_chunk, zero = position // CHUNK, i64(0)
 
         def chunk(b: Expr) -> Stmt:
@@ -236,7 +236,7 @@ def _add_segments(scatter: ScatterAdd, keys: Any, order: Any, y: Any) -> Stmt:
 
     def segment(flat: Expr) -> Stmt:
         k, c = flat // columns, flat % columns
-        acc, cursor = registers([1], str(y.dtype), "acc"), registers([1], "int64", "at")
+        acc, cursor = registers([1], str(y.dtype), "acc"), registers([1], "int64", "cursor")
         key = load(keys, k)
         row = key.astype("int64")
 

@@ -42,8 +42,8 @@ def _split(stage: Stage, size: int) -> list[Stage]:
     """Three stages: the argmax within each piece, the piece with the best element, and its index in the whole row."""
     (axis,), extents = stage.reduce, [a.extent for a in stage.space]
     dtype, pieces = str(axis.var.ty.dtype), -(-axis.extent // size)
-    local_argmax = scratch([*extents, pieces], "int32", f"{stage.name}_places")
-    best_piece = scratch(extents or [1], "int32", f"{stage.name}_piece")
+    local_argmax = scratch([*extents, pieces], "int32", f"{stage.name}_local_argmax")
+    best_piece = scratch(extents or [1], "int32", f"{stage.name}_best_piece")
     piece_var, within_var, best_var = (tirx.Var(name, dtype) for name in ("c", "k", "d"))
     constant = functools.partial(tirx.IntImm, dtype)
     # Past the end the last element is repeated: of equal elements the first wins, so a repetition never does.
@@ -61,7 +61,7 @@ def _split(stage: Stage, size: int) -> list[Stage]:
     space, renamed, axis_vars = _fresh_axes(stage)
     candidate = best_var * constant(size) + tirx.Cast(dtype, load(local_argmax, *axis_vars, best_var))
     across_pieces = Stage(
-        f"{stage.name}_best",
+        f"{stage.name}_across_pieces",
         space,
         (Axis(best_var, pieces),),
         best_piece,
@@ -73,7 +73,7 @@ def _split(stage: Stage, size: int) -> list[Stage]:
     piece = load(best_piece, *(axis_vars or [tirx.IntImm("int64", 0)]))
     argmax_index = piece * size + load(local_argmax, *axis_vars, piece)
     value = argmax_index if str(stage.buffer.dtype) == "int32" else tirx.Cast(str(stage.buffer.dtype), argmax_index)
-    winner = Stage(f"{stage.name}_place", stage.space, (), stage.buffer, stage.indices, value)
+    winner = Stage(f"{stage.name}_argmax", stage.space, (), stage.buffer, stage.indices, value)
     return [within_pieces, across_pieces, winner]
 
 

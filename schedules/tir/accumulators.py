@@ -47,7 +47,7 @@ def accumulator(stage: Stage, width: int) -> Accumulator:
     """An accumulator of ``width`` slots. Its buffers are allocated by the caller, around their use."""
     if is_argmax(stage):
         return ArgmaxAccumulator(
-            stage, scratch([width], str(stage.value.ty.dtype), "best"), scratch([width], "int32", "where")
+            stage, scratch([width], str(stage.value.ty.dtype), "key"), scratch([width], "int32", "index")
         )
     return Partial(stage, scratch([width], partial_type(stage), "acc"))
 

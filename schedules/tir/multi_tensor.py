@@ -120,7 +120,7 @@ class TensorGroup:
         if len(self.members) == 1:
             return self._piece(local_task, i64(0), i64(0), i64(self.members[0].length))
         # Binary search by powers of two, unrolled: log2(members) steps whatever the task.
-        row = scratch([1], "int64", "row")
+        row = scratch([1], "int64", "member")
         search: list[Stmt] = [tirx.AllocBuffer(row), store(row, i64(0), i64(0))]
         step = 1 << (len(self.members) - 1).bit_length()
         while step := step // 2:
@@ -247,6 +247,6 @@ def make_group(
         memory,
         own,
         tirx.Var("addresses", PointerType(PrimType("void"))),
-        scratch([2 * len(members)], "int64", "spans"),
+        scratch([2 * len(members)], "int64", "first_and_length"),
         {s: scratch([sum(counts)], str(s.buffer.dtype), "partial") for s in reductions},
     )

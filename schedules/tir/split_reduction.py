@@ -103,7 +103,7 @@ def _piece(stage: Stage, partial: Any, partials_last: bool, slot: int, count: in
     )
     coords = [a.var for a in stage.space]
     indices = (*coords, piece_index) if partials_last else (piece_index, *coords)
-    return Stage(f"{stage.name}_piece", space, reduce, partial, indices, value, stage.reduction)
+    return Stage(f"{stage.name}_partial_sums", space, reduce, partial, indices, value, stage.reduction)
 
 
 def _combine_partials(stage: Stage, partial: Any, partials_last: bool, count: int) -> Stage:

@@ -118,7 +118,7 @@ def _with_consumers(program: Program, stages: Iterable[Stage]) -> list[Stage]:
 
 def _transposed_buffer(buffer: Any) -> Any:
     *lead, rows, columns = shape_of(buffer)
-    return scratch([*lead, columns, rows], str(buffer.dtype), f"{buffer.name}_turned")
+    return scratch([*lead, columns, rows], str(buffer.dtype), f"{buffer.name}_transposed")
 
 
 def _transpose_stage(stage: Stage, transposed: dict[Any, Any]) -> Stage:

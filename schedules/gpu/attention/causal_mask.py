@@ -1,4 +1,4 @@
-"""Causal mask: finds the score columns that add nothing, so that their tiles can be skipped.
+"""Causal mask: finds the pattern of score columns that add nothing; ``_tile_range`` of ``tensor_core.py`` skips them.
 
 It takes a ``KvTiledPlan``. Masked scores are -1e30, so their exp is exactly 0, and so is what is made of it. This is
 derived from the stages by abstract interpretation: a value in a masked column is ZERO, MASKED, or unknown (None).

@@ -39,7 +39,7 @@ def kv_tiled_launch(kv_plan: KvTiledPlan, batch: Sequence[int], total_rows: int)
     shared_buffers = {b: region_buffers[region] for b, (region, _) in memory.regions.items()}
     products = [s for s in kv_plan.score_stages if s in kv_plan.products]
     a_copies = {
-        s: shared([count * padded_length(kv_plan.products[s].contraction.k)], "float32", "left") for s in products
+        s: shared([count * padded_length(kv_plan.products[s].contraction.k)], "float32", "a_shared") for s in products
     }
     # All products use the same two tiles in turn, so these are as large as the largest needs.
     widths = [kv_plan.tile_n(p) for p in kv_plan.products.values()]
@@ -90,7 +90,7 @@ class _PassWriter:
             ]
             return seq(parts)
 
-        k_v_loop = loop(-(-self.kv_plan.extent // TILE_COLUMNS), column_tile, name="piece")
+        k_v_loop = loop(-(-self.kv_plan.extent // TILE_COLUMNS), column_tile, name="kv_tile")
         results = [part for reduction in reductions.values() for part in reduction.finish()]
         results += [matmul.for_each_element(lambda *e, s=s: self._store_output(s, *e)) for s, matmul in matmuls.items()]
         registers = [

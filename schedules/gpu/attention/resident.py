@@ -135,7 +135,7 @@ def _launch(
     widths = [memory.tile_n(p.n) for p in products.values()]
     size = max(memory.tile_k(w) * (w + TILE_PADDING) for w in widths)
     tiles = shared([size], "float32", "tile"), shared([size], "float32", "tile")
-    a_copy = shared([memory.rows * copied_elements(fused, memory.regions, products)], "float32", "left")
+    a_copy = shared([memory.rows * copied_elements(fused, memory.regions, products)], "float32", "a_shared")
     groups = -(-total_rows // memory.rows)
 
     def body(index: Expr, thread: Expr) -> Stmt:

@@ -63,7 +63,7 @@ class RowMatmul:
         b_loader = tile_loader(rows.ctx, contraction, product.b, product.columns, tile_n, tile_k, THREADS, -0.0)
         b_loader = attrs.evolve(b_loader, tiles=rows.b_tiles)
         batch = index_of(contraction.batch, rows.batch[: len(contraction.batch)])
-        sums = registers([tm * tn], "float32", "sums")
+        sums = registers([tm * tn], "float32", "acc")
         return cls(product, batch, rows.thread, a_shared, a_pitch, b_loader, sums, tm, tn, thread_rows, tile_n // tn)
 
     @property
@@ -120,7 +120,7 @@ class RowMatmul:
         """A k tile: A is read four k steps at a time (float4), B a row of the tile at a time."""
         y, x = self._thread_coords()
         tm, tn, thread_columns = self.tm, self.tn, self.thread_columns
-        a, b = registers([tm * FLOAT4], "float32", "left"), registers([tn], "float32", "right")
+        a, b = registers([tm * FLOAT4], "float32", "a_fragment"), registers([tn], "float32", "b_fragment")
 
         def four_k_steps(k: Expr) -> Stmt:
             def load_a_row(i: Expr) -> Stmt:

@@ -133,7 +133,7 @@ def matmul_rows(rows: RowBlock, stage: Stage, product: Product) -> list[Stmt]:
         # The barrier: the next column tile, or the next stage, reads what these threads have stored.
         return seq([block([matmul.clear(), k_loop, stores], [matmul.b_loader.staging, matmul.sums]), barrier()])
 
-    return [*prepared, loop(-(-n // columns), column_tile, name="strip")]
+    return [*prepared, loop(-(-n // columns), column_tile, name="column_tile")]
 
 
 def store_product_element(

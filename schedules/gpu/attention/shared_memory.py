@@ -23,6 +23,9 @@ from ...tir.stages import Axis, Stage
 from ..threads.tile_staging import FLOAT4
 
 # Threads of a block. Chosen, not measured: register tiles and the rows of a thread follow from it, but no bit does.
+# THREADS, ROWS and COLUMNS are powers of two, so that ``RowMatmul.make`` deals them out evenly. Other THREADS, or
+# another most of ROWS, change this module's first lines, TILE_ELEMENTS (four a thread), docs/gpu-schedules.md
+# ("Attention in float32"), and the blocks that tests/schedules/gpu/test_attention_kv_tiled.py expects.
 THREADS = 256
 # Bytes of shared memory of a block on every GPU without opt-in. A plan that needs more is refused.
 MAX_SHARED_BYTES = 48 << 10

@@ -25,17 +25,18 @@ from ..threads.async_pipeline import BlockTile, copy_tile_async, write_tile
 from ..threads.launch import barrier, registers, unrolled
 from ..threads.mma_fragments import MMA_TILE, SharedOperand, accumulator_coords, clear
 from ..threads.warp_reduce import ThreadGroup, tree_reduce, warp_any
-from .causal_mask import LATER
+from .causal_mask import EARLIER, LATER
 from .pass_plan import Pass
-from .warp_state import WarpState, _a_tile
+from .warp_state import WARP_ROWS, WarpState, _a_tile
 
 ELEMENTS_PER_THREAD = 8  # of a 16 x 16 accumulator tile: 2 rows of 4 (mma.m16n8k16)
-# Terms of a row in a thread, and threads that share a row: both follow from the mma layout, and fix the order of sums.
-PARTIALS = 4
+# Of a row of a 16 x 16 accumulator tile: terms in a thread, and threads that share it. Both follow from the mma layout,
+# and fix the order of sums.
+TERMS_PER_THREAD, THREADS_PER_ROW = 4, 4
 SHUFFLE_SLOT, TERMS = 2, 3  # registers of a reduction: 0-1 its two rows, 2 for a shuffle, from 3 on the new terms
 # K/V tiles in shared memory: the tile that is read and the next. Chosen, not measured; more take shared memory, and so
 # columns of a tile or blocks of a multiprocessor.
-STAGES = 2
+NUM_BUFFERS = 2
 
 
 def write_pass(state: WarpState, kv_pass: Pass) -> Stmt:
@@ -45,8 +46,8 @@ def write_pass(state: WarpState, kv_pass: Pass) -> Stmt:
         for s in kv_pass.results
         if s not in b_operands
     }
-    sums = {s: registers([b_operands[s].inner // 2], "float32", "sums") for s in kv_pass.results if s in b_operands}
-    return _PassWriter(state, kv_pass, reductions, sums, registers([2], "float32", "factor")).statement()
+    sums = {s: registers([b_operands[s].inner // 2], "float32", "acc") for s in kv_pass.results if s in b_operands}
+    return _PassWriter(state, kv_pass, reductions, sums, registers([2], "float32", "rescale")).statement()
 
 
 @attrs.frozen(eq=False)
@@ -78,7 +79,7 @@ class _PassWriter:
             return tirx.IfThenElse(tirx.all(*guards), parts, None) if guards else parts
 
         kv_loop = self._kv_loop(
-            lambda tile: loop(plan.columns // MMA_TILE, lambda g: column_group(tile, g), name="group")
+            lambda tile: loop(plan.columns // MMA_TILE, lambda g: column_group(tile, g), name="column_group")
         )
         results = [part for s in self.reductions for part in self._finish(s)]
         # The barrier: the next output goes through the same shared memory.
@@ -100,7 +101,7 @@ class _PassWriter:
                 start: plan.b_operands[s] for s, start in plan.tile_offsets(self.kv_pass).items()
             }.items():
                 layout, origin = b_tile.layout(plan.columns), b_tile.tile_origin(state.batch, tile * plan.columns)
-                begin = self._stage_offset(tile) + start
+                begin = self._buffer_offset(tile) + start
                 copies.append(
                     copy_tile_async(state.memory, begin, layout, b_tile.operand, origin, state.thread, threads)
                 )
@@ -108,12 +109,14 @@ class _PassWriter:
 
         def iteration(n: Expr) -> Stmt:
             tile = first_tile + n
-            # A single barrier: what arrived is seen by all, and all are done with the stage that is filled next.
+            # A single barrier: what arrived is seen by all, and all are done with the buffer that is filled next.
             return seq([ptx.wait_group(0), barrier(), prefetch(tile + 1), body(tile)])
 
         tiles = end - first_tile
         tile_loop = (
-            dynamic_loop(tiles, iteration, "turn") if plan.masked else loop(int(tiles.value), iteration, name="turn")
+            dynamic_loop(tiles, iteration, "kv_tile")
+            if plan.masked
+            else loop(int(tiles.value), iteration, name="kv_tile")
         )
         # The last barrier: the next pass, or the epilogue, overwrites the tiles that slower warps still read.
         return [prefetch(first_tile), tile_loop, ptx.wait_group(0), barrier()]
@@ -124,23 +127,28 @@ class _PassWriter:
         count = i64(-(-self.extent // columns))
         if state.plan.masked == LATER:
             return i64(0), tirx.Min(count, tirx.floordiv(state.first_row + state.plan.rows - 1, i64(columns)) + 1)
-        return (tirx.Min(count, tirx.floordiv(state.first_row, i64(columns))) if state.plan.masked else i64(0)), count
+        if state.plan.masked == EARLIER:
+            return tirx.Min(count, tirx.floordiv(state.first_row, i64(columns))), count
+        return i64(0), count
 
     def _guards(self, start: Expr) -> list[Expr]:
         """Conditions under which the warp needs the 16 columns from ``start`` on; others are masked in full."""
-        plan, row = self.state.plan, self.state.first_row + self.state.warp.row
+        plan, warp_first_row = self.state.plan, self.state.first_row + self.state.warp.row
         guards = [start < i64(self.extent)] if self.extent % plan.columns else []
-        if not plan.masked:
-            return guards
-        return [*guards, start < row + MMA_TILE if plan.masked == LATER else row < start + MMA_TILE]
+        if plan.masked == LATER:
+            guards.append(start < warp_first_row + WARP_ROWS)
+        if plan.masked == EARLIER:
+            guards.append(warp_first_row < start + MMA_TILE)
+        return guards
 
-    def _stage_offset(self, tile: Expr) -> Expr:
+    def _buffer_offset(self, tile: Expr) -> Expr:
+        """Where in shared memory the buffer of a K/V tile begins: tile t is in buffer t % NUM_BUFFERS."""
         plan = self.state.plan
-        return tirx.floormod(tile, i64(STAGES)) * plan.stage_elements + plan.a_elements
+        return tirx.floormod(tile, i64(NUM_BUFFERS)) * plan.buffer_elements + plan.a_elements
 
     def _b_tile(self, stage: Stage, tile: Expr) -> SharedOperand:
         plan = self.state.plan
-        start = self._stage_offset(tile) + plan.tile_offsets(self.kv_pass)[stage]
+        start = self._buffer_offset(tile) + plan.tile_offsets(self.kv_pass)[stage]
         return SharedOperand(self.state.memory, start, plan.b_operands[stage].layout(plan.columns), False)
 
     # -- scores and what is made of them ---------------------------------------------------------------------------
@@ -204,7 +212,7 @@ class _PassWriter:
     @property
     def _row_threads(self) -> ThreadGroup:
         """The 4 neighbouring threads that share a row."""
-        return ThreadGroup(PARTIALS, tirx.floormod(self.state.warp.lane, i64(PARTIALS)))
+        return ThreadGroup(THREADS_PER_ROW, tirx.floormod(self.state.warp.lane, i64(THREADS_PER_ROW)))
 
     def _reduce_columns(self, stage: Stage, start: Expr) -> Stmt:
         """Adds 16 columns: the thread's 4 terms of a row are combined by a tree, then added to its partial result."""
@@ -213,7 +221,7 @@ class _PassWriter:
         # Past the last column the term is the neutral element, so that the tree has the same form in every group.
         def load_term(element: Expr) -> Stmt:
             thread_row, column, lane = self._coords(start, element)
-            slot, point = TERMS + thread_row * PARTIALS + lane, ScalarWriter(self.state.ctx.virtual)
+            slot, point = TERMS + thread_row * TERMS_PER_THREAD + lane, ScalarWriter(self.state.ctx.virtual)
             value = point.write(
                 stage.value,
                 index_of(stage.space, self.state.row_indices(thread_row)) | index_of(stage.reduce, [column]),
@@ -224,11 +232,11 @@ class _PassWriter:
             )
 
         def row(thread_row: Expr) -> Stmt:
-            first = TERMS + thread_row * PARTIALS
+            first = TERMS + thread_row * TERMS_PER_THREAD
             combined = [reduction.combine(first + k, first + (k + n)) for n in (2, 1) for k in range(n)]
             return seq([*combined, reduction.combine(thread_row, first)])
 
-        return seq([unrolled(ELEMENTS_PER_THREAD, load_term, "e"), unrolled(2, row, "half")])
+        return seq([unrolled(ELEMENTS_PER_THREAD, load_term, "e"), unrolled(2, row, "thread_row")])
 
     def _combine_row(self, stage: Stage, thread_row: Expr) -> list[Stmt]:
         """Combines a row's partial results by a shuffle tree of fixed order; all 4 threads get the result."""
@@ -250,7 +258,7 @@ class _PassWriter:
             return seq([save_old_max, *self._combine_row(stage, thread_row), store(self.scale, rescale, thread_row)])
 
         grown = [load(acc, i64(thread_row)) > load(row_max, i64(thread_row)) for thread_row in range(2)]
-        update = seq([unrolled(2, row, "half"), *self._rescale()])
+        update = seq([unrolled(2, row, "thread_row"), *self._rescale()])
         return seq([self._reduce_columns(stage, start), tirx.IfThenElse(warp_any(tirx.any(*grown)), update, None)])
 
     def _rescale(self) -> list[Stmt]:
@@ -264,7 +272,7 @@ class _PassWriter:
 
         # The row max is no sum: it has the new value already.
         reductions = [p.acc for s, p in self.reductions.items() if s is not self.kv_pass.row_max]
-        parts = [unrolled(2, lambda i, acc=acc: multiply(acc, i, i), "half") for acc in reductions]
+        parts = [unrolled(2, lambda i, acc=acc: multiply(acc, i, i), "thread_row") for acc in reductions]
         return [
             *parts,
             *(unrolled(int(b.shape[0]), lambda i, b=b: multiply(b, i, row_of(i)), "i") for b in self.sums.values()),
@@ -272,7 +280,7 @@ class _PassWriter:
 
     def _finish(self, stage: Stage) -> list[Stmt]:
         combined = [
-            unrolled(2, lambda thread_row: seq(self._combine_row(stage, thread_row)), "half"),
+            unrolled(2, lambda thread_row: seq(self._combine_row(stage, thread_row)), "thread_row"),
             *self._store_row_value(stage),
         ]
         if stage is not self.kv_pass.row_sum:
@@ -283,7 +291,7 @@ class _PassWriter:
             return store(self.scale, inverse, thread_row)
 
         # A division a row and a product an element: a division of each element of O would take many times as long.
-        return [*combined, unrolled(2, store_inverse, "half"), *self._rescale()]
+        return [*combined, unrolled(2, store_inverse, "thread_row"), *self._rescale()]
 
     def _store_row_value(self, stage: Stage) -> list[Stmt]:
         """Stores a row value that is needed after the launch: by the first of the 4 threads."""
@@ -298,14 +306,14 @@ class _PassWriter:
             guards = tirx.all(tirx.EQ(self._row_threads.lane, i64(0)), state.row(thread_row) < i64(state.total_rows))
             return tirx.IfThenElse(guards, bind_in_buffers(seq([*point.binds, write])), None)
 
-        return [unrolled(2, row, "half")]
+        return [unrolled(2, row, "thread_row")]
 
     # -- output products -----------------------------------------------------------------------------------------------
 
     def _accumulate(self, stage: Stage, tile: Expr, g: Expr) -> Stmt:
         """Adds P @ V of 16 columns. P is split into high + low halves: a single half would round away float32 bits."""
         state, sums = self.state, self.sums[stage]
-        p_high, p_low, b = (state.operands["a"], state.operands["low"], state.operands["b"])
+        p_high, p_low, b = (state.operands["a"], state.operands["p_low"], state.operands["b"])
         b_tile, probs = (self._b_tile(stage, tile), state.fragments[state.plan.kv_plan.products[stage].a.source])
 
         def step(n: Expr) -> Stmt:
@@ -332,4 +340,4 @@ class _PassWriter:
 
 
 def _start(reduction: Partial) -> Stmt:
-    return unrolled(2, lambda thread_row: reduction.start(thread_row, i64(0)), "half")
+    return unrolled(2, lambda thread_row: reduction.start(thread_row, i64(0)), "thread_row")

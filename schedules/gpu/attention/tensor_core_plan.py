@@ -31,11 +31,14 @@ from .online_softmax import softmax_of, to_online_softmax
 from .pass_plan import KvTiledPlan, Pass, read_kv_tiled
 from .resident import read_group
 from .shared_memory import MIN_BLOCKS
-from .tensor_core import STAGES, write_pass
-from .warp_state import WarpState, load_a_operands
+from .tensor_core import NUM_BUFFERS, write_pass
+from .warp_state import WARP_ROWS, WarpState, load_a_operands
 
-WARP_ROWS = 16  # rows of a warp: those of mma.m16n8k16
 # Warps of a block, most first. Chosen, not measured: more of them share a K/V tile, fewer leave more blocks.
+# Another most changes docs/gpu-schedules.md ("Attention on tensor cores": rows of a block, the tables), and the blocks
+# and threads that tests/schedules/gpu/test_attention_tensor_core.py expects. WARP_ROWS is no such choice, but the
+# mma's: with it go the literal 8, 2 and 4 registers in ``_launch``, the rows 8 apart in warp_state.py, and the guards
+# and the numbers of elements in tensor_core.py.
 WARPS = (4, 2, 1)
 # Score columns of a K/V tile, most first. Chosen, not measured: more columns are fewer barriers and more shared memory.
 # No order of sums depends on them: groups of 16 columns are summed in order.
@@ -115,7 +118,7 @@ class TensorCorePlan:
         return sum(self.rows * s.depth for s in self.a_operands)
 
     def tile_offsets(self, kv_pass: Pass) -> dict[Any, int]:
-        """Where in a stage the tile of each product of a pass lies: products of the same elements share it."""
+        """Where in a buffer the tile of each product of a pass lies: products of the same elements share it."""
         offsets, end = {}, 0
         for stage in (s for s in kv_pass.steps if s in self.b_operands):
             b = self.b_operands[stage]
@@ -125,7 +128,8 @@ class TensorCorePlan:
         return offsets
 
     @property
-    def stage_elements(self) -> int:
+    def buffer_elements(self) -> int:
+        """Elements of a buffer of the ring of K/V tiles: as many as the pass with the most tiles needs."""
         ends = [
             at + self.columns * self.b_operands[s].inner
             for p in self.kv_plan.passes
@@ -145,7 +149,7 @@ class TensorCorePlan:
         output_elements = max(
             self.rows * (self.b_operands[s].inner + EPILOGUE_PADDING) * 2 for s in self.output_products
         )
-        return max(self.a_elements + STAGES * self.stage_elements, output_elements)
+        return max(self.a_elements + NUM_BUFFERS * self.buffer_elements, output_elements)
 
     @property
     def holds_a(self) -> bool:
@@ -244,8 +248,8 @@ def _launch(plan: TensorCorePlan, batch: Sequence[int], total_rows: int) -> Stmt
     }
     reductions = [s for p in kv_plan.passes for s in p.results if s not in kv_plan.products]
     row_values = {s.buffer: registers([2], "float32", s.buffer.name) for s in reductions}
-    a_fragments = {s: registers([s.depth // 4], "uint32", "left") for s in plan.a_operands if plan.holds_a}
-    operand_registers = {name: registers([4], "uint32", name) for name in ("a", "b", "low")}
+    a_fragments = {s: registers([s.depth // 4], "uint32", "a_fragment") for s in plan.a_operands if plan.holds_a}
+    operand_registers = {name: registers([4], "uint32", name) for name in ("a", "b", "p_low")}
 
     def body(index: Expr, thread: Expr) -> Stmt:
         *heads, group = unravel(index, [*batch, groups])

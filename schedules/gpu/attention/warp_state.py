@@ -21,6 +21,8 @@ from ..threads.async_pipeline import copy_tile_async
 from ..threads.launch import barrier, unrolled
 from ..threads.mma_fragments import MMA_TILE, SharedOperand, Warp
 
+WARP_ROWS = 16  # rows of a warp: those of mma.m16n8k16
+
 
 @attrs.frozen(eq=False)
 class WarpState:

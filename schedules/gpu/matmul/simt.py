@@ -69,9 +69,10 @@ def matmul_launch(ctx: NestContext, contraction: Contraction, epilogue: Sequence
     # both sides a sum of -0 would become 0, and so differ from the CPU's.
     a = tile_loader(ctx, c, c.a, c.rows, tile.bm, tile.bk, tile.threads, 0.0)
     b = tile_loader(ctx, c, c.b, c.columns, tile.bn, tile.bk, tile.threads, -0.0)
-    acc = registers([tile.tm * tile.tn], dtype, "sums")
-    # Rows of `out` are padded by an element: threads that store to a column of several rows have different banks.
-    out = shared([tile.threads_m * (tile.bn + 1)], dtype, "out")
+    acc = registers([tile.tm * tile.tn], dtype, "acc")
+    # Rows of the epilogue tile are padded by an element: threads that store to a column of several rows have different
+    # banks.
+    out = shared([tile.threads_m * (tile.bn + 1)], dtype, "epilogue_tile")
     matmul = SimtMatmul(ctx, c, tuple(epilogue), tile, a, b, acc, out)
     # Rows innermost: blocks that run at the same time then share columns of B, which L2 keeps.
     grid = [c.count, -(-c.n // tile.bn), -(-c.m // tile.bm)]
@@ -121,7 +122,7 @@ def multiply_tile(matmul: SimtMatmul, buffer: int, thread: Expr) -> Stmt:
     """``acc += A B`` over a k tile, as outer products of the thread's rows of A and columns of B."""
     tile, dtype = matmul.tile, str(matmul.acc.dtype)
     thread_m, thread_n = thread_coords(tile, thread)
-    a_fragment, b_fragment = registers([tile.tm], dtype, "left"), registers([tile.tn], dtype, "right")
+    a_fragment, b_fragment = registers([tile.tm], dtype, "a_fragment"), registers([tile.tn], dtype, "b_fragment")
 
     def multiply_add(i: Expr, j: Expr) -> Stmt:
         e = i * tile.tn + j

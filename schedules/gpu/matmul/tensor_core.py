@@ -69,7 +69,7 @@ def _serial_split_k(matmul: TensorCoreMatmul) -> Stmt:
 
     def body(block_index: Expr, thread: Expr) -> Stmt:
         block = _matmul_block(matmul, unravel(block_index, _grid(matmul)), thread)
-        fragments, total = fragments_of(matmul.tile), accumulators_of(matmul.tile, "total")
+        fragments, total = fragments_of(matmul.tile), accumulators_of(matmul.tile, "sum")
         split = tiling.slices > 1
 
         def end_slice(step: Expr) -> list[Stmt]:
@@ -94,7 +94,7 @@ def _parallel_split_k(matmul: TensorCoreMatmul) -> Stmt:
     """Two launches: each block makes a slice of its tile, then a thread for each element adds the slices in order."""
     c, tiling = matmul.contraction, matmul.tiling
     # Slices outermost: the threads of the second launch read neighbouring elements of the same slice, coalesced.
-    partial = scratch([tiling.slices, c.count, c.m, c.n], "float32", "pieces")
+    partial = scratch([tiling.slices, c.count, c.m, c.n], "float32", "partial_sums")
 
     def body(block_index: Expr, thread: Expr) -> Stmt:
         k_slice, *tile_coords = unravel(block_index, [tiling.slices, *_grid(matmul)])
@@ -111,7 +111,7 @@ def _parallel_split_k(matmul: TensorCoreMatmul) -> Stmt:
 
     def add_slices(point: Expr) -> Stmt:
         batch, row, column = unravel(point, [c.count, c.m, c.n])
-        total = registers([1], "float32", "total")
+        total = registers([1], "float32", "sum")
 
         def add(k_slice: Expr) -> Stmt:
             return store(total, load(total, i64(0)) + load(partial, k_slice, batch, row, column), i64(0))

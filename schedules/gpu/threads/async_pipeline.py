@@ -1,5 +1,8 @@
 """The software pipeline of a tensor-core matmul: ``cp.async`` copies run ahead of the k loop (CUTLASS multistage).
 
+Attention on tensor cores (``attention/tensor_core.py``) has a loop of its own, and takes ``copy_tile_async`` and
+``write_tile`` from here.
+
 Tiles of A and B come to a ring of ``stages`` buffers in shared memory, ``stages - 1`` tiles ahead of the ``mma`` that
 use them, with a single barrier an iteration. The epilogue hands finished elements on by way of shared memory, so that
 neighbouring threads have neighbouring columns. The sum of an element runs over k in order, instruction by
@@ -86,7 +89,7 @@ def k_loop(
         return seq([*arrive, mma, *after_step(step)])
 
     # The last barrier lets the epilogue reuse the shared memory.
-    return [unrolled(prefetch_distance, prefetch, "ahead"), dynamic_loop(steps, iteration, "turn"), barrier()]
+    return [unrolled(prefetch_distance, prefetch, "stage"), dynamic_loop(steps, iteration, "k_tile"), barrier()]
 
 
 def _copies(block: MatmulBlock, step: Expr, k_tile: Expr) -> list[Stmt]:

@@ -71,7 +71,7 @@ class Fragments:
 def fragments_of(tile: MmaTile) -> Fragments:
     """A thread's float32 accumulators of a tile, and its halves of A and B, two in a u32."""
     matrices_m, matrices_n = tile.warp_rows // MMA_TILE, tile.warp_columns // MMA_TILE
-    acc = accumulators_of(tile, "sums")
+    acc = accumulators_of(tile, "acc")
     return Fragments(acc, registers([matrices_m * 4], "uint32", "a"), registers([matrices_n * 4], "uint32", "b"))
 
 

@@ -18,8 +18,9 @@ from .launch import WARP
 _HEAD = "__forceinline__ __device__ "
 _ADDRESS = '"r"((unsigned)__cvta_generic_to_shared(tile))'
 
-# The last two begin the names of device functions, by which copy_width and flops know their calls again.
-_CALL, _COPY, _MULTIPLY = "tirx.cuda.func_call", "copy_", "multiply_"
+# Names of device functions, by which copy_width and flops know their calls again: a copy's by its elements, the first
+# part of a multiplication's.
+_CALL, _COPIES, _MMA = "tirx.cuda.func_call", {n: f"cp_async_{n}" for n in (1, 2, 4, 8)}, "mma_m16n8k16_"
 
 # PTX names of the operands' dtypes.
 OPERAND_TYPES = {"bfloat16": "bf16", "float16": "f16"}
@@ -48,7 +49,7 @@ def mma(acc: tuple[Any, Expr], a: tuple[Any, Expr], b: tuple[Any, Expr], dtype: 
     of each thread."""
     kind = OPERAND_TYPES[dtype]
     return _statement(
-        _MULTIPLY + kind,
+        _MMA + kind,
         "float* acc, int i, const unsigned* a, int j, const unsigned* b, int k",
         f'asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 '
         '{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" '
@@ -70,7 +71,7 @@ def ldmatrix(registers: tuple[Any, Expr], tile: Any, offset: Expr, transposed: b
     # it across a barrier.
     kind = ".trans" if transposed else ""
     return _statement(
-        "load_matrices_transposed" if transposed else "load_matrices",
+        "ldmatrix_x4_trans" if transposed else "ldmatrix_x4",
         "unsigned* to, int i, const void* tile",
         f'asm volatile("ldmatrix.sync.aligned.m8n8.x4{kind}.shared.b16 {{%0, %1, %2, %3}}, [%4];" '
         f': "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3]) : {_ADDRESS} : "memory");',
@@ -87,7 +88,7 @@ def split(numbers: tuple[Any, Expr], high: tuple[Any, Expr], low: tuple[Any, Exp
     """
     steps = "\n".join(f"    {line}" for line in _SPLIT[dtype])
     return _statement(
-        f"split_{OPERAND_TYPES[dtype]}",
+        f"split_high_low_{OPERAND_TYPES[dtype]}",
         "const float* from, int i, unsigned* high, int j, unsigned* low, int k",
         "#pragma unroll\n  for (int r = 0; r < 4; ++r) {\n"
         f"    float a = from[i + 2 * r], b = from[i + 2 * r + 1];\n{steps}\n  }}",
@@ -112,28 +113,28 @@ def cp_async(tile: Any, offset: Expr, source: Expr, width: int, valid: Expr) -> 
             f':: {_ADDRESS}, "l"(from), "r"(valid ? {2 * width} : 0) : "memory");'
         )
     arguments = "void* tile, const void* from, bool valid"
-    return _statement(f"{_COPY}{width}", arguments, code, tirx.address_of(load(tile, offset)), source, valid)
+    return _statement(_COPIES[width], arguments, code, tirx.address_of(load(tile, offset)), source, valid)
 
 
 def copy_width(expr: Expr) -> int:
     """Elements that ``cp_async`` copies at once; 1 for any other expression."""
-    name = _name(expr)
-    return int(name.removeprefix(_COPY)) if name.startswith(_COPY) else 1
+    called = _name(expr)
+    return next((width for width, name in _COPIES.items() if name == called), 1)
 
 
 def flops(expr: Expr) -> int:
     """A thread's share of the multiplications and additions of ``mma``; 0 for any other expression."""
-    return 2 * 16 * 8 * 16 // WARP if _name(expr).startswith(_MULTIPLY) else 0
+    return 2 * 16 * 8 * 16 // WARP if _name(expr).startswith(_MMA) else 0
 
 
 def commit_group() -> Stmt:
     """The thread's copies since the last ``commit_group`` are a group."""
-    return _statement("commit_copies", "", 'asm volatile("cp.async.commit_group;" ::: "memory");')
+    return _statement("cp_async_commit", "", 'asm volatile("cp.async.commit_group;" ::: "memory");')
 
 
 def wait_group(pending: int) -> Stmt:
     """Until all but the last ``pending`` groups of the thread have arrived."""
-    return _statement(f"wait_copies_{pending}", "", f'asm volatile("cp.async.wait_group {pending};" ::: "memory");')
+    return _statement(f"cp_async_wait_{pending}", "", f'asm volatile("cp.async.wait_group {pending};" ::: "memory");')
 
 
 def syncwarp() -> Stmt:
@@ -147,13 +148,15 @@ def store_shared_pair(tile: Any, offset: Expr, values: tuple[Expr, Expr]) -> Stm
     TVM does not see a store in it, and so puts no barrier of the block after it: ``syncwarp`` is enough.
     """
     code = "*(float2*)((float*)tile + at) = make_float2(a, b);"
-    return _statement("put", "void* tile, int at, float a, float b", code, *_pointer(tile, offset), *values)
+    return _statement(
+        "store_shared_pair", "void* tile, int at, float a, float b", code, *_pointer(tile, offset), *values
+    )
 
 
 def load_shared(tile: Any, offset: Expr) -> Expr:
     """A float32 that ``store_shared_pair`` stored."""
     code = "return ((const float*)tile)[at];"
-    return _call("float32", "float", "get", "const void* tile, int at", code, *_pointer(tile, offset))
+    return _call("float32", "float", "load_shared", "const void* tile, int at", code, *_pointer(tile, offset))
 
 
 def _pointer(buffer: Any, offset: Expr) -> tuple[Expr, Expr]:

@@ -84,7 +84,7 @@ def tile_loader(
     pitch = _bank_free_pitch(tile_mn, min(tile_mn, WARP * vector // k_run), vector) if k_major else tile_mn
     tiles = (shared([tile_k * pitch], dtype, "tile"), shared([tile_k * pitch], dtype, "tile"))
     loads_per_thread = -(-tile_mn * tile_k // (vector * threads))
-    staging = registers([loads_per_thread * vector], dtype, "next")
+    staging = registers([loads_per_thread * vector], dtype, "staging")
     blank = tirx.const(fill, dtype)
     return TileLoader(
         ctx, contraction, value, axes, tile_mn, tile_k, threads, k_major, vector, blank, k_run, pitch, tiles, staging

@@ -184,7 +184,7 @@ def _reduce_in_order(
     all of the group's in turn."""
     assert stage.reduction is not None
     dtype = partial_type(stage)
-    acc, loaded = scratch([1], dtype, "acc"), [scratch([1], dtype, "held") for _ in range(2)]
+    acc, loaded = scratch([1], dtype, "acc"), [scratch([1], dtype, "staged") for _ in range(2)]
     extents, slot = [a.extent for a in order.tail], i64(0)
 
     def load_own(outer: list[Expr], tail: Expr) -> tuple[Stmt, int]:

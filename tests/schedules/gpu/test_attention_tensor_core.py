@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from tvm import te, tirx
+from tvm.sym import Analyzer
 
 from lowering.kernels.attention import attention_scores, sum_of_products, wide_at
 from lowering.kernels.normalization import sum_over
@@ -24,6 +25,7 @@ from schedules.gpu.audit.launch_audit import audit
 from schedules.gpu.threads import ptx
 from schedules.tir.builder import Call
 from schedules.tir.rewrite import collect
+from schedules.tir.stages import substitute, variables
 from sexpgpu.ops.backward import attend_grads
 from sexpgpu.ops.nn import attention_ref
 from sexpgpu.ops.types import TensorType
@@ -282,7 +284,7 @@ def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.
     """Not from the rows of a block nor the columns of a tile, from what stays in registers, nor from what is left out.
     Sums of several widths leave by way of the same memory."""
     func, arrays = attend(CAUSAL, True, gradient=gradient), random_inputs(CAUSAL, gradient)
-    assert audit(scheduled(func))[0].threads == 32 and "left_ptr" in compiled(CAUSAL, gradient).text
+    assert audit(scheduled(func))[0].threads == 32 and "a_fragment_ptr" in compiled(CAUSAL, gradient).text
     bits = [x.tobytes() for x in outputs_of(CAUSAL, gradient)]
     for name, value in {"MIN_BLOCKS": 1, "WARPS": (4,), "COLUMNS": (16,), "MAX_HELD_REGISTERS": 0}.items():
         monkeypatch.setattr(tensor_core_plan, name, value)
@@ -290,7 +292,7 @@ def test_bits_follow_from_columns_and_depth(gradient: bool, monkeypatch: pytest.
     other = scheduled(func, "tensor-core")
     assert audit(other)[0].threads == 128
     done = emulator.compile(other, GPU)
-    assert "left_ptr" not in done.text
+    assert "a_fragment_ptr" not in done.text
     assert [x.tobytes() for x in done.every_order(*arrays)[len(arrays) :]] == bits
 
 
@@ -346,6 +348,37 @@ def multiplications(func: Any) -> int:
 
 def powers(func: Any) -> int:
     return sum(x.op.name == "tirx.exp" for x in collect(func.body, Call))
+
+
+def kv_loop_calls(func: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    """The number of the K/V tile in the loop over them, and the PTX calls of its body in order: the name of each, and
+    where its first thread reads or writes shared memory, as a function of the tile's number."""
+    (kv_loop,) = (node for node in collect(func.body, tirx.For) if node.loop_var.name == "kv_tile")
+    calls = []
+    for call in (x for x in collect(kv_loop.body, Call) if x.op.name == "tirx.cuda.func_call"):
+        addresses = [x for x in call.args if isinstance(x, Call) and x.op.name == "tirx.address_of"]
+        calls.append((str(call.args[0].value), addresses[0].args[0].indices[0] if addresses else None))
+    return kv_loop.loop_var, calls
+
+
+def test_the_next_tile_is_on_its_way_while_one_is_multiplied() -> None:
+    """Of a pass with K and V: after the only wait for tile t the copies of tile t + 1 are issued, before anything of
+    tile t is read, and into another buffer than what is read."""
+    number, calls = kv_loop_calls(scheduled(attend(CAUSAL, True), "matrix-units"))
+    names = [name for name, _ in calls]
+    assert names[:5] == ["cp_async_wait_0", "cp_async_8", "cp_async_8", "cp_async_commit", "ldmatrix_x4"]
+    assert not any(name.startswith("cp_async") for name in names[4:])
+
+    def touched(names: tuple[str, ...], tile: int) -> set[int]:
+        at = [offset for name, offset in calls if name in names]
+        zeros = [{v: tirx.IntImm("int64", 0) for v in variables(offset)} for offset in at]
+        first = [substitute(o, z | {number: tirx.IntImm("int64", tile)}) for o, z in zip(at, zeros, strict=True)]
+        return {int(Analyzer().simplify(offset).value) for offset in first}
+
+    loads = "ldmatrix_x4", "ldmatrix_x4_trans"
+    for tile in range(3):
+        assert touched(("cp_async_8",), tile) == touched(loads, tile + 1)
+        assert len(touched(loads, tile)) == 2 and not touched(("cp_async_8",), tile) & touched(loads, tile)
 
 
 # -- what it asks of a GPU ---------------------------------------------------------------------------------------------
