@@ -186,7 +186,7 @@ def csv_table(runs: Sequence[Run], names: Sequence[str]) -> str:
     """RFC 4180, with NAME.last, NAME.min and NAME.max of each of ``names``."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*COLUMNS, *(f"{name}.{kind}" for name in names for kind in ("last", "min", "max"))])
+    writer.writerow([*COLUMNS, *(f"{name}.{kind}" for name in names for kind in "last min max".split())])
     for run in runs:
         values = (run.numbers.get(name) for name in names)
         numbers = (number for s in values for number in ((s.last, s.min, s.max) if s else ("", "", "")))
@@ -196,7 +196,7 @@ def csv_table(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 def data(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Everything, for ``--output-format json``."""
-    keys = ("last", "min", "min_step", "max", "max_step")
+    keys = "last min min_step max max_step".split()
     return [
         {
             **{column: getattr(run, column) for column in COLUMNS},
