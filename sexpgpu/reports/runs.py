@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from attrs import define, field
+from attrs import asdict, define, field, fields
 
 from ..language import codes
 from ..language.diagnostics import UserError, printable
@@ -37,6 +37,9 @@ class Summary:
             self.min, self.min_step = value, step
         if value > self.max or (value == self.max and self.max_step is None):
             self.max, self.max_step = value, step
+
+
+NUMBERS = tuple(column.name for column in fields(Summary))[:3]  # of a metric in the csv
 
 
 @define
@@ -186,7 +189,7 @@ def csv_table(runs: Sequence[Run], names: Sequence[str]) -> str:
     """RFC 4180, with NAME.last, NAME.min and NAME.max of each of ``names``."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*COLUMNS, *(f"{name}.{kind}" for name in names for kind in "last min max".split())])
+    writer.writerow([*COLUMNS, *(f"{name}.{kind}" for name in names for kind in NUMBERS)])
     for run in runs:
         values = (run.numbers.get(name) for name in names)
         numbers = (number for s in values for number in ((s.last, s.min, s.max) if s else ("", "", "")))
@@ -196,11 +199,10 @@ def csv_table(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 def data(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Everything, for ``--output-format json``."""
-    keys = "last min min_step max max_step".split()
     return [
         {
             **{column: getattr(run, column) for column in COLUMNS},
-            "metrics": {name: {key: getattr(s, key) for key in keys} for name, s in run.numbers.items()},
+            "metrics": {name: asdict(summary) for name, summary in run.numbers.items()},
         }
         for run in runs
     ]
