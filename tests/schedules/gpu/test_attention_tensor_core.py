@@ -364,7 +364,7 @@ def kv_loop_calls(func: Any) -> tuple[Any, list[tuple[str, Any]]]:
 def test_the_next_tile_is_on_its_way_while_one_is_multiplied() -> None:
     """Of a pass with K and V: after the only wait for tile t the copies of tile t + 1 are issued, before anything of
     tile t is read, and into another buffer than what is read."""
-    number, calls = kv_loop_calls(scheduled(attend(CAUSAL, True), "matrix-units"))
+    number, calls = kv_loop_calls(scheduled(attend(CAUSAL, True), "tensor-core"))
     names = [name for name, _ in calls]
     assert names[:5] == ["cp_async_wait_0", "cp_async_8", "cp_async_8", "cp_async_commit", "ldmatrix_x4"]
     assert not any(name.startswith("cp_async") for name in names[4:])
