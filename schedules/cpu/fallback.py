@@ -14,7 +14,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from ..tir.builder import PARALLEL, SERIAL, is_int
-from ..tir.rewrite import collect, rewrite
+from ..tir.rewrite import collect, leaf_blocks, rewrite
 from ..tir.thread_cost import MIN_PARALLEL_NANOSECONDS, nanoseconds
 
 
@@ -25,7 +25,7 @@ class ExplicitLoopsRule:
     name: str = "explicit-loops"
 
     def apply(self, func: Any, target: Any) -> Any:
-        leaves = [block for block in collect(func.body, s_tir.SBlock) if not collect(block.body, s_tir.SBlock)]
+        leaves = leaf_blocks(func)
         if not leaves or not all(collect(block.body, tirx.For) for block in leaves):
             return None
         return func.with_body(rewrite(func.body, [(tirx.For, lambda node: _serial_unless_pays(node, target.lanes))]))

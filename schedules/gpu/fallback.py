@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from ..tir.bfloat16 import as_bits
 from ..tir.builder import is_int, value_of
 from ..tir.context import nest_buffers
-from ..tir.rewrite import collect, rewrite
+from ..tir.rewrite import collect, leaf_blocks, rewrite
 from .threads.launch import THREADS, WARP, for_device, launch, launch_per_point
 
 
@@ -27,7 +27,7 @@ class ExplicitLoops:
     name: str = "explicit-loops"
 
     def apply(self, func: Any, target: Any) -> Any:
-        leaves = [b for b in collect(func.body, s_tir.SBlock) if not collect(b.body, s_tir.SBlock)]
+        leaves = leaf_blocks(func)
         if not leaves or not all(collect(block.body, tirx.For) for block in leaves):
             return None
         body = rewrite(func.body, [(s_tir.SBlockRealize, lambda r: _without_block(r.block))])

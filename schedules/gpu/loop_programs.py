@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from tvm import s_tir, tirx
+from tvm import tirx
 
 from ..tir.builder import Expr, Stmt, seq
-from ..tir.rewrite import collect
+from ..tir.rewrite import leaf_blocks
 from .threads.launch import for_device
 
 
@@ -29,7 +29,7 @@ class LoopProgram:
 
 def read_loop_program(func: Any) -> LoopProgram | None:
     """None for a program without the annotation, or with several blocks."""
-    leaves = [b for b in collect(func.body, s_tir.SBlock) if not collect(b.body, s_tir.SBlock)]
+    leaves = leaf_blocks(func)
     if len(leaves) != 1 or "by_hand" not in leaves[0].annotations:
         return None
     attributes = {str(k): v for k, v in leaves[0].annotations.items()}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm_ffi
+from tvm import s_tir
 
 # The functions behind structural_map and structural_walk. Those look up the type indices of the classes at every call,
 # of which a build makes tens of thousands; these are cached.
@@ -61,3 +62,8 @@ def collect(root: Any, kinds: Any, order: str = "post") -> list[Any]:
     nodes: list[Any] = []
     _WALK(root, [(type_index, nodes.append) for type_index in _type_indices(kinds)], [], _ORDERS[order])
     return nodes
+
+
+def leaf_blocks(func: Any) -> list[Any]:
+    """The blocks of ``func`` that hold no other block."""
+    return [b for b in collect(func.body, s_tir.SBlock) if not collect(b.body, s_tir.SBlock)]

@@ -82,7 +82,7 @@ def explain(
     from .commands import run_explain
 
     options = None if target is None else CompileOptions(target=target, jobs=jobs)
-    return run_explain(file, values("explain", define), cost, options, stack or None, output_format == "json")
+    return run_explain(file, values("explain", define), cost, options, stack, output_format == "json")
 
 
 @app.command()
@@ -115,7 +115,7 @@ def build(
     kernels = {"graphs": graphs, "strict_schedules": strict_schedules, "dump": paths.absolute(dump)}
     tuning = {"records": records, "require_tuned": require_tuned}
     output_file = {"output": output, "force": force, "memory_limit": memory_limit, "runtime": runtime}
-    options = BuildOptions(file=file, target=target, stack=stack or None, jobs=jobs, **kernels, **tuning, **output_file)
+    options = BuildOptions(file=file, target=target, stack=stack, jobs=jobs, **kernels, **tuning, **output_file)
     return run_build(options, values("build", define), diagnostic or (), output_format == "json")
 
 
@@ -144,7 +144,7 @@ def tune(
 
     place = {"tracker": tracker, "key": key or "", "threads": threads, "json": output_format == "json"}
     options = TuneOptions(target=target, out=out, trials=trials, seed=seed, only=only, **place)
-    return run_tune(file, values("tune", define), stack or None, options)
+    return run_tune(file, values("tune", define), stack, options)
 
 
 def check_place(local: bool, tracker: str | None, key: str | None, threads: int | None) -> None:

@@ -52,10 +52,8 @@ def _main(argv: Sequence[str]) -> int:
         return done.exit_code
     except UserError as error:
         return show([error], json)
-    except USAGE_ERROR as error:
+    except (USAGE_ERROR, Usage) as error:
         wrong = usage_of(error, " ".join([PROGRAM, *(word for word in argv[:1] if word in command.commands)]))
-        return complain(wrong.what, EXIT_USAGE, json, "E-CLI-001", wrong.hint, wrong.command)
-    except Usage as wrong:
         return complain(wrong.what, EXIT_USAGE, json, "E-CLI-001", wrong.hint, wrong.command)
     except KeyboardInterrupt:
         return complain(*interrupt.said(), json)

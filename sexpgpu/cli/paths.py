@@ -22,7 +22,7 @@ def check_written(*paths: str | None) -> None:
 
 
 def _check(paths: tuple[str | None, ...], code: Code) -> None:
-    if gone := entry.lost(path for path in paths if path not in (None, SHIPPED)):
+    if gone := entry.lost(path for path in paths if path != SHIPPED):
         what = "the current folder has been deleted, and a path that begins there names nothing"
         raise UserError(code, None, what, where=gone, hint="give an absolute path")
 

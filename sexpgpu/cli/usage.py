@@ -22,7 +22,10 @@ class Usage(Exception):
 
 
 def usage_of(error: Any, command: str) -> Usage:
-    """Usage for a typer error of ``command``, with the nearest option, value or command, or else with where to look."""
+    """Usage for a typer error of ``command``, with the nearest option, value or command, or else with where to look; a
+    Usage as it is."""
+    if isinstance(error, Usage):
+        return error
     command = error.ctx.command_path if error.ctx else command
     what = error.format_message().rstrip(".")
     what = what[:1].lower() + what[1:]

@@ -34,9 +34,9 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 count, trials, seed = whole(1, 256), whole(1, 100_000), whole(0, 2**63 - 1)
 
 
-def degree(given: str) -> int:
-    """A stacking degree; 0 for auto."""
-    return 0 if given == "auto" else count(given)
+def degree(given: str) -> int | None:
+    """A stacking degree; None for auto."""
+    return None if given == "auto" else count(given)
 
 
 def definition(given: str) -> str:

@@ -164,6 +164,11 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
+def random_inputs(func: Any, count: int) -> list[np.ndarray]:
+    """The first ``count`` arguments of ``func``, each with a seed of its own."""
+    return [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:count])]
+
+
 def assert_close(got: np.ndarray, want: np.ndarray, depth: int = 1) -> None:
     """Equal up to what ``depth`` additions in float32 in another order may differ: each rounds to half of 2^-23, errors
     of random sign grow as the root, and the terms are of order one."""

@@ -27,7 +27,7 @@ from sexpgpu.graph.core import Builder, Graph
 from sexpgpu.ops.types import TensorType
 from tests.schedules.cpu.test_attention_cpu import attend_grad
 
-from ..tensor_programs import V3, numbers, program, runs_here
+from ..tensor_programs import V3, numbers, program, random_inputs, runs_here
 from .cpu_and_cuda import GPU, same_bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
@@ -37,15 +37,10 @@ pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="t
 SIZES = [((9,), 9, 13, 8, 12), ((1, 2), 35, 65, 8, 9), ((2,), 40, 20, 20, 36), ((2,), 9, 300, 16, 8)]
 
 
-def random_inputs(func: Any) -> list[np.ndarray]:
-    """dy, q, k and v of ``func``."""
-    return [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:4])]
-
-
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_gradients_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend_grad(*size, causal=False)
-    same_bits(func, *random_inputs(func), rule="attention")
+    same_bits(func, *random_inputs(func, 4), rule="attention")
 
 
 def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +48,7 @@ def test_causal_with_few_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(shared_memory, "ROWS", (4,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend_grad((2,), 23, 23, 12, 40, causal=True)
-    same_bits(func, *random_inputs(func), rule="attention")
+    same_bits(func, *random_inputs(func, 4), rule="attention")
 
 
 def test_half_precision_and_a_mask() -> None:

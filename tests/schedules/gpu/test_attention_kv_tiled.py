@@ -18,7 +18,7 @@ from schedules.gpu.attention import resident, shared_memory
 from sexpgpu.ops.types import TensorType
 from tests.schedules.cpu.test_attention_cpu import attend, attend_grad
 
-from ..tensor_programs import V3, numbers, program, runs_here
+from ..tensor_programs import V3, numbers, program, random_inputs, runs_here
 from .cpu_and_cuda import same_bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
@@ -35,11 +35,6 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row may lie in a block; and a block has as many as fit."""
     monkeypatch.setattr(resident, "plan_memory", lambda *_: None)
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
-
-
-def random_inputs(func: Any, count: int) -> list[np.ndarray]:
-    """The first ``count`` arguments of ``func``."""
-    return [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:count])]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

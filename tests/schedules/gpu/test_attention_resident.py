@@ -19,7 +19,7 @@ from schedules.tir.rewrite import collect
 from sexpgpu.ops.types import TensorType
 from tests.schedules.cpu.test_attention_cpu import attend
 
-from ..tensor_programs import V3, numbers, program, runs_here
+from ..tensor_programs import V3, numbers, program, random_inputs, runs_here
 from .cpu_and_cuda import same_bits, scheduled
 
 pytestmark = [pytest.mark.build, pytest.mark.skipif(not runs_here(V3), reason="this CPU has no AVX2")]
@@ -32,15 +32,10 @@ SIZES = [
 ]  # fmt: skip
 
 
-def random_inputs(func: Any, count: int = 3) -> list[np.ndarray]:
-    """The first ``count`` arguments of ``func``."""
-    return [numbers(*map(int, p.shape), seed=s) for s, p in enumerate(list(func.params)[:count])]
-
-
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_attention_of_any_size(size: tuple[Any, ...]) -> None:
     func = attend(*size, causal=False)
-    same_bits(func, *random_inputs(func), rule="attention")
+    same_bits(func, *random_inputs(func, 3), rule="attention")
 
 
 @pytest.mark.parametrize("rows", shared_memory.ROWS)
@@ -49,7 +44,7 @@ def test_any_number_of_rows_in_a_block(rows: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(shared_memory, "ROWS", (rows,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 37, 37, 12, 40, causal=True)
-    same_bits(func, *random_inputs(func), rule="attention")
+    same_bits(func, *random_inputs(func, 3), rule="attention")
 
 
 @pytest.mark.parametrize("columns", shared_memory.COLUMNS)
@@ -57,7 +52,7 @@ def test_any_number_of_columns_side_by_side(columns: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(shared_memory, "COLUMNS", (columns,))
     monkeypatch.setattr(shared_memory, "MIN_BLOCKS", 1)
     func = attend((2,), 9, 270, 12, 20, causal=False)
-    same_bits(func, *random_inputs(func), rule="attention")
+    same_bits(func, *random_inputs(func, 3), rule="attention")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -84,7 +79,7 @@ def test_what_is_read_again_is_not_written_over() -> None:
         return te.compute((3, 10, 12), lambda h, r, c: te.sum(both[h, r, j] * v[h, j, c], axis=j), "out")
 
     func = program(function, *((shape, "float32") for shape in ((3, 10, 16), (3, 24, 16), (3, 24, 12))))
-    same_bits(func, *random_inputs(func), rule="attention")
+    same_bits(func, *random_inputs(func, 3), rule="attention")
 
 
 def test_no_score_is_written_to_memory() -> None:
